@@ -121,11 +121,12 @@ def do(
     accept: Callable[[str, Result], bool] = lambda name, result: True,
     line: Callable[[Result], Line] = line_of,
     stop_after: Callable[[str, Result], bool] = lambda group, result: False,
+    remember_all: bool = False,
 ) -> dict[str, Result]:
     """The result of every task by name; fewer if `stop_after` ended the work early.
 
     `accept` judges results. A remembered result that it refuses is done again, so that its files can be
-    looked at. A new result that it refuses is not remembered."""
+    looked at. A new result that it refuses is not remembered, except with `remember_all`."""
     results, todo = _remembered(tasks, accept)
     same = {task.name: key_of(task.key) if how.share else task.name for task, _ in todo}
     first: dict[str, Task] = {}
@@ -137,7 +138,7 @@ def do(
     for task in first.values():
         groups.setdefault(task.group, []).append(task)
     if groups:
-        results |= _run(groups, how, reasons, accept, line, stop_after)
+        results |= _run(groups, how, reasons, accept, line, stop_after, remember_all)
     for task, _ in todo:
         if (done := results.get(first[same[task.name]].name)) is not None:
             results.setdefault(task.name, done)
@@ -189,6 +190,7 @@ def _run(
     accept: Callable[[str, Result], bool],
     line: Callable[[Result], Line],
     stop_after: Callable[[str, Result], bool],
+    remember_all: bool,
 ) -> dict[str, Result]:
     results: dict[str, Result] = {}
     noted: set[str] = set()
@@ -212,8 +214,10 @@ def _run(
             return replace(taken, failure=done)
         taken = replace(taken, facts=done.facts, folder=done.folder)
         if not accept(task.name, taken):
+            # An earlier result of the same inputs would hide this one.
             task.memo.forget(task.key)
-            return replace(taken, folder=done.evidence or done.folder)
+            if not remember_all:
+                return replace(taken, folder=done.evidence or done.folder)
         if done.evidence:
             shutil.rmtree(done.evidence, ignore_errors=True)
         own = (*done.own, *([done.evidence] if done.evidence else ()))

@@ -4,30 +4,73 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ci.suites.accuracy import Unusable, compare
+
 
 class Plain:
     """Tests that need nothing, or set themselves up by environment variables."""
 
+    arguments: tuple[str, ...] = ()
+    """For pytest."""
+
+    def __init__(self) -> None:
+        self.figures: list[float] = []
+        """The SQNR in dB of the outputs that the test has compared since the last report."""
+
     def prepare(self) -> None:
         """Called once, after the suite's modules can be imported and before its tests are collected."""
 
+    def enter(self, scratch: Path) -> None:
+        """Called before each test, in its own folder."""
+
+    def holds(self, item: pytest.Item) -> bool:
+        """Whether the test belongs to the suite."""
+        return True
+
+    def unfit(self, item: pytest.Item) -> str:
+        """Why this test says nothing of what it is named for; it is not run then."""
+        return ""
+
     def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
-        """The result of each part of a test, read before the test is torn down."""
+        """The result of each part of a test, read before the test is torn down; none: its reports tell."""
         return []
 
+    def watch(self, owner: Any, name: str, outputs: slice) -> None:
+        """Note the figure of whatever this function compares; `outputs`: its arguments, computed and expected
+        ones."""
+        original = getattr(owner, name)
 
-class Delegate(Plain):
+        @functools.wraps(original)
+        def watched(*args: Any, **named: Any) -> Any:
+            computed, expected = [*args, *named.values()][outputs]
+            self.figures.append(least_db(computed, expected))
+            return original(*args, **named)
+
+        setattr(owner, name, watched)
+
+
+class Compared(Plain):
+    """test_qnn_delegate_x86.py, which sets itself up."""
+
+    def prepare(self) -> None:
+        shared = importlib.import_module("executorch.backends.qualcomm.tests.utils").TestQNN
+        self.watch(shared, "_assert_outputs_equal", slice(1, 3))
+
+
+class Delegate(Compared):
     """The classes of test_qnn_delegate.py, which its own command line sets up."""
 
     def prepare(self) -> None:
+        super().prepare()
         shared = importlib.import_module("executorch.backends.qualcomm.tests.utils").TestQNN
         shared.enable_x86_64 = True
         shared.backend = os.environ.get("QNN_BACKEND", "htp")
@@ -40,6 +83,8 @@ class Delegate(Plain):
 class Backend(Plain):
     """ExecuTorch's suite for all backends: each test gives a summary for every model that it tries."""
 
+    arguments: tuple[str, ...] = ("-m", "backend_qualcomm")
+
     def prepare(self) -> None:
         tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
         reporting = importlib.import_module("executorch.backends.test.suite.reporting")
@@ -49,18 +94,121 @@ class Backend(Plain):
         # Without a session each run draws another seed.
         reporting.begin_test_session(None, seed=0)
 
+    def unfit(self, item: pytest.Item) -> str:
+        flow: Any = item.callspec.params["test_runner"]  # type: ignore[attr-defined]
+        return built_otherwise(flow.name, flow.quantize_stage_factory) if flow.quantize else ""
+
     def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
         runner = getattr(item, "funcargs", {}).get("test_runner")
         flow = str(getattr(runner, "_flow", ""))
         return [part_of(summary, flow) for summary in getattr(runner, "_results", ())]
 
 
-ADAPTERS: Mapping[str, type[Plain]] = {"plain": Plain, "delegate": Delegate, "backend": Backend}
+class Values(Backend):
+    """Our own cases in ExecuTorch's suite: other values, shapes and schemes."""
+
+    arguments = ("-p", "executorch.backends.test.suite.conftest", "-m", "backend_qualcomm")
+
+    def prepare(self) -> None:
+        super().prepare()
+        suite = "executorch.backends.test.suite"
+        create: Any = importlib.import_module(f"{suite}.flows.qualcomm")._create_qnn_flow
+        dtypes: Any = importlib.import_module("executorch.backends.qualcomm.quantizer.quantizer").QuantDtype
+        flows = [create(FLOAT_FLOW)]
+        for scheme in SCHEMES:
+            flow = create(f"qnn_{scheme}", quantize=True, quant_dtype=dtypes[f"use_{scheme}"], use_fp16=False)
+            if scheme.endswith("_block"):
+                flow.quantize_stage_factory = functools.partial(_in_blocks, flow.quantize_stage_factory)
+            flows.append(flow)
+        shared: Any = importlib.import_module(f"{suite}.flow")
+        shared.all_flows = lambda: {flow.name: flow for flow in flows}
+
+    def holds(self, item: pytest.Item) -> bool:
+        parameters = item.callspec.params  # type: ignore[attr-defined]
+        return bool(parameters["case"].blocks or "block" not in parameters["test_runner"].name)
+
+    def unfit(self, item: pytest.Item) -> str:
+        return ""
+
+
+def _in_blocks(create: Callable[[], Any]) -> Any:
+    stage = create()
+    stage.quantizer.set_block_size_map({"conv2d": (1, 32, 1, 1), "linear": (1, 32)})
+    return stage
+
+
+class Rework(Plain):
+    """Qualcomm's newer tests: they look for the runner in a folder build-x86, and bind a test to an
+    architecture by the name of its file's folder."""
+
+    arguments = ("-k", "not gpu and not lpai")
+
+    def prepare(self) -> None:
+        rework = "executorch.backends.qualcomm.tests.rework"
+        shared = importlib.import_module(f"{rework}.conftest")
+        for metrics in (shared.Tolerance, shared.Sqnr, shared.CosineSimilarity):
+            self.watch(metrics, "assert_close", slice(1, 3))
+        htp: Any = importlib.import_module(f"{rework}.htp.conftest")
+        soc = os.environ["QNN_SOC_MODEL"]
+        arch = next((int(arch) for arch, name in htp._get_htp_arch() if name == soc), 0)
+        bind = htp.with_htp_context
+        if arch:
+            htp.with_htp_context = lambda func, hw_arch: bind(func, arch)
+
+    def enter(self, scratch: Path) -> None:
+        runner = scratch / "build-x86/examples/qualcomm/executor_runner/qnn_executor_runner"
+        runner.parent.mkdir(parents=True)
+        runner.symlink_to(os.environ["QNN_EXECUTOR_RUNNER"])
+        (scratch / "build-x86/lib").symlink_to(Path(os.environ["QNN_BUILD_FOLDER"], "lib"))
+
+
+class Feature(Rework):
+    @property
+    def arguments(self) -> tuple[str, ...]:  # type: ignore[override]
+        soc = os.environ["QNN_SOC_MODEL"]
+        return (*Rework.arguments, "--soc_model", soc, "--build_folder", "build-x86", "--enable_x86_64")
+
+
+ADAPTERS: Mapping[str, type[Plain]] = {
+    "plain": Plain,
+    "compared": Compared,
+    "delegate": Delegate,
+    "backend": Backend,
+    "values": Values,
+    "rework": Rework,
+    "feature": Feature,
+}
 
 FLOAT_FLOW = "qnn"
 
+SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
+"""Beside fp16."""
+
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
+
+LOWERING = ("qnn_preprocess", "generate Qnn context binary", "to_edge_transform_and_lower", "to_backend")
+"""Where an exception comes from if lowering fails."""
+
+
+def built_otherwise(name: str, factory: Any) -> str:
+    """Whether a flow is built with the scheme of another one, and so tests that one twice."""
+    dtype = inspect.getclosurevars(factory).nonlocals.get("quant_dtype")
+    scheme = getattr(dtype, "name", "").removeprefix("use_")
+    same = not scheme or name.removeprefix("qnn_") == scheme
+    return "" if same else f"ExecuTorch builds its flow {name} with the scheme {scheme}"
+
+
+def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float:
+    """NaN if they cannot be compared."""
+    try:
+        pairs = [
+            (str(i), e.detach().float(), c.detach().float())
+            for i, (c, e) in enumerate(zip(computed, expected, strict=True))
+        ]
+        return min(compare(pairs, non_finite=True)["sqnr_db"], EXACT)
+    except (Unusable, ValueError, AttributeError):
+        return math.nan
 
 
 def part_of(summary: Any, flow: str) -> dict[str, Any]:
@@ -88,15 +236,21 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         result = "bad_test"
         error = f"compared nothing: its SQNR is {least}"
     compared = result in ("whole", "part", "float", "wrong") and least is not None and least > -math.inf
-    return {
-        "result": result,
-        "sqnr_db": round(min(least, EXACT), 1) if compared and least is not None else None,
-        "cpu": on_cpu,
-        "error": error,
-    }
+    return part(result, min(least, EXACT) if compared and least is not None else None, on_cpu, error)
 
 
-ORDER = ("dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole")
+def part(
+    result: str, sqnr_db: float | None = None, cpu: Iterable[str] = (), error: str = "", name: str = ""
+) -> dict[str, Any]:
+    """A part of a test, as JSON (ci.upstream.ledger.Part)."""
+    figure = None if sqnr_db is None or not math.isfinite(sqnr_db) else round(sqnr_db, 1)
+    return {"result": result, "sqnr_db": figure, "cpu": list(cpu), "error": error, "name": name}
+
+
+ORDER = (
+    *("crash", "memory", "timeout", "dies", "wrong", "failed", "absent", "bad_test", "no_kernel", "not_run"),
+    *("cpu", "part", "float", "whole", "passed"),
+)
 """From the worst result of a part to the best."""
 
 

@@ -15,10 +15,9 @@ EXAMPLES = """\
   python -m ci test_upstream --list
 """
 
-FLOWS = ("fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w")
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    from ci.suites.operator_table import SCHEMES
     from ci.upstream.suite import DELEGATE, SUITES
 
     names = [f"{name} ({suite.holds})" for name, suite in SUITES.items() if suite is not DELEGATE]
@@ -27,10 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     choice = verb.configure(parser)
     choice.add_argument(
-        "--flow", action="append", choices=FLOWS, dest="flows", help="of the operators, this scheme alone"
+        "--flow", action="append", choices=SCHEMES, dest="flows", help="of the operators, this scheme alone"
     )
     choice.add_argument(
-        "--table", action="store_true", help="put the operators that were measured into docs/operators.md"
+        "--table", action="store_true", help="put what was measured into the ledger and docs/operators.md"
     )
 
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.engine.workers.parent import tail
-from ci.upstream.ledger import (
-    Cost,
-    Ledger,
-    Verdict,
-    durations_path,
-    durations_text,
-    ledger_path,
-    measured,
-)
+from ci.upstream.adapters import ORDER
+from ci.upstream.ledger import NOT_RUN, Ledger, Part, Record, Verdict, ledger_path, record_path
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest
 from provisioning.base.files import replace_text
@@ -24,8 +17,8 @@ from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.base.stage_run import StageRun
 
-LESS_DB = 1.0
-"""Equal inputs give equal figures: a test is worse if its SQNR is less than recorded by more than this."""
+SAME_DB = 1.0
+"""Equal inputs give equal figures: an SQNR has changed if it differs by more than this."""
 
 LOGS_IN_REPORT = 25
 """How many logs of surprises the report names; all logs are in the folder."""
@@ -38,7 +31,7 @@ class Judge:
     ledger: Ledger
     soc: str
     logs: Path
-    costs: Mapping[str, Cost] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
 
     @property
     def rules(self) -> str:
@@ -49,24 +42,37 @@ class Judge:
         return self.ledger.outcome(test, self.soc)
 
     def is_surprise(self, verdict: Verdict) -> bool:
-        return verdict.outcome != self.expected(verdict.test) or bool(self.lost(verdict))
+        return verdict.outcome != self.expected(verdict.test) or any(
+            worse for _, worse in self.changes(verdict)
+        )
 
-    def lost(self, verdict: Verdict) -> float:
-        """The dB by which the test is worse than recorded; figures are recorded on the default chip."""
-        recorded = self.costs.get(verdict.test)
-        if recorded is None or recorded.sqnr_db is None or verdict.sqnr_db is None or self.soc != DEFAULT_SOC:
-            return 0.0
-        lost = recorded.sqnr_db - verdict.sqnr_db
-        return lost if lost > LESS_DB else 0.0
+    def changes(self, verdict: Verdict) -> list[tuple[str, bool]]:
+        """Each part that gave something else when it was recorded: both values, and whether it is worse."""
+        recorded = self.record.tests.get(verdict.test)
+        if recorded is None or not recorded.parts or recorded.parts == verdict.parts:
+            return []
+        old, new = recorded.parts, verdict.parts
+        if len(old) != len(new):
+            return [(f"had {len(old)} parts when it was recorded, and has {len(new)}", len(new) < len(old))]
+        return [
+            (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
+            for index, (before, part) in enumerate(zip(old, new, strict=True))
+            if (worse := _worse(before, part))
+        ]
 
     def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
         for verdict in sorted(verdicts, key=lambda each: each.test):
             entry = self.ledger.entry(verdict.test, self.soc)
+            changes = self.changes(verdict)
             if self.is_surprise(verdict):
                 self._surprise(stage, verdict)
+            elif changes:
+                message = "; ".join(text for text, _ in changes)
+                again = self._again(stage, verdict, "--update-ledger")
+                stage.add(f"{self.rules}-better", Severity.NOTE, verdict.test, message, again)
             elif entry:
-                absent = verdict.outcome == "not_run"
+                absent = verdict.outcome in NOT_RUN
                 rule = f"{self.rules}-not-run" if absent else f"{self.rules}-known-failure"
                 message = f"not run: {entry.cause}" if absent else entry.cause
                 stage.add(rule, Severity.NOTE, verdict.test, message, self._again(stage, verdict))
@@ -74,16 +80,16 @@ class Judge:
     def _surprise(self, stage: StageRun, verdict: Verdict) -> None:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
         remedy = self._again(stage, verdict)
-        rule = f"{self.rules}-" + {"passed": "passed", "not_run": "not-run"}.get(verdict.outcome, "failed")
+        kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
+        rule = f"{self.rules}-" + kinds.get(verdict.outcome, "failed")
         if verdict.outcome == expected:
-            rule = f"{self.rules}-accuracy"
-            before = self.costs[verdict.test].sqnr_db
-            message = f"its SQNR was {before:.1f} dB when it was recorded, and is {verdict.sqnr_db:.1f} dB"
+            rule = f"{self.rules}-changed"
+            message = "; ".join(text for text, _ in self.changes(verdict))
         elif verdict.outcome == "passed":
             entry = self.ledger.entry(verdict.test, self.soc)
             message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
             remedy = self._again(stage, verdict, "--update-ledger")
-        elif verdict.outcome == "not_run":
+        elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
         elif expected != "passed":
             message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {verdict.reason}"
@@ -116,33 +122,39 @@ class Judge:
         total = dict.fromkeys(names, 0)
         for verdict in verdicts:
             total["cached"] += verdict.cached
-            if verdict.outcome in ("passed", "not_run"):
-                total[verdict.outcome] += 1
+            if verdict.outcome == "passed" or verdict.outcome in NOT_RUN:
+                total["passed" if verdict.outcome == "passed" else "not_run"] += 1
                 total["unexpected_passes"] += verdict.outcome == "passed" and self.is_surprise(verdict)
             else:
                 total["failed" if self.is_surprise(verdict) else "expected_failures"] += 1
         return total
 
-    def updated_ledger(
-        self, verdicts: Iterable[Verdict], costs: Mapping[str, Cost], tests: Iterable[str]
-    ) -> Ledger:
-        """Write the ledger that expects these verdicts, and the tests' durations."""
+    def updated(self, verdicts: Iterable[Verdict], tests: Collection[str], measured: str) -> Judge:
+        """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs."""
         verdicts = list(verdicts)
         causes = {each.test: self._cause(each) for each in verdicts if each.outcome != "passed"}
         ledger = self.ledger.updated(verdicts, causes, self.soc)
-        costs = measured(costs, verdicts)
+        record = self.record.with_verdicts(verdicts, measured).only(tests)
         for path, text in (
             (ledger_path(ledger.suite, ledger.profile), ledger.as_toml()),
-            (
-                durations_path(ledger.suite),
-                durations_text({t: costs[t] for t in tests if t in costs}),
-            ),
+            (record_path(ledger.suite, ledger.profile, self.soc), record.as_json()),
         ):
             replace_text(path, text)
             sys.stderr.write(f"wrote {path}\n")
-        return ledger
+        return replace(self, ledger=ledger, record=record)
 
     def _cause(self, verdict: Verdict) -> str:
-        if verdict.outcome == "failed" and (known := self._explanation(verdict)):
+        """Equal for equal failures, so that the ledger names them together; figures are in the record."""
+        if verdict.outcome == "wrong":
+            return "its outputs are not those of the model that it is compared with"
+        if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"
         return verdict.reason or verdict.outcome
+
+
+def _worse(before: Part, now: Part) -> float:
+    """Above 0 if a part is worse than it was, below if it is better, 0 if it is the same."""
+    if before.result != now.result:
+        return ORDER.index(before.result) - ORDER.index(now.result)
+    lost = (before.sqnr_db or 0.0) - (now.sqnr_db or 0.0)
+    return lost if abs(lost) > SAME_DB else 0.0

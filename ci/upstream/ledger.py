@@ -1,11 +1,13 @@
-"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what it costs."""
+"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what each of its parts gave
+and cost when it was recorded (<profile>-<chip>.json)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -19,8 +21,9 @@ DIRECTORY = MANIFESTS / "upstream"
 
 HEADER = """\
 # What ExecuTorch's own tests ({suite}) do with the {profile} profile where one does not pass, and why.
-# `outcome`: failed, dies (while lowering), wrong (outputs), bad_test (a mistake in the test, which upstream
-# skips), not_run (skipped, or needs what is not installed), expected_failure (marked so upstream).
+# `outcome`: dies (while lowering), wrong (outputs), failed (otherwise), crash, memory (more than the limit),
+# bad_test (a mistake in the test, which upstream skips or passes), absent (needs a module that is not
+# installed), not_run (skipped), expected_failure (marked so upstream).
 # Without `socs` an entry holds for every chip. `nox -s {stage} -- --update-ledger` rewrites this file.
 schema = 1
 """
@@ -32,12 +35,43 @@ sample = [
 ]
 """
 
-Kind = Literal["failed", "dies", "wrong", "bad_test", "not_run", "expected_failure"]
+Kind = Literal[
+    "failed",
+    "dies",
+    "wrong",
+    "crash",
+    "memory",
+    "timeout",
+    "bad_test",
+    "absent",
+    "not_run",
+    "expected_failure",
+]
+
+GONE = ("crash", "memory", "timeout")
+"""The process ended, so that nothing was measured."""
+
+NOT_RUN = ("absent", "not_run")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model or subtest of a test: its result and its least SQNR in dB."""
+
+    result: str
+    sqnr_db: float | None = None
+    cpu: tuple[str, ...] = ()
+    """The operators that stayed on the CPU."""
+    name: str = field(default="", compare=False)
+    error: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.result if self.sqnr_db is None else f"{self.result} {self.sqnr_db:.1f} dB"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A test's result: `passed`, `failed`, `not_run`, or `expected_failure` if upstream marks it so."""
+    """A test's outcome: `passed`, or a Kind."""
 
     test: str
     outcome: str
@@ -45,20 +79,12 @@ class Verdict:
     problems: tuple[tuple[str, str], ...] = ()
     """The failed subtests, or the whole test under an empty name, each with its error."""
     subtests: int = 0
-    parts: tuple[Mapping[str, Any], ...] = ()
-    """What each model of the test gave, where its suite says so."""
+    parts: tuple[Part, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     """CPU time of the worker and its children: other work on the machine does not affect it."""
     peak: int = 0
     cached: bool = False
-    crashed: bool = False
-    """Whether the process died, so that nothing was measured."""
-
-    @property
-    def sqnr_db(self) -> float | None:
-        """The least of its parts."""
-        return min((part["sqnr_db"] for part in self.parts if part["sqnr_db"] is not None), default=None)
 
 
 class Expected(Model):
@@ -71,12 +97,23 @@ class Expected(Model):
         return not self.socs or soc in self.socs
 
 
-class Table(Model):
-    """The file."""
+class Group(Model):
+    """Tests that end alike, for one reason."""
 
+    test: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    outcome: Kind
+    cause: str
+    socs: tuple[str, ...] = ()
+
+    def each(self) -> Iterator[Expected]:
+        for test in [self.test] if isinstance(self.test, str) else self.test:
+            yield Expected(test=test, outcome=self.outcome, cause=self.cause, socs=self.socs)
+
+
+class File(Model):
     schema_: Literal[1] = Field(alias="schema")
     sample: tuple[str, ...] = ()
-    expected: tuple[Expected, ...] = ()
+    expected: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +157,16 @@ class Ledger:
         if self.sample:
             tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
             lines.append(SAMPLE.format(tests=tests).rstrip())
+        groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
         for each in self.expected:
-            lines += ["", "[[expected]]", f"test = {json.dumps(each.test)}"]
-            lines.append(f"outcome = {json.dumps(each.outcome)}")
-            if each.socs:
-                lines.append(f"socs = {json.dumps(list(each.socs))}")
-            lines.append(f"cause = {_quoted(each.cause)}")
+            groups.setdefault((each.outcome, each.socs, each.cause), []).append(each.test)
+        for (outcome, socs, cause), names in groups.items():
+            listed = "".join(f"  {json.dumps(test)},\n" for test in names)
+            name = json.dumps(names[0]) if len(names) == 1 else f"[\n{listed}]"
+            lines += ["", "[[expected]]", f"test = {name}", f"outcome = {json.dumps(outcome)}"]
+            if socs:
+                lines.append(f"socs = {json.dumps(list(socs))}")
+            lines.append(f"cause = {_quoted(cause)}")
         return "\n".join(lines) + "\n"
 
 
@@ -138,71 +179,96 @@ def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
     path = path or ledger_path(suite, profile)
     if not path.is_file():
         return Ledger(suite, profile)
-    table = load(path, Table)
-    for index, row in enumerate(table.expected):
-        for other in table.expected[:index]:
-            if other.test == row.test and (not row.socs or not other.socs or set(row.socs) & set(other.socs)):
+    file = load(path, File)
+    rows: dict[str, list[Expected]] = {}
+    for row in (each for group in file.expected for each in group.each()):
+        for other in rows.setdefault(row.test, []):
+            if not row.socs or not other.socs or set(row.socs) & set(other.socs):
                 raise ManifestError(
                     path, "expected", expected="one entry for each test and chip", found=f"{row.test} twice"
                 )
-    return Ledger(suite, profile, table.expected, table.sample)
+        rows[row.test].append(row)
+    expected = tuple(sorted(itertools.chain(*rows.values()), key=lambda each: (each.test, each.socs)))
+    return Ledger(suite, profile, expected, file.sample)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What a test took, and its least SQNR in dB where it tells."""
+class Recorded:
+    """What a test took, and what each of its parts gave."""
 
     seconds: float
     megabytes: int
-    sqnr_db: float | None = None
+    parts: tuple[Part, ...] = ()
 
 
-UNKNOWN = Cost(5.0, 900)
+UNKNOWN = Recorded(5.0, 900)
 """For a test that was never measured."""
 
 
-def durations_path(suite: str) -> Path:
-    return DIRECTORY / suite / "durations.json"
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a suite's tests gave on one chip. Runs of parts of a suite add up in it."""
+
+    measured: str = ""
+    """The versions of what was measured last."""
+    tests: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def with_verdicts(self, verdicts: Iterable[Verdict], measured: str) -> Record:
+        """With what was measured now. A test whose process ended keeps what it took before."""
+        tests = dict(self.tests)
+        for verdict in verdicts:
+            old = tests.get(verdict.test, UNKNOWN)
+            if verdict.outcome in GONE or (verdict.cached and verdict.test in tests):
+                tests[verdict.test] = replace(old, parts=verdict.parts)
+            else:
+                tests[verdict.test] = Recorded(verdict.cpu_seconds, verdict.peak >> 20, verdict.parts)
+        return Record(measured, tests)
+
+    def only(self, names: Collection[str]) -> Record:
+        return Record(self.measured, {test: row for test, row in self.tests.items() if test in names})
+
+    def as_json(self) -> str:
+        rows = [
+            f"    {json.dumps(test)}: "
+            + json.dumps([round(row.seconds, 1), row.megabytes, *map(_row_of, row.parts)])
+            for test, row in sorted(self.tests.items())
+        ]
+        head = f'{{\n  "schema": 1,\n  "measured": {json.dumps(self.measured)},\n  "tests": {{\n'
+        return head + ",\n".join(rows) + "\n  }\n}\n"
 
 
-def load_durations(suite: str, path: Path | None = None) -> dict[str, Cost]:
-    path = path or durations_path(suite)
+def _row_of(part: Part) -> list[Any]:
+    row = [part.result, part.sqnr_db, *part.cpu]
+    return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
+
+
+def _part_of(result: str, sqnr_db: float | None = None, *cpu: str) -> Part:
+    return Part(str(result), None if sqnr_db is None else float(sqnr_db), tuple(cpu))
+
+
+def record_path(suite: str, profile: str, soc: str) -> Path:
+    return DIRECTORY / suite / f"{profile}-{soc}.json"
+
+
+def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> Record:
+    path = path or record_path(suite, profile, soc)
     if not path.is_file():
-        return {}
+        return Record()
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["tests"]
-        return {str(test): _cost(*row) for test, row in rows.items()}
+        file = json.loads(path.read_text(encoding="utf-8"))
+        tests = {
+            str(test): Recorded(float(seconds), int(megabytes), tuple(_part_of(*each) for each in parts))
+            for test, (seconds, megabytes, *parts) in file["tests"].items()
+        }
+        return Record(str(file["measured"]), tests)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
             path,
             "tests",
-            expected='{"test": [seconds, megabytes, dB]}',
+            expected='{"test": [seconds, megabytes, [result, dB, operators on the CPU], …]}',
             found=f"{type(error).__name__}: {error}",
-            remedy="--update-ledger writes it again",
+            remedy="remove it; --update-ledger writes it again",
         ) from error
-
-
-def _cost(seconds: float, megabytes: float, sqnr_db: float | None = None) -> Cost:
-    return Cost(float(seconds), int(megabytes), None if sqnr_db is None else float(sqnr_db))
-
-
-def durations_text(costs: Mapping[str, Cost]) -> str:
-    rows = [
-        f"    {json.dumps(test)}: [{cost.seconds:.1f}, {cost.megabytes}"
-        + (f", {cost.sqnr_db:.1f}]" if cost.sqnr_db is not None else "]")
-        for test, cost in sorted(costs.items())
-    ]
-    return '{\n  "schema": 1,\n  "tests": {\n' + ",\n".join(rows) + "\n  }\n}\n"
-
-
-def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
-    """`costs` with the measurements of the tests that ran now."""
-    new = {
-        v.test: Cost(v.cpu_seconds, v.peak >> 20, v.sqnr_db)
-        for v in verdicts
-        if not v.cached and not v.crashed
-    }
-    return {**costs, **new}
 
 
 def _quoted(text: str) -> str:

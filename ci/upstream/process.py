@@ -12,13 +12,13 @@ from typing import Any
 from ci.engine.jobs import Job
 from ci.engine.memo import PATH_VARIABLES, Memo, Touched
 from ci.engine.work import Done, Failure, Result
-from ci.engine.workers.parent import Gone, Setup, Worker
-from ci.upstream.ledger import Verdict
+from ci.engine.workers.parent import Gone, Setup, Worker, killed, tail
+from ci.upstream.ledger import Part, Verdict
 from ci.upstream.suite import Suite
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
-NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory")
+NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|can't allocate memory|Cannot allocate memory")
 
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
@@ -72,23 +72,30 @@ class TestTask:
         reply = worker.ask({"do": "run", "test": self.name, "log": str(log), "scratch": str(scratch)})
         if any(NO_MEMORY.search(each["what"]) for each in reply["problems"]):
             return Failure("memory", reply["reason"], of_machine=True)
-        if reply["outcome"] != "failed" and not self.keep:
+        if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
         return Done({name: reply[name] for name in FACTS}, touched(reply["touched"]), own=(self.logs,))
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        message = gone.sentence(self.logs / f"{self.name}.log")
-        return Failure(gone.kind, message, of_machine=gone.of_machine)
+        log = self.logs / f"{self.name}.log"
+        kind = "memory" if NO_MEMORY.search(tail(log)) else "killed" if killed(gone.how) else gone.kind
+        return Failure(kind, gone.sentence(log), of_machine=gone.of_machine or kind == "memory")
 
 
 FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
 
 
+def is_killed(result: Result | None) -> bool:
+    return bool(result and result.failure and result.failure.kind == "killed")
+
+
 def verdict_of(test: str, result: Result) -> Verdict:
     if failure := result.failure:
+        # A kill from outside is what the system does when memory runs out.
+        kind = "memory" if failure.kind == "killed" else failure.kind
         return Verdict(
-            test, "failed", failure.message, (("", failure.message),), seconds=result.seconds, crashed=True
+            test, kind, failure.message, (("", failure.message),), parts=(Part(kind),), seconds=result.seconds
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
-    parts = tuple(result.facts["parts"])
+    parts = tuple(Part(**{**each, "cpu": tuple(each["cpu"])}) for each in result.facts["parts"])
     return Verdict(**{**result.facts, "problems": problems, "parts": parts}, cached=result.cached)

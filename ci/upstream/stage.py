@@ -18,16 +18,17 @@ from ci.engine.workers.parent import Setup, Worker
 from ci.upstream.expression import matcher
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
-from ci.upstream.ledger import UNKNOWN, Cost, Ledger, Verdict, load_durations, load_ledger
-from ci.upstream.process import TestTask, setup_of, tests_of, verdict_of
+from ci.upstream.ledger import UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record
+from ci.upstream.operators_page import OPERATORS, accept_table, write_table
+from ci.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of
 from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
-from ci.upstream.table import agree, write_table
+from ci.upstream.upstream_reports import print_reports
 from provisioning.base import units
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
-from provisioning.base.settings import ROOT, Selection, selection_of
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT, Selection, selection_of
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import resolve
 
@@ -43,7 +44,7 @@ class Plan:
     machinery: Machinery
     setup: Setup
     judge: Judge
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, Recorded]
     slots: int
 
     def job(self, test: str) -> Job:
@@ -81,6 +82,9 @@ def run_suites(
     selection = selection_of(args)
     _check(args, selection)
     stage = StageRun.as_typed(stage_name, selection.profile, selection.target)
+    if args.report_upstream:
+        print_reports(selection.profile, [suite.name for suite in suites])
+        return 0
     if args.list:
         _run_all(suites, args, selection, environ, stage)
         return 0
@@ -144,9 +148,11 @@ def _run(
     finally:
         workers.close()
     judge = plan.judge
-    if args.update_ledger:
-        judge = replace(judge, ledger=judge.updated_ledger(verdicts.values(), plan.costs, tests))
-    _report(stage, plan, judge, verdicts, len(chosen), args.table)
+    if args.update_ledger or args.table:
+        judge = judge.updated(verdicts.values(), tests, plan.machinery.measured_with())
+        if args.table and plan.suite.name in OPERATORS:
+            accept_table(judge.ledger.profile)
+    _report(stage, plan, judge, verdicts, len(chosen))
 
 
 def _report(
@@ -155,7 +161,6 @@ def _report(
     judge: Judge,
     verdicts: Mapping[str, Verdict],
     selected: int,
-    keep_table: bool,
 ) -> None:
     judge.findings(stage, verdicts.values())
     if missing := selected - len(verdicts):
@@ -178,11 +183,11 @@ def _report(
         before = stage.metrics.get(name, 0)
         stage.metrics[name] = count + before if isinstance(before, int | float) else count
     stage.metrics |= {"workers": plan.slots, "soc": judge.soc, **plan.machinery.as_metrics()}
-    if any(verdict.parts for verdict in verdicts.values()):
-        written = write_table(judge, verdicts.values(), plan.machinery)
-        stage.artifacts.append(Artifact.of("table", written))
-        if keep_table:
-            agree(written)
+    if plan.suite.name in OPERATORS:
+        measured = plan.machinery.measured_with()
+        stage.artifacts += [
+            Artifact.of("table", path) for path in write_table(judge, verdicts.values(), measured)
+        ]
     junit = judge.logs / "junit.xml"
     junit.parent.mkdir(parents=True, exist_ok=True)
     text = junit_text(verdicts.values(), judge.ledger, judge.soc, judge.logs, stage.stage, plan.suite.path)
@@ -202,13 +207,14 @@ def make_plan(
     environment = worker_environment(found, environ, runner, slots)
     logs = Path(selection.reports).absolute()
     logs /= suite.name if suite is DELEGATE else f"upstream/{suite.name}"
-    costs = load_durations(suite.name)
+    record = load_record(suite.name, selection.profile, selection.soc)
+    usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
     return Plan(
         suite=suite,
         machinery=machinery(found, environment, runner),
         setup=setup_of(suite, environment, logs, args.timeout),
-        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, costs),
-        costs=costs,
+        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
+        costs={**usual.tests, **record.tests},
         slots=slots,
     )
 
@@ -288,8 +294,7 @@ def run_tests(
 ) -> dict[str, Verdict]:
     """The verdicts, remembered or new.
 
-    Only expected ones are remembered: a surprise runs again each time, so that its log and files can be read.
-    """
+    A surprise runs again each time, so that its log and files can be read; not with --resume."""
     memo, judge = memo_of(plan, selection, reuse=not args.no_cache), plan.judge
 
     def is_surprise(test: str, result: Result) -> bool:
@@ -299,13 +304,21 @@ def run_tests(
         TestTask(test, memo, plan.machinery.key(test), plan.job(test), judge.logs, args.keep)
         for test in chosen
     ]
-    results = do(
-        tasks,
-        How(f"{plan.suite.name} tests", lambda threads, count: workers.take(), plan.slots),
-        accept=lambda test, result: not is_surprise(test, result),
-        line=lambda result: _line(result, judge),
-        stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
-    )
+
+    def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
+        return do(
+            tasks,
+            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(), plan.slots),
+            accept=lambda test, result: args.resume or not is_surprise(test, result),
+            line=lambda result: _line(result, judge),
+            stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
+            remember_all=True,
+        )
+
+    results = work(tasks)
+    # A kill from outside says nothing about a test.
+    if killed := [task for task in tasks if is_killed(results.get(task.name))]:
+        results |= work(killed)
     return {test: verdict_of(test, result) for test, result in results.items()}
 
 
@@ -314,16 +327,18 @@ WORDS = {
     "failed": "FAILED",
     "dies": "DIES",
     "wrong": "WRONG",
+    "crash": "CRASH",
+    "memory": "MEMORY",
+    "timeout": "TIMEOUT",
     "bad_test": "bad test",
+    "absent": "absent",
     "not_run": "not run",
     "expected_failure": "expected",
 }
 
 
 def _line(result: Result, judge: Judge) -> Line:
-    if result.failure:
-        return Line("FAILED!", result.failure.message, look=True)
-    verdict = verdict_of("", result)
+    verdict = verdict_of(str(result.facts.get("test", "")), result)
     surprise = judge.is_surprise(verdict)
     note = "" if verdict.outcome == "passed" else verdict.reason
     return Line(WORDS[verdict.outcome] + ("!" if surprise else ""), note, surprise, verdict.seconds)

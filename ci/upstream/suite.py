@@ -13,6 +13,7 @@ from ci.upstream import shims
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Metric
+from provisioning.base.settings import ROOT
 from provisioning.build_id import build_ids
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES, Environment
@@ -26,15 +27,13 @@ class Suite:
 
     name: str
     path: str
-    """The file or folder, below the package."""
+    """The file or folder, below the package; below this project if it begins with `ci/`."""
     holds: str
     """What is tested, for the list of suites."""
     stage: str = "test_upstream"
     """The command that runs it, and the name of its report."""
     classes: tuple[str, ...] = ()
     """Only the tests of these; of all if empty."""
-    marker: str = ""
-    """Only the tests that this expression of pytest's `-m` selects."""
     adapter: str = "plain"
     """How its tests are set up and judged (ci.upstream.adapters)."""
     warm_up: str = ""
@@ -45,7 +44,9 @@ class Suite:
         self.place()
 
     def place(self) -> Path:
-        """The file or folder in the installed package."""
+        """The file or folder."""
+        if self.path.startswith("ci/"):
+            return ROOT / self.path
         spec = importlib.util.find_spec("executorch")
         if spec is None or not spec.submodule_search_locations:
             raise EnvironmentLacking(
@@ -62,6 +63,7 @@ class Suite:
 
 
 _QUALCOMM = "backends/qualcomm"
+_REWORK = f"{_QUALCOMM}/tests/rework"
 _DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
 
 DELEGATE = Suite(
@@ -69,6 +71,7 @@ DELEGATE = Suite(
     f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
     "operators, lowered and run",
     stage="test_delegate",
+    adapter="compared",
     warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
 )
 
@@ -80,7 +83,6 @@ SUITES = {
             "operators",
             "backends/test/suite/operators",
             "each operator in every scheme, held to the quantized model",
-            marker="backend_qualcomm",
             adapter="backend",
             warm_up="test_abs.test_abs_shapes[qnn_8a8w]",
         ),
@@ -99,6 +101,24 @@ SUITES = {
             classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
             adapter="delegate",
         ),
+        Suite("zoo", "backends/test/suite/models", "torchvision's and others' models", adapter="backend"),
+        Suite(
+            "values",
+            "ci/upstream/values.py",
+            "operators with other values, shapes and schemes: manifests/upstream/values.toml",
+            adapter="values",
+            warm_up="test_values[qnn_8a8w-relu-plain]",
+        ),
+        Suite(
+            "rework-op",
+            f"{_REWORK}/htp/op/v68/test.py",
+            "operators, on the chip's architecture",
+            adapter="rework",
+            warm_up="test_relu[8a]",
+        ),
+        Suite("rework-feature", f"{_REWORK}/htp/feature/v68/test.py", "options", adapter="feature"),
+        Suite("rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework"),
+        Suite("rework-passes", f"{_REWORK}/passes/test.py", "graph passes, each alone", adapter="rework"),
         Suite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
         Suite("qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"),
         Suite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),
@@ -131,6 +151,9 @@ class Machinery:
             "python": self.versions["python"],
             "variables": native_variables(self.environment),
         }
+
+    def measured_with(self) -> str:
+        return f"executorch {self.versions['executorch']}, QNN {self.build_id}"
 
     def roots(self) -> dict[str, Path]:
         """Folders whose place does not matter."""

@@ -39,9 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_timeout(how, "a test")
     how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
+    how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
     how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
     how.add_argument(
         "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/upstream"
+    )
+    how.add_argument(
+        "--report-upstream", action="store_true", help="print what upstream should be told; runs nothing"
     )
     return choice
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -17,7 +19,7 @@ import pytest
 
 from ci.engine.workers.child import Answer, Meter, forget_torch, serve
 from ci.upstream import shims
-from ci.upstream.adapters import ADAPTERS, Plain, worst
+from ci.upstream.adapters import ADAPTERS, LOWERING, Plain, part, worst
 from ci.upstream.suite import SUITES, Suite
 
 SEED = 0
@@ -29,13 +31,16 @@ garbage.
 
 ARGUMENTS = (
     *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
-    *(word for name in ("cacheprovider", "logging", "warnings") for word in ("-p", f"no:{name}")),
+    *(word for name in ("cacheprovider", "logging", "timeout", "warnings") for word in ("-p", f"no:{name}")),
 )
-"""Ignore the folder's configuration, and plugins that rewrite or capture."""
+"""Ignore the folder's configuration, and plugins that rewrite, capture or have time limits of their own."""
 
 
 OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
-"""What the worst part of a test makes of it; the other results pass."""
+"""What the worst part of a test makes of it. Of the other results, the reports decide."""
+
+MEMORY_LIMIT = 12 << 30
+"""Bytes that one test may allocate. The largest that passes takes a third of it."""
 
 
 class Recorder:
@@ -43,9 +48,27 @@ class Recorder:
 
     def __init__(self, adapter: Plain) -> None:
         self.adapter = adapter
-        self.reports: list[pytest.TestReport] = []
-        self.parts: list[dict[str, Any]] = []
+        self.forget()
         self.collection_errors: list[str] = []
+
+    def forget(self) -> None:
+        self.reports: list[pytest.TestReport] = []
+        self.figures: dict[int, float | None] = {}
+        self.parts: list[dict[str, Any]] = []
+        self.adapter.figures.clear()
+
+    def all_parts(self) -> list[dict[str, Any]]:
+        """What the adapter knows of the parts, else one for each subtest, else one for the test."""
+        calls = [
+            (report, self.figures[index])
+            for index, report in enumerate(self.reports)
+            if report.when == "call" or not report.passed
+        ]
+        subtests = [each for each in calls if _subtest(each[0])]
+        return self.parts or [
+            part(_result(report, figure), figure, name=_subtest(report), error=_last_line(report, figure))
+            for report, figure in subtests or calls
+        ]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -53,6 +76,8 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
+        self.figures[len(self.reports) - 1] = min(self.adapter.figures, default=None)
+        self.adapter.figures.clear()
         if report.failed:
             sys.stderr.write(f"\n{_subtest(report) or report.nodeid}\n{report.longreprtext}\n")
 
@@ -68,12 +93,11 @@ class Tests:
         # pytest.main would run all tests; pytest-xdist creates its session in the same way.
         from _pytest.config import _prepareconfig
 
-        adapter = ADAPTERS[suite.adapter]()
+        self._adapter = adapter = ADAPTERS[suite.adapter]()
         adapter.prepare()
         self._recorder = Recorder(adapter)
         place = suite.place()
-        marker = ("-m", suite.marker) if suite.marker else ()
-        arguments = [*ARGUMENTS, *marker, f"--rootdir={Path.cwd()}", str(place)]
+        arguments = [*ARGUMENTS, *adapter.arguments, f"--rootdir={Path.cwd()}", str(place)]
         config = _prepareconfig(arguments, [self._recorder])
         config._do_configure()
         session = pytest.Session.from_config(config)
@@ -84,7 +108,9 @@ class Tests:
         self._items = {
             name: item
             for item in session.items
-            if (name := _name(item, place)) and (not suite.classes or name.startswith(suite.classes))
+            if (name := _name(item, place))
+            and (not suite.classes or name.startswith(suite.classes))
+            and adapter.holds(item)
         }
 
     def __iter__(self) -> Iterator[str]:
@@ -98,14 +124,19 @@ class Tests:
         os.environ["QNN_ARTIFACT_DIR"] = str(scratch)
         _seed()
         shims.forget()
-        self._recorder.reports, self._recorder.parts = [], []
+        self._recorder.forget()
+        self._adapter.enter(scratch)
         item = self._items[name]
         meter = Meter()
-        # Without a next item, pytest tears down the class and the module too.
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        if reason := self._adapter.unfit(item):
+            parts = [part("bad_test", error=reason)]
+        else:
+            # Without a next item, pytest tears down the class and the module too.
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            parts = self._recorder.all_parts()
         figures = meter.read()
-        verdict = verdict_of(self._recorder.reports, shims.touched(), self._recorder.parts)
-        return {"test": name, **verdict, "parts": self._recorder.parts, **figures}
+        verdict = verdict_of(self._recorder.reports, shims.touched(), parts)
+        return {"test": name, **verdict, "parts": parts, **figures}
 
 
 def _name(item: pytest.Item, place: Path) -> str:
@@ -117,7 +148,7 @@ def _name(item: pytest.Item, place: Path) -> str:
 def verdict_of(
     reports: list[pytest.TestReport], touched: list[str], parts: list[dict[str, Any]]
 ) -> dict[str, object]:
-    """The outcome and its reason. A test that fails after it used an absent module counts as not run.
+    """The outcome and its reason. A test that fails after it used an absent module has outcome absent.
 
     Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
     problems = [{"where": _subtest(each), "what": _error(each)} for each in reports if each.failed]
@@ -125,12 +156,12 @@ def verdict_of(
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
     outcome, reason = "passed", ""
     if problems and touched:
-        outcome, reason = "not_run", str(shims.NotAvailableHere(touched[0]))
+        outcome, reason = "absent", str(shims.NotAvailableHere(touched[0]))
     elif (result := worst(parts)) in OUTCOMES:
-        outcome, part = OUTCOMES[result], next(part for part in parts if part["result"] == result)
-        reason = part["error"] or (f"{part['sqnr_db']} dB" if result == "wrong" else "")
+        guilty = next(each for each in parts if each["result"] == result)
+        outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
         if result == "no_kernel":
-            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(part['cpu'])}"
+            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(guilty['cpu'])}"
     elif problems:
         first = problems[0]
         outcome, reason = "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()
@@ -142,6 +173,23 @@ def verdict_of(
         outcome, reason = "not_run", _skip_reason(skipped[0])
     subtests = sum(bool(_subtest(each)) for each in reports)
     return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
+
+
+def _result(report: pytest.TestReport, figure: float | None) -> str:
+    if report.skipped:
+        return "failed" if hasattr(report, "wasxfail") else "not_run"
+    if report.passed:
+        # No comparison is false with these, so the test would have passed with any outputs.
+        return "bad_test" if figure is not None and not math.isfinite(figure) else "passed"
+    if figure is not None and "AssertionError" in report.longreprtext:
+        return "wrong"
+    return "dies" if any(word in report.longreprtext for word in LOWERING) else "failed"
+
+
+def _last_line(report: pytest.TestReport, figure: float | None) -> str:
+    if report.failed:
+        return _error(report).splitlines()[-1]
+    return "" if figure is None or math.isfinite(figure) else f"any outputs pass: their SQNR is {figure}"
 
 
 def _subtest(report: pytest.TestReport) -> str:
@@ -192,6 +240,8 @@ def start() -> Answer:
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         if order["do"] == "list":
             return {"tests": list(tests)}
+        # In a fork, so this worker keeps what it had.
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         return tests.run(order["test"], Path(order["scratch"]))
 
     return answer

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ci.engine.jobs import Job, shard
-from ci.upstream.ledger import load_durations, load_ledger
-from ci.upstream.table import read
+from ci.suites.operator_table import read
+from ci.upstream.ledger import load_ledger, load_record
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT
 from tests.support.runner import dist, runner_reports
@@ -75,7 +75,7 @@ def listed(base: Path, *flags: str) -> list[str]:
 def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
     tests = listed(tmp_path)
     assert len(tests) == 374
-    assert set(tests) == load_durations("delegate").keys()
+    assert set(tests) == load_record("delegate", "wheels", "SM8650").tests.keys()
 
 
 @pytest.mark.whole
@@ -85,7 +85,9 @@ def test_the_shards_together_are_the_whole_suite(tmp_path: Path) -> None:
 
 
 def test_four_shards_of_the_suite_are_equally_long() -> None:
-    jobs = [Job(test, cost.seconds) for test, cost in load_durations("delegate").items()]
+    jobs = [
+        Job(test, cost.seconds) for test, cost in load_record("delegate", "wheels", "SM8650").tests.items()
+    ]
     loads = [sum(job.seconds for job in shard(jobs, index, 4)) for index in (1, 2, 3, 4)]
     assert max(loads) < 1.1 * min(loads)
 
@@ -172,5 +174,5 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
         )
         report = Report.read(tmp_path / "reports" / "test_upstream.json")
         assert (done.returncode, report.metrics["passed"], report.metrics["cached"]) == (0, 1, cached)
-    cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["8a8w"]["SM8650"]
+    cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["SM8650"]["8a8w"]
     assert cell.result == "whole" and cell.models == 3 and (cell.sqnr_db or 0) > 40

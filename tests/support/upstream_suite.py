@@ -21,9 +21,17 @@ from pathlib import Path
 
 import torchvision
 from executorch.backends.qualcomm import qnn_preprocess
+from executorch.backends.qualcomm.tests.utils import TestQNN
 
 
-class TestOps(unittest.TestCase):
+class Values(list):
+    def detach(self):
+        return self
+
+    float = detach
+
+
+class TestOps(TestQNN):
     def setUp(self):
         with open(os.environ["RAN"], "a") as ran:
             ran.write(self._testMethodName + "\\n")
@@ -35,6 +43,11 @@ class TestOps(unittest.TestCase):
 
     def test_absent(self):
         torchvision.models.resnet18()
+
+    def test_allocates(self):
+        blocks = []
+        while True:
+            blocks.append(bytes(1 << 28))
 
     def test_aborts(self):
         print("libc++.so.1: cannot open shared object file", flush=True)
@@ -56,6 +69,12 @@ class TestOps(unittest.TestCase):
 
     def test_leaves(self):
         os._exit(0)
+
+    def test_nan(self):
+        self._assert_outputs_equal([Values([float("nan")])], [Values([1.0])])
+
+    def test_outputs(self):
+        self._assert_outputs_equal([Values([1.0, 2.0])], [Values([30.0, 40.0])])
 
     def test_poisons(self):
         vars(qnn_preprocess).update(range=None, added=1)
@@ -87,6 +106,16 @@ class TestOps(unittest.TestCase):
         pass
 """
 
+SHARED = """\
+import unittest
+
+
+class TestQNN(unittest.TestCase):
+    def _assert_outputs_equal(self, computed, expected):
+        for ours, theirs in zip(computed, expected):
+            self.assertFalse(any(abs(a - b) > 1 for a, b in zip(ours, theirs)))
+"""
+
 RUNNER = """\
 #!/bin/sh
 cat "$(dirname "$0")"/../lib/*.so "$QNN_SDK_ROOT"/lib/x86_64-linux-clang/*.so > /dev/null
@@ -110,6 +139,7 @@ FILES = {
     "executorch/backends/qualcomm/PyQnnManagerAdaptor.so": "",
     "executorch/backends/qualcomm/tests/__init__.py": "",
     "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py": TESTS,
+    "executorch/backends/qualcomm/tests/utils.py": SHARED,
     "torch/__init__.py": "def manual_seed(seed): ...\n",
     "torch/_dynamo.py": "def reset(): ...\n",
 }

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from ci.upstream import table
-from ci.upstream.adapters import EXACT, part_of
+from ci.suites import operator_table
+from ci.suites.operator_table import Cell, Table, read
+from ci.upstream.adapters import EXACT, built_otherwise, part, part_of
 from ci.upstream.judge import Judge
-from ci.upstream.ledger import Cost, Ledger, Verdict
+from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
+from ci.upstream.operators_page import html_of, table_of
 from ci.upstream.stage import sample_of
-from ci.upstream.table import Cell, Table, cells_of, html_of, text_of
+from ci.upstream.value_cases import cases
 from ci.upstream.worker import verdict_of
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import ManifestError
 from provisioning.base.stage_run import StageRun
 
 
@@ -67,12 +69,8 @@ def summary(
 def test_a_part_says_where_it_ran_and_how_exactly(
     flow: str, given: Any, result: str, figure: float | None
 ) -> None:
-    part = part_of(given, flow)
-    assert (part["result"], part["sqnr_db"]) == (result, figure)
-
-
-def part(result: str, sqnr_db: float | None = None, cpu: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"result": result, "sqnr_db": sqnr_db, "cpu": list(cpu), "error": ""}
+    found = part_of(given, flow)
+    assert (found["result"], found["sqnr_db"]) == (result, figure)
 
 
 @pytest.mark.parametrize(
@@ -89,70 +87,114 @@ def test_the_worst_part_decides_a_test(parts: list[dict[str, Any]], outcome: str
     assert verdict_of([], [], parts)["outcome"] == outcome
 
 
-def verdict(test: str, *parts: dict[str, Any], crashed: bool = False) -> Verdict:
-    return Verdict(test, "failed" if crashed else "passed", parts=parts, crashed=crashed)
+def record(rows: dict[str, list[Part]]) -> Record:
+    return Record("x", {test: Recorded(1, 1, tuple(parts)) for test, parts in rows.items()})
 
 
 def test_a_cell_is_the_worst_of_all_models_and_leaves_out_bad_tests() -> None:
-    cells = cells_of([
-        verdict("test_abs.test_abs_dtype[qnn-float32]", part("whole", 74)),
-        verdict("test_abs.test_abs_shapes[qnn]", part("whole", 70), part("part", 72, ("aten::view",))),
-        verdict("test_abs.test_abs_shapes[qnn_8a8w]", part("bad_test"), part("whole", 58)),
-        verdict("test_log.test_log_range[qnn_16a4w]", part("whole", -6.0)),
-        verdict("test_stack.test_stack_mixed[qnn_8a8w]", crashed=True),
-        verdict("test_linear.test_linear[qnn]", part("bad_test")),
-        # Built with the scheme of 8a8w: says nothing of its own.
-        verdict("test_abs.test_abs_dtype[qnn_16a4w_block-float32]", part("dies")),
-    ])  # fmt: skip
-    assert cells == {
+    suite = record({
+        "test_abs.test_abs_dtype[qnn-float32]": [Part("whole", 74)],
+        "test_abs.test_abs_shapes[qnn]": [Part("whole", 70), Part("part", 72, ("aten::view",))],
+        "test_abs.test_abs_shapes[qnn_8a8w]": [Part("bad_test"), Part("whole", 58)],
+        "test_log.test_log_range[qnn_16a4w]": [Part("whole", -6.0)],
+        "test_stack.test_stack_mixed[qnn_8a8w]": [Part("crash")],
+        "test_linear.test_linear[qnn]": [Part("bad_test")],
+    })  # fmt: skip
+    values = record({
+        "test_values[qnn-abs-plain]": [Part("whole", 71)],
+        "test_values[qnn-abs-small]": [Part("whole", 3)],
+        "test_values[qnn-abs-7]": [Part("dies")],
+        "test_values[qnn_8a4w-abs-7]": [Part("whole", 40)],
+    })  # fmt: skip
+    table = table_of({"operators": {"SM8650": suite}, "values": {"SM8650": values}}, {"abs": ["lowers"]})
+    assert {name: chips["SM8650"] for name, chips in table.cells.items()} == {
         "abs": {
-            "fp16": Cell(result="part", sqnr_db=70, models=3, cpu=("aten::view",)),
+            "fp16": Cell(
+                result="part", sqnr_db=70, models=6, cpu=("aten::view",), bad={"small": 3.0, "7": None}
+            ),
             "8a8w": Cell(result="whole", sqnr_db=58),
+            "8a4w": Cell(result="whole", sqnr_db=40),
         },
         "log": {"16a4w": Cell(result="wrong", sqnr_db=-6)},
-        "stack": {"8a8w": Cell(result="crashes")},
+        "stack": {"8a8w": Cell(result="crash")},
         "linear": {"fp16": Cell(result="bad_test")},
     }
 
 
-def test_what_is_agreed_to_joins_the_table_and_leaves_other_cells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, written = tmp_path / "kept.json", tmp_path / "written.json"
-    monkeypatch.setattr(table, "KEPT", kept)
-    for soc, result in (("SM8650", "dies"), ("SM8750", "whole"), ("SM8650", "whole")):
-        cells = {"abs": {"8a8w": {soc: Cell.model_validate({"result": result})}}}
-        written.write_text(table.as_json(Table(measured={soc: "x"}, cells=cells)), encoding="utf-8")
-        table.agree(written)
-    found = table.read(kept).cells["abs"]["8a8w"]
-    assert {soc: cell.result for soc, cell in found.items()} == {"SM8650": "whole", "SM8750": "whole"}
-    assert "| abs |" in table.markdown()
-    written.write_text("{", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"written\.json"):
-        table.agree(written)
+def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    table = table_of({"values": {"SM8650": record({"test_values[qnn-abs-7]": [Part("dies")]})}}, {})
+    path = tmp_path / "table.json"
+    path.write_text(table.as_json(), encoding="utf-8")
+    assert read(path) == table
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"table\.json"):
+        read(path)
+
+
+def test_a_scheme_that_loses_accuracy_is_named_with_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "16a4w": Cell(result="wrong", sqnr_db=2.6, bad={"plain": 2.6}),
+        "16a8w": Cell(result="wrong", sqnr_db=2.6, bad={"plain": 2.6}),
+        "fp16": Cell(result="whole", sqnr_db=71),
+    }
+    monkeypatch.setattr(operator_table, "_shipped", lambda: Table(cells={"log": {"SM8650": row}}))
+    ((operator, message, command),) = operator_table.warnings(["aten.log.default", "aten.add"], "16a4w")
+    assert operator == "aten.log.default" and "(3 dB)" in message and "fp16" in message
+    assert "--flow 16a4w" in command
+    assert not list(operator_table.warnings(["aten.log.default"], "fp16"))
 
 
 def test_the_page_has_every_cell_and_nothing_of_a_name_becomes_markup() -> None:
     cell = Cell(result="part", sqnr_db=38.9, cpu=("aten::<b>",))
-    page = html_of(Table(measured={"SM8650": "x"}, cells={"abs": {"8a8w": {"SM8650": cell}}}))
-    assert "<b>" not in page.partition("<tbody>")[2].partition("</tbody>")[0] and "39 dB" in text_of(cell)
+    page = html_of(Table(measured={"SM8650": "x"}, cells={"abs": {"SM8650": {"8a8w": cell}}}))
+    assert "<b>" not in page.partition("<tbody>")[2].partition("</tbody>")[0] and "39 dB" in str(cell)
     assert "http" not in page
 
 
-def judge(tmp_path: Path, recorded: float, soc: str = "SM8650") -> Judge:
-    return Judge(Ledger("operators", "wheels"), soc, tmp_path, {"test_abs.a[qnn]": Cost(1, 1, recorded)})
+def test_a_flow_that_is_built_with_another_scheme_is_known() -> None:
+    def flow(name: str, quant_dtype: Any) -> str:
+        return built_otherwise(name, lambda: quant_dtype)
+
+    assert "8a8w" in flow("qnn_16a4w_block", SimpleNamespace(name="use_8a8w"))
+    assert not flow("qnn_16a4w", SimpleNamespace(name="use_16a4w"))
 
 
-@pytest.mark.parametrize(("recorded", "worse"), [(60.0, False), (60.9, False), (64.0, True)])
-def test_a_test_that_passes_with_less_accuracy_than_recorded_is_an_error(
-    tmp_path: Path, recorded: float, worse: bool
+def test_the_cases_of_values_are_unlike_and_each_operator_has_a_plain_one() -> None:
+    names = [str(case) for case in cases()]
+    assert len(names) == len(set(names))
+    assert {case.operator for case in cases()} == {case.operator for case in cases() if case.name == "plain"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "rules"),
+    [
+        (Part("whole", 60), []),
+        (Part("whole", 60.9), []),
+        (Part("whole", 64), ["upstream-changed"]),
+        (Part("whole", 50), ["upstream-better"]),
+        (Part("part", 60), ["upstream-better"]),
+    ],
+)
+def test_a_part_that_gave_something_else_when_it_was_recorded_is_a_finding(
+    tmp_path: Path, recorded: Part, rules: list[str]
 ) -> None:
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
-    now = verdict("test_abs.a[qnn]", part("whole", 60.0))
-    judge(tmp_path, recorded).findings(stage, [now])
-    assert [finding.rule for finding in stage.findings] == ["upstream-accuracy"] * worse
-    # Figures are those of the default chip.
-    assert not judge(tmp_path, recorded, "SM8750").lost(now)
+    before = record({"test_abs.a[qnn]": [Part("whole", 70), recorded]})
+    judge = Judge(Ledger("operators", "wheels"), "SM8650", tmp_path, before)
+    now = Verdict("test_abs.a[qnn]", "passed", parts=(Part("whole", 70), Part("whole", 60)))
+    judge.findings(stage, [now])
+    assert [finding.rule for finding in stage.findings] == rules
+    assert all(
+        "60.0 dB" in finding.message and str(recorded) in finding.message for finding in stage.findings
+    )
+
+
+def test_records_of_parts_of_a_suite_add_up() -> None:
+    first = Verdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
+    crashed = Verdict("a", "crash", parts=(Part("crash"),))
+    both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
+    assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),)) and both.tests.keys() == {"a", "b"}
+    assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),))
 
 
 def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
-from ci.upstream import ledger as ledgers
 from ci.upstream.expression import matcher
-from ci.upstream.ledger import Cost, Expected, Ledger, Verdict, load_durations, load_ledger
+from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger, load_record
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 
@@ -67,8 +66,8 @@ def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None
 def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
     cause = " ".join(cause.replace('"""', "").split()) or "x"
     rows = (
-        KNOWN.model_copy(update={"cause": cause}),
         Expected(test="T.skips", outcome="not_run", cause="no", socs=("SM8650",)),
+        KNOWN.model_copy(update={"cause": cause}),
     )
     path = tmp_path_factory.mktemp("ledger") / "wheels.toml"
     path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
@@ -86,27 +85,33 @@ def test_two_entries_for_one_test_and_chip_are_refused(
         load_ledger("delegate", "wheels", path)
 
 
-@pytest.mark.parametrize("text", ["{", '{"tests": {"T.a": 3}}'])
-def test_damaged_durations_are_an_error_of_the_manifest(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "durations.json"
+def test_tests_that_end_alike_are_one_entry_of_the_file() -> None:
+    rows = tuple(Expected(test=f"T.{name}", outcome="wrong", cause="because") for name in "abc")
+    assert Ledger("operators", "wheels", rows).as_toml().count("[[expected]]") == 1
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    parts = (Part("part", 55.1, ("aten::view",)), Part("dies"), Part("whole", 70.0))
+    record = Record("executorch 1", {"T.a[x]": Recorded(1.5, 20, parts), "T.b": Recorded(2.0, 3)})
+    path = tmp_path / "wheels-SM8650.json"
+    path.write_text(record.as_json(), encoding="utf-8")
+    assert load_record("operators", "wheels", "SM8650", path) == record
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"tests": {"T.a": 3}}', '{"measured": "", "tests": {"T.a": [1, 2, 3]}}']
+)
+def test_a_damaged_record_is_an_error_of_the_manifest(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "wheels-SM8650.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ManifestError, match=r"durations\.json"):
-        load_durations("delegate", path)
-
-
-def test_only_tests_that_ran_now_are_measured() -> None:
-    verdicts = [
-        Verdict("T.a", "passed", seconds=30, cpu_seconds=3, peak=5 << 20),
-        Verdict("T.b", "passed", seconds=9, cached=True),
-        Verdict("T.c", "failed", seconds=900, crashed=True),
-    ]
-    assert ledgers.measured({"T.b": Cost(1, 1)}, verdicts) == {"T.a": Cost(3, 5), "T.b": Cost(1, 1)}
+    with pytest.raises(ManifestError, match=r"wheels-SM8650\.json"):
+        load_record("delegate", "wheels", "SM8650", path)
 
 
 def test_the_committed_ledgers_are_complete() -> None:
     profiles = {path.stem for path in (MANIFESTS / "profiles").glob("*.toml")}
-    assert {path.stem for path in (MANIFESTS / "upstream" / "delegate").glob("*.toml")} <= profiles
-    book, costs = load_ledger("delegate", "wheels"), load_durations("delegate")
+    assert {path.stem for path in (MANIFESTS / "upstream").glob("*/*.toml")} <= profiles
+    book, costs = load_ledger("delegate", "wheels"), load_record("delegate", "wheels", "SM8650").tests
     assert {each.test for each in book.expected} | set(book.sample) <= costs.keys()
     jobs = [Job(test, costs[test].seconds) for test in book.sample]
     assert len(jobs) >= 20 and sum(job.seconds for job in jobs) <= 150

@@ -1,0 +1,138 @@
+"""The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
+
+`nox -s test_upstream -- operators values --table` writes it; docs/operators.md shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from provisioning.base.commands import session
+from provisioning.base.documents import Model
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
+
+TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
+
+SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
+
+LEAST_DB = 20.0
+"""A case with a lower SQNR is wrong, even if the suite's own tolerance lets it pass."""
+
+Result = Literal["crash", "dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
+
+MEANINGS: Mapping[str, tuple[str, str]] = {
+    "whole": ("whole", "all of it is one delegate on HTP"),
+    "float": ("float", "on HTP, but not quantized: it runs in fp16 there"),
+    "part": ("part", "some operators stay on the CPU"),
+    "cpu": ("CPU", "all of it stays on the CPU"),
+    "no_kernel": (
+        "no kernel",
+        "on the CPU, where ExecuTorch has no kernel of it: it does not run",
+    ),
+    "bad_test": ("no test", "ExecuTorch's test does not test it"),
+    "wrong": ("WRONG", f"lowers and runs, and its outputs are wrong or below {LEAST_DB:g} dB"),
+    "dies": ("DIES", "the partitioner takes it, and lowering fails"),
+    "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
+}
+"""The word and the meaning of a result."""
+
+
+class Cell(Model):
+    """One operator in one scheme on one chip: the worst of all its cases."""
+
+    result: Result
+    sqnr_db: float | None = None
+    """The least of all cases, compared with the quantized model on the CPU."""
+    models: Annotated[int, Field(ge=1)] = 1
+    """How many cases were tried."""
+    cpu: tuple[str, ...] = ()
+    """The operators that stayed on the CPU."""
+    bad: Mapping[str, float | None] = {}
+    """Cases of manifests/upstream/values.toml that are wrong, die or crash, with their SQNR in dB."""
+
+    def __str__(self) -> str:
+        """`whole 58 dB`, or `part 38 dB: unsqueeze_copy`."""
+        exact = self.sqnr_db is not None and self.sqnr_db >= EXACT
+        figure = "" if self.sqnr_db is None else " exact" if exact else f" {self.sqnr_db:.0f} dB"
+        names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
+        beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
+        return f"{MEANINGS[self.result][0]}{figure}{beside}"
+
+
+EXACT = 200.0
+"""The SQNR in dB of outputs that are equal."""
+
+
+class Table(Model):
+    """The file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    measured: Mapping[str, str] = {}
+    """What each chip was measured with."""
+    upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]] = {}
+    """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
+    cells: Mapping[str, Mapping[str, Mapping[str, Cell]]] = {}
+    """By operator, chip and scheme."""
+
+    def as_json(self) -> str:
+        head = self.model_dump(mode="json", by_alias=True, exclude={"cells"})
+        rows = [
+            f"  {json.dumps(name)}: {json.dumps(chips)}"
+            for name, chips in sorted(self.model_dump(mode="json", exclude_defaults=True)["cells"].items())
+        ]
+        fields = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in head.items()]
+        return "{\n" + ",\n".join([*fields, ' "cells": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n"
+
+
+def read(path: Path = TABLE) -> Table:
+    if not path.is_file():
+        return Table()
+    try:
+        return Table.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestError(
+            path,
+            "cells",
+            expected="a table of operators",
+            found=str(error).splitlines()[0],
+            remedy="nox -s test_upstream -- operators values --table writes it again",
+        ) from error
+
+
+@cache
+def _shipped() -> Table:
+    return read()
+
+
+def in_db(figure: float | None) -> str:
+    """Of a bad case."""
+    return "fails" if figure is None else f"{figure:.0f} dB"
+
+
+def key_of(operator: str) -> str:
+    """The same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`."""
+    name = operator.removeprefix("aten.").partition(".")[0].removesuffix("_copy")
+    return name.replace("_", "")
+
+
+def warnings(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[tuple[str, str, str]]:
+    """Of these operators those that lose accuracy or fail in this scheme for some inputs: the operator, what
+    happens and instead what to use, and the command that shows it."""
+    rows = {key_of(name): (name, chips) for name, chips in _shipped().cells.items()}
+    for operator in sorted(set(operators)):
+        name, chips = rows.get(key_of(operator), ("", {}))
+        row = chips.get(soc) or chips.get(DEFAULT_SOC, {})
+        if scheme not in row or not row[scheme].bad:
+            continue
+        better = next((each for each in ("16a8w", "16a16w", "fp16") if each in row and not row[each].bad), "")
+        instead = f": keep it at {better}" if better else ""
+        cases = ", ".join(f"{case} ({in_db(figure)})" for case, figure in sorted(row[scheme].bad.items()))
+        message = f"{name} at {scheme} loses accuracy on the emulator with inputs {cases}{instead}"
+        yield operator, message, session("test_upstream", "values", "--flow", scheme, "-k", f"{name}-")

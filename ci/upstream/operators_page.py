@@ -1,0 +1,281 @@
+"""The operator table from the records of suites, and its pages: docs/operators.md, reports/operators.html."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from ci.suites.operator_table import LEAST_DB, MEANINGS, SCHEMES, TABLE, Cell, Table, in_db, key_of, read
+from ci.upstream.adapters import ORDER
+from ci.upstream.judge import Judge
+from ci.upstream.ledger import DIRECTORY, Part, Record, Verdict, load_record
+from ci.upstream.value_cases import VALUES, Values
+from provisioning.base.documents import load
+from provisioning.base.files import replace_text
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+
+OPERATORS = ("operators", "values")
+"""The suites that the table is made from."""
+
+INTRODUCTION = """\
+# Which operator works, in which scheme
+
+You want to know, before you build on an operator, whether HTP takes it, at which precision, and how exact
+it is. These are measurements: ExecuTorch's own suite for backends, lowered by the QNN compiler and run on the
+HTP emulator, each against the quantized model on the CPU. Repeat a row, or measure what is missing:
+
+```console
+$ nox -s test_upstream -- operators values -k 'test_log. or -log-' --flow 16a4w
+$ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
+```
+
+A verdict depends on values and shapes. `plain` figures are the least signal-to-noise ratio of all inputs that
+ExecuTorch's suite draws and of our own plain case;
+[manifests/upstream/values.toml](../manifests/upstream/values.toml) has the ranges and shapes that are tried
+beside them, and the second table has those that go wrong. `files`: whether ExecuTorch has a builder
+(`lowers`) and a rule of the quantizer (`quantizes`) under the operator's own name; operators that it
+decomposes have none.
+"""
+
+
+def table_of(records: Mapping[str, Mapping[str, Record]], upstream: Mapping[str, Sequence[str]]) -> Table:
+    """From records by suite and chip."""
+    parts: dict[tuple[str, str, str], list[tuple[str, Part]]] = defaultdict(list)
+    measured = {}
+    for chips in records.values():
+        for soc, record in chips.items():
+            for test, row in record.tests.items():
+                if row.parts and (key := _key(test)):
+                    operator, scheme, case = key
+                    parts[operator, soc, scheme] += [(case, part) for part in row.parts]
+                    measured[soc] = record.measured
+    cells: dict[str, dict[str, dict[str, Cell]]] = {}
+    for (operator, soc, scheme), found in sorted(parts.items()):
+        cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(found)
+    files = {name: tuple(words) for name, words in upstream.items()}
+    return Table.model_validate({"schema": 1, "measured": measured, "upstream": files, "cells": cells})
+
+
+def _key(test: str) -> tuple[str, str, str] | None:
+    """`test_abs.test_abs_shapes[qnn_8a8w-…]` is the operator abs in 8a8w, without a case;
+    `test_values[qnn_8a8w-log-small]` is the case small of log."""
+    flow, _, rest = test.partition("[")[2].rstrip("]").partition("-")
+    scheme = flow.removeprefix("qnn_") if flow != "qnn" else "fp16"
+    if scheme not in SCHEMES:
+        return None
+    if test.startswith("test_values["):
+        operator, _, case = rest.partition("-")
+        return operator, scheme, case
+    return test.partition(".")[0].removeprefix("test_"), scheme, ""
+
+
+def _cell(found: list[tuple[str, Part]]) -> Cell:
+    """The suite's own models and the plain case decide; other values that fail are named beside it."""
+    judged = [row for row in found if row[1].result != "bad_test"] or found
+    usual = [part for case, part in judged if case in ("", "plain")] or [part for _, part in judged]
+    result = min((_result(part) for part in usual), key=ORDER.index)
+    bad = {
+        case: part.sqnr_db for case, part in judged if case and _result(part) in ("wrong", "dies", "crash")
+    }
+    return Cell(
+        result=result,  # type: ignore[arg-type]
+        sqnr_db=min((part.sqnr_db for part in usual if part.sqnr_db is not None), default=None),
+        models=len(judged),
+        cpu=tuple(sorted({name for part in usual for name in part.cpu})),
+        bad=bad,
+    )
+
+
+def _result(part: Part) -> str:
+    if part.result in ("failed", "memory", "timeout"):
+        return "dies"
+    if part.result not in MEANINGS:
+        return "bad_test"
+    low = part.sqnr_db is not None and part.sqnr_db < LEAST_DB
+    return "wrong" if low and part.result not in ("crash", "dies", "bad_test") else part.result
+
+
+def write_table(judge: Judge, verdicts: Iterable[Verdict], measured: str) -> list[Path]:
+    """reports/operators/table.json and reports/operators.html: the records, and what ran now on top."""
+    records = _records(judge.ledger.profile)
+    now = judge.record.with_verdicts(verdicts, measured)
+    records.setdefault(judge.ledger.suite, {})[judge.soc] = now
+    table = table_of(records, upstream_files() or read().upstream)
+    reports = judge.logs.parents[1]
+    paths = [reports / "operators" / "table.json", reports / "operators.html"]
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    for path, text in zip(paths, (table.as_json(), html_of(table)), strict=True):
+        replace_text(path, text)
+    return paths
+
+
+def accept_table(profile: str = DEFAULT_PROFILE) -> None:
+    """Write the table that the committed records give."""
+    replace_text(TABLE, table_of(_records(profile), upstream_files() or read().upstream).as_json())
+
+
+def _records(profile: str) -> dict[str, dict[str, Record]]:
+    return {
+        suite: {
+            path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
+            for path in sorted((DIRECTORY / suite).glob(f"{profile}-*.json"))
+        }
+        for suite in OPERATORS
+    }
+
+
+def upstream_files() -> dict[str, list[str]]:
+    """What the installed ExecuTorch has for each operator of aten; empty if it is not installed."""
+    spec = importlib.util.find_spec("executorch")
+    roots = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    found: dict[str, list[str]] = defaultdict(list)
+    for root in roots:
+        backend = root / "backends" / "qualcomm"
+        for word, pattern, files in (
+            ("lowers", r'"(aten\.\w+)\.', backend.glob("builders/op_*.py")),
+            ("quantizes", r"torch\.ops\.(aten\.\w+)\.", backend.glob("quantizer/annotators/htp_rules.py")),
+        ):
+            text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
+            for name in sorted({key_of(each) for each in re.findall(pattern, text)}):
+                found[name].append(word)
+    return dict(found)
+
+
+def markdown() -> str:
+    """docs/operators.md."""
+    return "\n".join(_markdown(read())) + "\n"
+
+
+def _markdown(table: Table) -> Iterator[str]:
+    yield INTRODUCTION
+    yield from ("| word | meaning |", "| --- | --- |")
+    yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
+    yield from (
+        "",
+        f"## {DEFAULT_SOC}",
+        "",
+        f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}.",
+        "",
+    )
+    yield f"| operator | {' | '.join(SCHEMES)} | files |"
+    yield f"| --- |{' --- |' * len(SCHEMES)} --- |"
+    for operator, chips in table.cells.items():
+        if row := chips.get(DEFAULT_SOC):
+            texts = [str(row[scheme]) if scheme in row else "" for scheme in SCHEMES]
+            files = ", ".join(table.upstream.get(key_of(operator), ()))
+            yield f"| {operator} | {' | '.join(texts)} | {files} |"
+    yield from _bad_values(table)
+    yield from _other_chips(table)
+
+
+def _bad_values(table: Table) -> Iterator[str]:
+    domain = load(VALUES, Values).domain
+    operators = load(VALUES, Values).operators
+    yield from ("", "## Where values and shapes decide", "")
+    yield f"Cases that are wrong or fail on {DEFAULT_SOC}: the range of the inputs, or their shape."
+    yield from ("", "| operator | scheme | inputs | SQNR |", "| --- | --- | --- | --- |")
+    for operator, chips in table.cells.items():
+        for scheme, cell in sorted(chips.get(DEFAULT_SOC, {}).items()):
+            for case, figure in sorted(cell.bad.items()):
+                ranges = domain[operators[operator].domain] if operator in operators else {}
+                inputs = f"{case} {list(ranges[case])}" if case in ranges else f"shape {case}"
+                yield f"| {operator} | {scheme} | {inputs} | {in_db(figure)} |"
+
+
+def _other_chips(table: Table) -> Iterator[str]:
+    others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC]
+    if not others:
+        return
+    yield from (
+        "",
+        "## Other chips",
+        "",
+        f"One plain case a cell; shown where a result is not {DEFAULT_SOC}'s.",
+        "",
+    )
+    yield from (f"- {soc}: measured with {table.measured[soc]}" for soc in others)
+    yield from ("", f"| operator | scheme | {DEFAULT_SOC} | {' | '.join(others)} |")
+    yield f"| --- | --- | --- |{' --- |' * len(others)}"
+    for operator, chips in table.cells.items():
+        usual = chips.get(DEFAULT_SOC, {})
+        for scheme in SCHEMES:
+            rows = [chips.get(soc, {}).get(scheme) for soc in others]
+            if scheme in usual and any(cell and cell.result != usual[scheme].result for cell in rows):
+                texts = " | ".join(str(cell) if cell else "" for cell in rows)
+                yield f"| {operator} | {scheme} | {usual[scheme]} | {texts} |"
+
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1d2229; --faint: #e8ebf0; --good: #d9f0df;
+  --half: #fbeecb; --bad: #f8d5d2 }
+@media (prefers-color-scheme: dark) { :root { --ground: #14171c; --ink: #e4e7ec; --faint: #2b313a;
+  --good: #1d4029; --half: #4a3c12; --bad: #5a2422 } }
+body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--ground); color: var(--ink);
+  font: 15px/1.45 system-ui, sans-serif }
+.filters { display: flex; flex-wrap: wrap; gap: .6rem; margin: .8rem 0 }
+input, select { font: inherit; padding: .3rem .5rem; background: var(--ground); color: var(--ink);
+  border: 1px solid currentColor; border-radius: 4px; max-width: 100% }
+.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+th, td { border: 1px solid var(--faint); padding: .25rem .5rem; text-align: left; vertical-align: top }
+.whole { background: var(--good) } .float, .part, .cpu { background: var(--half) }
+.wrong, .dies, .crash, .no_kernel { background: var(--bad) }
+"""
+
+SCRIPT = """
+const $ = id => document.getElementById(id);
+function show() {
+  const word = $('word').value.toLowerCase(), scheme = $('scheme').value, result = $('result').value;
+  for (const row of document.querySelectorAll('tbody tr')) {
+    const cells = [...row.querySelectorAll('td[data-scheme]')]
+      .filter(cell => !scheme || cell.dataset.scheme === scheme);
+    const named = row.querySelector('th').textContent.includes(word)
+      && row.dataset.soc.includes($('soc').value);
+    row.hidden = !(named && (!result || cells.some(cell => cell.className === result)));
+  }
+  for (const cell of document.querySelectorAll('[data-scheme]'))
+    cell.hidden = scheme && cell.dataset.scheme !== scheme;
+}
+for (const id of ['word', 'scheme', 'result', 'soc']) $(id).addEventListener('input', show);
+"""
+
+
+def html_of(table: Table) -> str:
+    """One self-contained file with filters by operator, scheme, chip and result."""
+    rows = []
+    for operator, chips in table.cells.items():
+        for soc, row in chips.items():
+            cells = "".join(_html_cell(row.get(scheme), scheme) for scheme in SCHEMES)
+            rows.append(f'<tr data-soc="{escape(soc)}"><th>{escape(operator)}</th><td>{soc}</td>{cells}</tr>')
+    heads = "".join(f'<th data-scheme="{scheme}">{scheme}</th>' for scheme in SCHEMES)
+    measured = "; ".join(f"{soc}: {on}" for soc, on in sorted(table.measured.items()))
+    legend = "".join(f"<li><b>{word}</b>: {escape(text)}</li>" for word, text in MEANINGS.values())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Operators on HTP</title><style>{STYLE}</style></head><body>
+<h1>Operators on HTP</h1>
+<p>Measured on the emulator. {escape(measured)}.</p>
+<div class="filters"><input id="word" placeholder="operator" aria-label="operator">
+{_select("scheme", "every scheme", {s: s for s in SCHEMES})}
+{_select("result", "every result", {name: word for name, (word, _) in MEANINGS.items()})}
+{_select("soc", "every chip", {s: s for s in sorted(table.measured)})}</div>
+<div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}</tr></thead>
+<tbody>{"".join(rows)}</tbody></table></div>
+<ul>{legend}</ul><script>{SCRIPT}</script></body></html>
+"""
+
+
+def _html_cell(cell: Cell | None, scheme: str) -> str:
+    if cell is None:
+        return f'<td data-scheme="{scheme}"></td>'
+    bad = "".join(f"<br>{escape(case)}: {in_db(figure)}" for case, figure in sorted(cell.bad.items()))
+    return f'<td data-scheme="{scheme}" class="{cell.result}">{escape(str(cell))}{bad}</td>'
+
+
+def _select(name: str, every: str, choices: Mapping[str, str]) -> str:
+    options = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in choices.items())
+    return f'<select id="{name}" aria-label="{name}"><option value="">{every}</option>{options}</select>'

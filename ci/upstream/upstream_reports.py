@@ -1,0 +1,55 @@
+"""What upstream should be told: mistakes of its tests and of its code that the ledgers hold, as issues.
+
+manifests/upstream/reports.toml has a sentence for each; `--report-upstream` prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ci.upstream.ledger import DIRECTORY, Kind, Ledger, load_ledger
+from provisioning.base.documents import Model, load
+
+REPORTS = DIRECTORY / "reports.toml"
+
+
+class UpstreamReport(Model):
+    suite: str
+    test: str
+    """The name of a test; `*` stands for anything, as in `-k`."""
+    outcome: Kind
+    title: str
+    text: str
+    command: str
+
+
+class Reports(Model):
+    """The file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    report: tuple[UpstreamReport, ...]
+
+
+def print_reports(profile: str, suites: Collection[str]) -> None:
+    """Each report of these suites, as an issue."""
+    for each in load(REPORTS, Reports).report:
+        if each.suite in suites:
+            tests = tests_of(each, load_ledger(each.suite, profile))
+            shown = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if len(tests) > 3 else "")
+            sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
+            sys.stdout.write(
+                f"Tests: {shown or 'none any more: remove this report'}\n\n    {each.command}\n\n"
+            )
+
+
+def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
+    return sorted({
+        each.test
+        for each in ledger.expected
+        if each.outcome == report.outcome and fnmatchcase(each.test, report.test.replace("[", "[[]"))
+    })  # fmt: skip
