@@ -37,7 +37,7 @@ def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
         return "ci", "executorch" if "executorch" in words else "onnx"
     if verb == "compile" and any(Path(word, "config.json").is_file() for word in arguments):
         return "ci", "llm"
-    if verb in ("save-calls", "to-dlc", "compile", "quantize"):
+    if verb in ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "divergence"):
         return "ci", "onnx" if any(word.endswith(".onnx") for word in arguments) else "executorch"
     if verb == "bench":
         return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"

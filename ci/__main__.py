@@ -61,17 +61,17 @@ VERBS = {
         "executorch",
     ),
     "audit": Verb(
-        "ci.executorch.audit_verb",
+        "ci.everyday.audit",
         "say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost",
         "executorch",
     ),
     "profile": Verb(
-        "ci.executorch.profile_verb",
+        "ci.everyday.profile",
         "say what each operator and line of a program takes on the HTP emulator",
         "executorch",
     ),
     "divergence": Verb(
-        "ci.executorch.divergence_verb",
+        "ci.everyday.divergence",
         "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),

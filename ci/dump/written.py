@@ -23,7 +23,7 @@ from provisioning.base.settings import Selection, add_selection, selection_of
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
 AUDIT = {
-    "onnx": "nox -s onnx -- audit {model} --soc {soc}",
+    "onnx": "nox -s audit -- {model} --soc {soc}",
     "executorch": "a suite with this factory, and nox -s test_lowering -- --suite it, names the operator",
 }
 _LAST_LINES = 12

@@ -15,7 +15,8 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    compile_flags.add_model(parser, "where the quantized model and its record go")
+    compile_flags.add_model(parser)
+    compile_flags.add_output(parser, "where the quantized model and its record go")
     parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w … (u8u8, u16u8 …)")
     compile_flags.add_how(parser)
 

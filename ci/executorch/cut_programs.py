@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +26,11 @@ from ci.executorch.audit import module_of, source_of
 from ci.executorch.guilty import restore_builtins
 from ci.executorch.lower import Patterns, inputs_of, quantized_model
 from ci.executorch.suite import Case, Run
-from ci.suites.accuracy import Unusable, compare
+from ci.suites.accuracy import Pair
+from ci.suites.divergence import Cuts
 from ci.suites.factory import CALIBRATION_SEED, copied, make, run_copied
 
 QUANTIZER = "quantize_per"
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first operator that differs, though what goes into it does not."""
-
-    operator: str
-    node: str
-    module: str
-    source: str
-    code: str
-    sqnr_db: float
-    operands: dict[str, float] = field(default_factory=dict)
-
-
-class Cuts:
-    """SQNR of the program that ends at a node, on the emulator against PyTorch on the CPU."""
-
-    def __init__(self, module: Any, samples: Sequence[tuple[Tensor, ...]], lower: Any, run: Any) -> None:
-        self.module, self.samples, self.lower, self.run = module, samples, lower, run
-        self.found: dict[str, float] = {}
-
-    def of(self, node: Node | None) -> float | None:
-        """None if that program does not compile or run; without a node, the whole program's."""
-        name = node.name if node else ""
-        if name not in self.found:
-            try:
-                cut = self.module if node is None else ending_at(self.module, node)
-                expected = [run_copied(cut, sample) for sample in self.samples]
-                outputs = self.run(self.lower(cut), expected)
-                pairs = [
-                    (f"{number}.{index}", wanted.numpy(), value)
-                    for number, (wants, values) in enumerate(zip(expected, outputs, strict=True))
-                    for index, (wanted, value) in enumerate(zip(wants, values, strict=True))
-                ]
-                self.found[name] = compare(pairs, non_finite=True)["sqnr_db"]
-            except Unusable:
-                self.found[name] = -float("inf")
-            except Exception as error:
-                if node is None:
-                    raise
-                sys.stderr.write(f"the program that ends at {name} does not run: {error}\n")
-                return None
-        return self.found[name]
 
 
 def ending_at(module: Any, node: Node) -> Any:
@@ -96,29 +52,6 @@ def last_of(node: Node) -> Node:
         if _quantizes(user):
             return next((each for each in user.users if _quantizes(each)), node)
     return node
-
-
-def first_different(
-    nodes: Sequence[Node], sqnr: Callable[[Node], float | None], least: float
-) -> tuple[Node, dict[str, float]] | None:
-    """The first operator whose output differs while its operands agree, and these operands."""
-
-    def differs(node: Node) -> bool:
-        value = sqnr(node)
-        return value is not None and value < least
-
-    low, high = -1, len(nodes) - 1
-    if not differs(nodes[high]):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if differs(nodes[middle]) else (middle, high)
-    node = nodes[high]
-    # In a model with branches, the node before it in the list need not be its operand.
-    while worse := [each for each in operands_of(node) if each in nodes and differs(each)]:
-        node = worse[0]
-    operands = {each.name: sqnr(each) for each in operands_of(node) if each in nodes}
-    return node, {name: value for name, value in operands.items() if value is not None}
 
 
 def operators(module: Any) -> list[Node]:
@@ -197,25 +130,28 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         number += 1
         return _run(Path(order["runner"]), program, folder / str(number), inputs, expected)
 
-    cuts = Cuts(module, samples, lower, emulated)
-    whole = cuts.of(None)
-    assert whole is not None
-    first = None
-    if whole < order["least"]:
-        found = first_different(operators(module), cuts.of, order["least"])
-        if found is not None:
-            node, operands = found
-            source, code = source_of(node.meta.get("stack_trace") or "")
-            first = First(
-                str(node.target), node.name, module_of(node), source, code, cuts.found[node.name], operands
+    def pairs(node: Node | None) -> list[Pair]:
+        cut = module if node is None else ending_at(module, node)
+        expected = [run_copied(cut, sample) for sample in samples]
+        return [
+            (f"{number}.{index}", wanted.numpy(), value)
+            for number, (wants, values) in enumerate(
+                zip(expected, emulated(lower(cut), expected), strict=True)
             )
+            for index, (wanted, value) in enumerate(zip(wants, values, strict=True))
+        ]
+
+    cuts = Cuts[Node](lambda node: node.name, pairs)
+    result = cuts.search(lambda: operators(module), operands_of, _described, order["least"])
     return {
         "reference": "the quantized model on the CPU" if run.quantizes else "the float model",
-        "least": order["least"],
-        "sqnr_db": whole,
-        "first": asdict(first) if first else None,
-        "cuts": {name: value for name, value in cuts.found.items() if name},
+        **result,
     }
+
+
+def _described(node: Node) -> dict[str, str]:
+    source, code = source_of(node.meta.get("stack_trace") or "")
+    return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}
 
 
 def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:

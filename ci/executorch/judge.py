@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from ci.engine.work import Failure, Result
 from ci.executorch import NATIVE_ERROR
@@ -18,14 +14,12 @@ from ci.suites.baseline import Baseline, Tolerances, growth
 from ci.suites.findings import not_in_fp16
 from ci.suites.programs.program import Context, Delegate, read
 from ci.suites.programs.program import Program as Inside
+from ci.suites.suggestions import suggestion_for
 from provisioning.base.diagnosis import explain
-from provisioning.base.documents import Model, load
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
 
-SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
 PAGE = 4096
 
 REMEDIES = {
@@ -35,24 +29,6 @@ REMEDIES = {
     "crash": "python -m ci diagnose {log}",
     "timeout": "give it longer with --timeout, or read {log}",
 }
-
-
-class Suggestion(Model):
-    operator: str
-    code: str = ""
-    """A regular expression that the model's source line must match."""
-    text: str
-    proof: str
-
-
-class Suggestions(Model):
-    schema_: Literal[1] = Field(alias="schema")
-    suggestion: Annotated[tuple[Suggestion, ...], Field(min_length=1)]
-
-
-@cache
-def suggestions() -> tuple[Suggestion, ...]:
-    return load(SUGGESTIONS, Suggestions).suggestion
 
 
 def repeat(program: Program, stage: str) -> str:
@@ -134,13 +110,6 @@ def _on_cpu(each: Mapping[str, Any]) -> str:
     code = f" `{each['code']}`" if each["code"] else ""
     lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
     return f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']}"
-
-
-def suggestion_for(operator: str, code: str) -> str:
-    for each in suggestions():
-        if each.operator == operator and re.search(each.code, code):
-            return each.text
-    return ""
 
 
 def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Finding]:

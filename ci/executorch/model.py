@@ -22,8 +22,8 @@ from ci.executorch import QUANTIZED
 from ci.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.executorch.compile import PROGRAM
 from ci.executorch.emulate import findings_of, measure, ran, rounded, update
-from ci.executorch.judge import artifact, costs_of, delegation, failure_in_words, suggestion_for
-from ci.executorch.one_model import program_of, pytorch_model, scheme_of
+from ci.executorch.judge import artifact, costs_of, delegation, failure_in_words
+from ci.executorch.one_model import program_of, pytorch_model, samples_folder, scheme_of
 from ci.executorch.stage import Plan, plan_of
 from ci.executorch.suite import Program, Suite
 from ci.suites.baseline import load_tolerances
@@ -31,15 +31,15 @@ from ci.suites.elsewhere import export_with
 from ci.suites.into_suite import factory_in, require_place, suite_with, workflow_for
 from ci.suites.own_packages import needs_of
 from ci.suites.precision import scheme_named
+from ci.suites.suggestions import suggestion_for
 from ci.suites.thresholds import derived, rewritten
 from ci.suites.user_model import UserModel
 from provisioning.base import toml
-from provisioning.base.command_line import Parser
 from provisioning.base.documents import parse
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import Selection, selection_of, user_path
+from provisioning.base.settings import Selection, selection_of
 
 CALIBRATION = 32
 """The number of samples, as in a suite."""
@@ -75,18 +75,11 @@ class Request:
 
     @classmethod
     def of(cls, args: argparse.Namespace, selection: Selection) -> Request:
-        samples = None
-        if args.calibrate:
-            samples = user_path(args.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
-            if not samples.is_dir():
-                raise UsageError(
-                    f"--calibrate {args.calibrate} is not a folder", remedy="name a folder of samples"
-                )
         # Of the suites' stages, which one model does not need.
         for name, value in {"worker_memory": None, "jobs": None, "keep_going": False}.items():
             setattr(args, name, getattr(args, name, value))
         named = pytorch_model(args.model)
-        return cls(args, selection, named, scheme_of(named, args.precision), samples)
+        return cls(args, selection, named, scheme_of(named, args.precision), samples_folder(args.calibrate))
 
     def exported(self, scratch: Path, publish: Publish) -> Request:
         """With --python: the .pt2 that it exports, which then lies in the output."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ci.suites.precision import scheme_named
 from ci.suites.user_model import UserModel, user_model
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import Selection
+from provisioning.base.settings import Selection, user_path
 from provisioning.manifest import soc_named
 
 NO_SUITE = "no-suite.toml"
@@ -82,5 +83,18 @@ def program_of(
     return Program(suite, named.name, case, case.runs[0], soc, selection.profile)
 
 
-def program_named(model: str, scheme: str, soc: str, selection: Selection) -> Program:
-    return program_of(pytorch_model(model), scheme_named(scheme), soc, selection)
+def samples_folder(calibrate: str | None) -> Path | None:
+    """The folder that --calibrate names."""
+    if not calibrate:
+        return None
+    folder = user_path(calibrate, "--calibrate", str(Parser.user_folder())).absolute()
+    if not folder.is_dir():
+        raise UsageError(f"--calibrate {calibrate} is not a folder", remedy="name a folder of samples")
+    return folder
+
+
+def program_named(args: argparse.Namespace, selection: Selection) -> Program:
+    """The program of MODEL, --precision and --calibrate."""
+    named = pytorch_model(args.model)
+    scheme, samples = scheme_of(named, args.precision), samples_folder(args.calibrate)
+    return program_of(named, scheme, selection.soc, selection, samples=samples)

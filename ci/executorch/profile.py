@@ -1,6 +1,4 @@
-"""`profile`: the share of time of each operator of a program on the emulator, from ExecuTorch's event
-trace.
-"""
+"""`profile` of a PyTorch model or a .pte, from ExecuTorch's event trace."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +21,11 @@ from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
 from ci.executorch.judge import failure_in_words
 from ci.executorch.one_model import program_named
 from ci.suites.baseline import Baseline
-from ci.suites.profile import (
-    PROCESSES,
-    RUNS,
-    Cost,
-    as_text,
-    costs_of,
-    document,
-    merged,
-    read_document,
-    report_profile,
-)
-from ci.suites.profile_page import page_of
+from ci.suites.profile import PROCESSES, RUNS, Cost, Measured, OnCpu, costs_of, merged
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import write_named
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
-from provisioning.base.stage_run import StageRun
+from provisioning.base.settings import Selection, user_path
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 
@@ -50,90 +36,48 @@ NATIVE_CALL = "native_call_"
 ADDED = "(added by the compiler)"
 
 
-@dataclass(frozen=True, slots=True)
-class OnCpu:
-    """An operator that runs on the CPU, and its shortest time there."""
-
-    operator: str
-    milliseconds: float
-    share: float
-    """The time of the whole inference, including the emulator's."""
-    line: str = ""
-
-    def __str__(self) -> str:
-        where = f"  {self.line}" if self.line else ""
-        return f"{self.milliseconds:9.3f} ms  {self.share:>6.1%}  {self.operator}{where}"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    costs: list[Cost]
-    cpu: list[OnCpu]
-
-
-def run(args: argparse.Namespace) -> int:
-    earlier = read_document(args.against) if args.against else None
-    if str(args.model).endswith(".onnx"):
-        raise UsageError(
-            f"{args.model}: a program of ONNX Runtime's",
-            remedy="python -m ci onnx profile MODEL_ctx.onnx --input x.npy",
-        )
-    selection = replace(selection_of(args), target=DEFAULT_TARGET)
-    stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
+def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
+    """What was profiled, and its figures."""
     runner = ready_runner(os.environ, selection.reports)
     found = ready_environment(selection, os.environ)
-    about: dict[str, Any] = {"model": args.model}
+    about: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)
-        if str(args.model).endswith(".pte"):
-            program, facts = Path(args.model).absolute(), dict[str, Any]()
+        if args.model.endswith(".pte"):
+            program, facts = Parser.user_folder() / args.model, dict[str, Any]()
             inputs = inputs_of_program(program, args.input, folder)
         else:
-            result = _compiled(args, selection, found)
+            if args.input:
+                raise UsageError(
+                    "--input is for a .pte or an .onnx; the model here brings its own inputs",
+                    remedy="leave --input out, or give samples with --calibrate",
+                )
+            result, scheme = _compiled(args, selection, found)
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
-            about |= {"soc": selection.soc, "precision": args.precision}
+            about = {"precision": scheme, "soc": selection.soc}
         environment = {**found.merged(os.environ), "OMP_NUM_THREADS": "1"}
-        measured = measure(runner, program, inputs, facts, folder, environment, args.timeout)
-    if not measured.costs and not measured.cpu:
-        raise CheckFailed(f"{args.model}: nothing of it was profiled", remedy="it holds no operator")
-    text = document(measured.costs, about | {"cpu": [_as_json(each) for each in measured.cpu]})
-    report_profile(stage, selection.reports, _named(about), text)
-    if args.json:
-        write_named(args.json, text)
-    if args.page:
-        write_named(args.page, page_of(f"{args.model}", measured.costs, [str(each) for each in measured.cpu]))
-    print("\n".join(as_text(measured.costs, earlier, args.against)))
-    if measured.cpu:
-        print("on the CPU, the least time on this machine and its share of an inference")
-        print("\n".join(map(str, measured.cpu)))
-    return 0
+        return about, measure(runner, program, inputs, facts, folder, environment, args.timeout)
 
 
-def _named(about: Mapping[str, str]) -> str:
-    return " ".join(str(about[key]) for key in ("model", "precision", "soc") if key in about)
-
-
-def _as_json(each: OnCpu) -> dict[str, object]:
-    return {
-        "operator": each.operator,
-        "milliseconds": each.milliseconds,
-        "share": each.share,
-        "line": each.line,
-    }
-
-
-def _compiled(args: argparse.Namespace, selection: Selection, found: Environment) -> Result:
-    program = program_named(args.model, args.precision, selection.soc, selection)
-    settings = Settings(selection.store, Path(selection.reports).absolute() / "profile", timeout=args.timeout)
+def _compiled(args: argparse.Namespace, selection: Selection, found: Environment) -> tuple[Result, str]:
+    """The compiled program, and its scheme."""
+    program = program_named(args, selection)
+    settings = Settings(
+        selection.store,
+        Path(selection.reports).absolute() / "profile",
+        timeout=args.timeout,
+        cache=not args.no_cache,
+        why=args.why,
+    )
     basis = basis_of(found.root(QNN_SDK).path, selection.store)
     empty = Baseline(program.suite, {})
     result = compile_programs([program], found, os.environ, settings, basis, lambda _: empty)[program.name]
     if result.failure:
         message, remedy = failure_in_words(program, result.failure)
         raise CheckFailed(message, remedy=remedy)
-    return result
+    return result, program.run.scheme
 
 
 def measure(
@@ -196,7 +140,8 @@ def _traced(
             f"{program}: {RUNS} inferences took longer than {timeout:g} s", remedy="give it longer: --timeout"
         ) from error
     if code or not trace.is_file():
-        lines = [line for line in tail(log, 4000).splitlines() if "error:" in line.lower()]
+        text = tail(log, 4000).splitlines()
+        lines = [line for line in text if "error:" in line.lower()] or text
         words = f": {lines[-1].strip()}" if lines else ""
         raise CheckFailed(
             f"{program}: the runner {how_it_ended(code)}{words}",
@@ -246,10 +191,9 @@ def _located(cost: Cost, nodes: Mapping[str, Mapping[str, str]]) -> Cost:
     )
 
 
-def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> list[Path]:
+def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list[Path]:
     """Files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
     _ignore_warnings_of_imports()
-    import numpy
     import torch
     from executorch.runtime import Runtime
 
@@ -269,7 +213,7 @@ def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> lis
     for index, meta in enumerate(metas):
         dtype = _torch_dtype(meta.dtype())
         if files:
-            values = numpy.load(files[index])
+            values = _array(user_path(files[index], "--input", str(Parser.user_folder())))
             wanted = torch.empty(0, dtype=dtype).numpy().dtype
             if tuple(values.shape) != tuple(meta.sizes()) or values.dtype != wanted:
                 raise UsageError(
@@ -285,6 +229,19 @@ def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> lis
         values.tofile(path)
         raw.append(path)
     return raw
+
+
+def _array(path: Path) -> Any:
+    import numpy
+
+    try:
+        values = numpy.load(path)
+        if isinstance(values, numpy.ndarray):
+            return values
+    except (OSError, ValueError, EOFError) as error:
+        if not path.is_file():
+            raise UsageError(f"--input {path}: there is no such file", remedy="name a .npy") from error
+    raise CheckFailed(f"--input {path}: expected an array that numpy.save wrote", remedy="save it again")
 
 
 SCALAR_TYPES = dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "float16", "float32"))) | {

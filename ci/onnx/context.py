@@ -101,6 +101,17 @@ def read_context(path: Path) -> Context:
     )
 
 
+def soc_of(context: Context) -> str:
+    """The chip that it was compiled for."""
+    for name, soc in load_socs().items():
+        if soc.id == context.soc_id:
+            return name
+    raise CheckFailed(
+        f"{context.path} says that it is for chip {context.soc_id}, which manifests/socs.toml does not have",
+        remedy="say which chip with --soc",
+    )
+
+
 def nodes_beside_context(path: Path) -> list[str]:
     """The nodes of a compiled model that are outside the context, and so run on the CPU."""
     return [

@@ -123,17 +123,18 @@ class Request:
 
 
 @contextmanager
-def _memory(request: Request, kind: str, *, reuse: bool = True) -> Iterator[Memo]:
-    roots = roots_of(request.model, request.selection.store)
-    memo = Memo(request.selection.store, kind, roots, reuse=reuse and not request.args.no_cache)
+def memory(
+    args: argparse.Namespace, model: Path, store: Path, kind: str, *, reuse: bool = True
+) -> Iterator[Memo]:
+    memo = Memo(store, kind, roots_of(model, store), reuse=reuse and not args.no_cache)
     try:
         yield memo
     finally:
         memo.close()
 
 
-def _remembered(
-    request: Request,
+def remembered(
+    args: argparse.Namespace,
     memo: Memo,
     subject: str,
     key: Mapping[str, Any],
@@ -146,10 +147,10 @@ def _remembered(
         assert found.folder is not None
         say(f"{subject} is cached")
         return found.result, found.folder
-    if request.args.why:
+    if args.why:
         say(f"{subject}: {found.why}")
     folder = memo.scratch()
-    with logs_folder() as logs, steps(logs, request.args.timeout, forks=True) as step_of:
+    with logs_folder() as logs, steps(logs, args.timeout, forks=True) as step_of:
         try:
             facts = work(step_of, logs, folder)
         except Refused:
@@ -178,7 +179,9 @@ def compile_model(args: argparse.Namespace) -> int:
     several = len(request.selection.socs) > 1
     with (
         writing_into(args.output.absolute(), request.selection.store) as (scratch, publish),
-        _memory(request, "onnx-compile", reuse=not _writes_more(args)) as memo,
+        memory(
+            args, request.model, request.selection.store, "onnx-compile", reuse=not _writes_more(args)
+        ) as memo,
     ):
         compiled = [
             Compiled.of(request, memo, chip, settings[chip], scratch, several=several)
@@ -246,7 +249,7 @@ class Compiled:
         def work(step_of: Steps, logs: Path, folder: Path) -> dict[str, Any]:
             return _compile(request, step_of, logs, folder, scratch, chips, settings, name)
 
-        facts, folder = _remembered(request, memo, f"{request.args.model} for {chip}", key, work, scratch)
+        facts, folder = remembered(args, memo, f"{request.args.model} for {chip}", key, work, scratch)
         return cls(request, chips, name, facts, tuple(sorted(folder.iterdir())))
 
     def say(self, written: list[Path]) -> None:
@@ -330,7 +333,7 @@ def quantize_model(args: argparse.Namespace) -> int:
     name = f"{request.model.stem}-{request.precision}"
     with (
         writing_into(args.output.absolute(), request.selection.store) as (scratch, publish),
-        _memory(request, "onnx-quantize") as memo,
+        memory(args, request.model, request.selection.store, "onnx-quantize") as memo,
     ):
 
         def work(step_of: Steps, logs: Path, folder: Path) -> dict[str, Any]:
@@ -340,8 +343,8 @@ def quantize_model(args: argparse.Namespace) -> int:
                 shutil.move(path, folder / path.name)
             return {"looked": looked, "near": reply["near"], "packages": reply["packages"]}
 
-        facts, folder = _remembered(
-            request, memo, f"{args.model} in {request.precision}", request.key(memo), work, scratch
+        facts, folder = remembered(
+            args, memo, f"{args.model} in {request.precision}", request.key(memo), work, scratch
         )
         new = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
         record = scratch / f"{name}.json"

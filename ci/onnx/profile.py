@@ -1,22 +1,25 @@
-"""The share of time of each operator on the emulator, from the provider's CSV of events."""
+"""What each operator took: on the emulator by the provider's events, on the CPU by ONNX Runtime's."""
 
 from __future__ import annotations
 
 import ast
 import csv
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.suites.model_lines import user_frame
-from ci.suites.profile import ADDED, Cost, costs_of
+from ci.suites.profile import ADDED, Cost, OnCpu, costs_of
+from provisioning.base.command_line import Parser
 
 if TYPE_CHECKING:
     import onnx
 
 NO_LINE = "(added by the provider)"
+KERNEL = "_kernel_time"
 
 
 def costs(path: Path) -> list[Cost]:
@@ -34,26 +37,54 @@ def slowest(path: Path, count: int = 5) -> list[Cost]:
     return costs(path)[:count]
 
 
-def with_lines(found: Sequence[Cost], model: onnx.ModelProto) -> list[Cost]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the author of a model wrote a node, as the exporter noted it."""
+
+    source: str = ""
+    code: str = ""
+    module: str = ""
+
+
+def places_of(model: onnx.ModelProto) -> dict[str, Place]:
+    """By names of nodes."""
+    here = f"{Parser.user_folder()}/"
+    found = {}
+    for node in model.graph.node:
+        properties = {entry.key: entry.value for entry in node.metadata_props}
+        frame = user_frame(properties.get("pkg.torch.onnx.stack_trace", ""))
+        source = f"{frame.path.removeprefix(here)}:{frame.line}" if frame else ""
+        found[node.name] = Place(source, frame.code if frame else "", _module(properties))
+    return found
+
+
+def with_lines(found: Sequence[Cost], places: Mapping[str, Place]) -> list[Cost]:
     """The same with each operator's line and module, if its node has them.
 
     The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
-    here = f"{Path.cwd()}/"
-    nodes = {node.name: _properties(node) for node in model.graph.node}
-
-    def located(cost: Cost) -> Cost:
-        properties = nodes.get(cost.operator) or nodes.get(ADDED.sub("", cost.operator))
-        if properties is None:
-            return replace(cost, line=NO_LINE, module=NO_LINE)
-        frame = user_frame(properties.get("pkg.torch.onnx.stack_trace", ""))
-        line = f"{frame.path.removeprefix(here)}:{frame.line}" if frame else ""
-        return replace(cost, line=line, module=_module(properties))
-
-    return [located(cost) for cost in found]
+    none = Place(source=NO_LINE, module=NO_LINE)
+    located = []
+    for cost in found:
+        place = places.get(cost.operator) or places.get(ADDED.sub("", cost.operator)) or none
+        located.append(replace(cost, line=place.source, module=place.module))
+    return located
 
 
-def _properties(node: onnx.NodeProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in node.metadata_props}
+def cpu_times(path: Path, places: Mapping[str, Place]) -> list[OnCpu]:
+    """What ran on the CPU, from the events that ONNX Runtime recorded: the least of all inferences."""
+    nodes: dict[tuple[str, str], float] = {}
+    whole = float("inf")
+    for event in json.loads(path.read_text(encoding="utf-8")):
+        name, arguments = event["name"], event.get("args", {})
+        if name == "model_run":
+            whole = min(whole, event["dur"])
+        elif arguments.get("provider") == "CPUExecutionProvider" and name.endswith(KERNEL):
+            key = name.removesuffix(KERNEL), arguments["op_name"]
+            nodes[key] = min(event["dur"], nodes.get(key, event["dur"]))
+    return [
+        OnCpu(f"{operator} ({name})", time / 1e3, time / whole, places.get(name, Place()).source)
+        for (name, operator), time in nodes.items()
+    ]
 
 
 def _module(properties: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
 TRACE = "qnn_op_trace.json"
+FALLBACK = "session.disable_cpu_ep_fallback"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PREFIX = "QnnLogging]"
 """The end of the prefix that ONNX Runtime puts before QNN's lines."""
@@ -138,52 +139,71 @@ def compiled(
 
     NotOnProvider names what HTP cannot take. The compiler's traffic is read from `log`, which must receive
     the printed output; without `log` there is none."""
+    session, audit, ddr = _compiled(model, precision, soc, settings, context, embed=embed, log=log, cpu=False)
+    outputs = [_run(session, sample, settings) for sample in samples]
+    return Compiled(outputs, audit, ddr)
+
+
+def mixed(
+    model: Path, precision: Precision, soc: Soc, settings: Settings, context: Path, log: Path
+) -> tuple[Audit, dict[str, int] | None]:
+    """Write the contexts of what HTP takes, with the other nodes beside them; with the traffic."""
+    _, audit, ddr = _compiled(model, precision, soc, settings, context, embed=False, log=log, cpu=True)
+    return audit, ddr
+
+
+def _compiled(
+    model: Path,
+    precision: Precision,
+    soc: Soc,
+    settings: Settings,
+    context: Path,
+    *,
+    embed: bool,
+    log: Path | None,
+    cpu: bool,
+) -> tuple[Any, Audit, dict[str, int] | None]:
     before = log.stat().st_size if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
-    session_options = {
+    provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
+    wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
+    try:
+        session = _session(
+            model, provider, wanted, settings.dynamic, severity=VERBOSE if log else ERRORS_ONLY
+        )
+    except Exception as error:
+        audit = _audit(trace)
+        if audit.unsupported and not cpu:
+            raise NotOnProvider(audit, *_unsupported(audit, precision)) from error
+        raise CheckFailed(
+            f"the QNN provider cannot compile it: {_message_of(error)}",
+            remedy="python -m ci audit shows which nodes it takes; python -m ci diagnose explains codes",
+        ) from error
+    return session, _audit(trace), _traffic(log, before) if log else None
+
+
+def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:
+    return {
         **settings.session,
-        "session.disable_cpu_ep_fallback": "1",
+        FALLBACK: "1",
         "ep.context_enable": "1",
         "ep.context_file_path": str(context),
         "ep.context_embed_mode": "1" if embed else "0",
     }
-    provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
-    try:
-        session = _session(
-            model, provider, session_options, settings.dynamic, severity=VERBOSE if log else ERRORS_ONLY
-        )
-    except Exception as error:
-        audit = _audit(trace)
-        if audit.unsupported:
-            raise NotOnProvider(audit, *_unsupported(audit, precision)) from error
-        raise CheckFailed(
-            f"the QNN provider cannot compile it: {_message_of(error)}",
-            remedy="python -m ci onnx audit shows which nodes it takes; python -m ci diagnose explains codes",
-        ) from error
-    audit = _audit(trace)
-    outputs = [_run(session, sample, settings) for sample in samples]
-    return Compiled(outputs, audit, _traffic(log, before) if log else None)
 
 
 def compiled_for_all(
     model: Path, precision: Precision, socs: Sequence[Soc], settings: Settings, context: Path, *, embed: bool
 ) -> None:
     """Write one context for all the chips. It is not run, because the provider only prepares such a model."""
-    session = {
-        **settings.session,
-        "session.disable_cpu_ep_fallback": "1",
-        "ep.context_enable": "1",
-        "ep.context_file_path": str(context),
-        "ep.context_embed_mode": "1" if embed else "0",
-    }
     provider = {
         **_provider_options(precision, socs[0], settings, None),
         "soc_model": ",".join(str(soc.id) for soc in socs),
         "htp_arch": ",".join(str(soc.arch) for soc in socs),
     }
     try:
-        _session(model, provider, session)
+        _session(model, provider, _context_options(settings, context, embed))
     except Exception as error:
         raise CheckFailed(
             f"the QNN provider cannot compile it for all of these chips: {_message_of(error)}",
@@ -192,16 +212,24 @@ def compiled_for_all(
 
 
 def reloaded(
-    context: Path, soc: Soc, settings: Settings, samples: Sequence[Sample], *, profile: Path | None = None
+    context: Path,
+    soc: Soc,
+    settings: Settings,
+    samples: Sequence[Sample],
+    *,
+    profile: Path | None = None,
+    cpu: bool = False,
 ) -> list[Sample]:
     """Run a compiled model as a device would, without its original model.
 
-    A profile needs RUNS runs, because a single one varies too much."""
+    A profile needs RUNS runs, because a single one varies too much. With `cpu`, nodes beside the contexts run
+    on the CPU; their times are in the profile's .json."""
     provider = _provider_options(None, soc, settings, profile)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
-    wanted = {**settings.session, "session.disable_cpu_ep_fallback": "1"}
+    wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
+    recorded = profile.with_suffix("") if profile and cpu else None
     try:
-        session = _session(context, provider, wanted, settings.dynamic)
+        session = _session(context, provider, wanted, settings.dynamic, profile=recorded)
     except Exception as error:
         raise CheckFailed(
             f"{context} cannot be loaded: {_message_of(error)}",
@@ -211,21 +239,20 @@ def reloaded(
     if profile is not None:
         for _ in range(RUNS - len(samples)):
             _run(session, samples[0], settings)
+    if profile and recorded:
+        shutil.move(session.end_profiling(), profile.with_suffix(".json"))
     return outputs
 
 
-def audited(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> Audit:
-    """The nodes that the provider accepts when the CPU may take the others. Nothing is kept."""
-    trace = into / "trace"
-    provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
+def on_htp(
+    model: Path, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
+) -> list[Sample]:
+    """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
     try:
-        _session(model, provider, dict(settings.session))
+        session = _session(model, _provider_options(precision, soc, settings, None), settings.session)
     except Exception as error:
-        audit = _audit(trace)
-        if not audit.nodes:
-            raise CheckFailed(f"the QNN provider cannot look at it: {_message_of(error)}") from error
-        return audit
-    return _audit(trace)
+        raise CheckFailed(f"the QNN provider cannot compile it: {_message_of(error)}") from error
+    return [_run(session, sample, settings) for sample in samples]
 
 
 def _provider_options(
@@ -264,8 +291,11 @@ def _session(
     dynamic: Mapping[str, str] | None = None,
     *,
     severity: int = ERRORS_ONLY,
+    profile: Path | None = None,
 ) -> Any:
     options = _options(severity)
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
     for name, value in session.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
@@ -327,9 +357,7 @@ def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
         near = "u16u8" if precision.activations.endswith("16") else "u8u8"
         remedy = f"these types do not go together on HTP: use --precision {near}"
     else:
-        remedy = (
-            "replace these operators in the model by ones that HTP has; python -m ci onnx audit names all"
-        )
+        remedy = "replace these operators in the model by ones that HTP has; python -m ci audit names all"
     return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", remedy
 
 

@@ -14,7 +14,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from ci.onnx.arrays import Array, Sample
-    from ci.onnx.graph import Signature
+    from ci.onnx.graph import Signature, Tensor
 
 
 NPY = b"\x93NUMPY"
@@ -31,6 +31,22 @@ def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], l
     At most half are compared. A single sample is used to calibrate."""
     compared = min(inferences, len(samples) // 2)
     return list(samples[:compared]), list(samples[compared:])
+
+
+def drawn(signature: Signature, seed: int = 0) -> Sample:
+    """Used if the user gives no data: enough to compare a run with its reload."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+
+    def of(tensor: Tensor) -> Array:
+        shape = [int(size) for size in tensor.shape]
+        if np.dtype(tensor.dtype).kind == "f":
+            values: Array = generator.standard_normal(shape).astype(tensor.dtype)
+            return values
+        return np.zeros(shape, tensor.dtype)
+
+    return {tensor.name: of(tensor) for tensor in signature.inputs}
 
 
 def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:

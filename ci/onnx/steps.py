@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ci.onnx import provider
 from ci.onnx.arrays import Array, Sample, save, saved
@@ -27,26 +26,30 @@ from ci.onnx.graph import (
     source_digest,
 )
 from ci.onnx.options import Settings
-from ci.onnx.profile import slowest
-from ci.onnx.samples import calibration_samples, checked, divided
+from ci.onnx.profile import Place, places_of, slowest
+from ci.onnx.samples import calibration_samples, checked, divided, drawn
 from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare
 from ci.suites.precision import Precision, precision_named
+from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR
 from ci.suites.qnn_provider import installed_build
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
+WITHOUT_PLACE = (CONTEXT_OPERATOR, "QuantizeLinear", "DequantizeLinear")
+"""What the provider and the quantizer add to a model."""
 SAMPLES = "samples.npz"
 CALIBRATION = "calibration.npz"
 EXPECTED = "expected.npz"
 REFERENCE = "reference.npz"
 OPSET = 20
+DRAWN = 5
 COMPARED = 2
 """How many samples `onnx compile` keeps to compare."""
 SHOWN = 5
-"""How many problems of a model its message names; `onnx audit` names all."""
+"""How many problems of a model its message names; `audit` names all."""
 
 
 class NotCompilable(CheckFailed):
@@ -159,7 +162,7 @@ def write_context(
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
-            remedy="python -m ci onnx audit says why",
+            remedy="python -m ci audit says why",
         )
     build = installed_build()
     found = read_context(path)
@@ -226,7 +229,7 @@ def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
     quantized = quantize(model, calibration, precision, into, per_channel=order["per_channel"], name=name)
     near: Mapping[str, float] = {}
     if order["compare"]:
-        samples = compared or [_random(signature)]
+        samples = compared or [drawn(signature)]
         near = _near(provider.on_cpu(model, samples), [], provider.on_cpu(quantized, samples), False)
     return {"model": str(quantized), "near": dict(near), "packages": provider.packages()}
 
@@ -238,7 +241,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     samples: list[Sample] = []
     if order["verify"]:
         samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0]
-        samples = samples or [_random(signature)]
+        samples = samples or [drawn(signature)]
     expected = provider.on_cpu(source, samples)
     reference = provider.on_cpu(model, samples) if precision.quantized else []
     written = write_context(
@@ -263,7 +266,7 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
     model, source, scratch = Path(order["model"]), Path(order["source"]), Path(order["scratch"])
     precision, settings = precision_named(order["precision"]), Settings(**order["settings"])
     signature = signature_of(load_graph(source))
-    samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0] or [_random(signature)]
+    samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0] or [drawn(signature)]
     expected = provider.on_cpu(source, samples)
     reference = provider.on_cpu(model, samples) if precision.quantized else []
     near = {}
@@ -316,18 +319,11 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
         )
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
-    outputs = provider.reloaded(path, soc, Settings(**order["settings"]), [sample], profile=profile)
+    outputs = provider.reloaded(
+        path, soc, Settings(**order["settings"]), [sample], profile=profile, cpu=order.get("cpu", False)
+    )
     save(Path(order["outputs"]), outputs)
     return {"build_id": installed_build()}
-
-
-def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:
-    precision = precision_named(order["precision"])
-    model = Path(order["model"])
-    audit = provider.audited(
-        model, precision, soc_named(order["soc"]), Settings(**order["settings"]), Path(order["into"])
-    )
-    return asdict(audit)
 
 
 # Orders of the suite
@@ -345,7 +341,10 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
         signature = signature_of(load_graph(model))
         samples, calibration = divided(_calibration(order, case.calibrate, signature), case.inferences)
     made_up = not samples
-    samples = samples or [_random(signature_of(load_graph(model)))]
+    signature = signature_of(load_graph(model))
+    samples = samples or [drawn(signature)]
+    if order.get("drawn"):
+        calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
     save(into / EXPECTED, provider.on_cpu(model, samples))
@@ -422,6 +421,62 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile for HTP what it takes, and say what stays on the CPU and why."""
+    run, path = _run(order), Path(order["into"]) / "model_ctx.onnx"
+    model, source = Path(order["model"]), load_graph(Path(order["source"]))
+    audit, ddr = provider.mixed(
+        model,
+        precision_named(run.precision),
+        soc_named(order["soc"]),
+        run.settings(order["soc"]),
+        path,
+        Path(order["log"]),
+    )
+    shutil.rmtree(path.parent / "trace", ignore_errors=True)
+    compiled = path if path.exists() else model
+    nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
+    reasons = {each.node: each.reason for each in audit.unsupported}
+    places, left = places_of(source), {node.name or node.output[0] for node in nodes}
+    delegated = [
+        node.op_type
+        for node in load_graph(model).graph.node
+        if node.op_type not in WITHOUT_PLACE and (node.name or node.output[0]) not in left
+    ]
+    return {
+        "delegated": dict(Counter(delegated)),
+        "cpu": [
+            {
+                "operator": node.op_type,
+                "node": node.name,
+                "reason": reasons.get(node.name, "the provider gives no reason"),
+                **asdict(places.get(node.name, Place())),
+            }
+            for node in nodes
+        ],
+        "delegates": audit.graphs,
+        "ddr": ddr or {"read": 0, "written": 0},
+    }
+
+
+def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the quantized model on HTP first differs from itself on the CPU."""
+    from ci.onnx.cuts import searched
+
+    run, prepared = _run(order), Path(order["prepared"])
+    result = searched(
+        Path(order["model"]),
+        places_of(load_graph(Path(order["source"]))),
+        saved(prepared / SAMPLES),
+        precision_named(run.precision),
+        soc_named(order["soc"]),
+        run.settings(order["soc"]),
+        Path(order["into"]),
+        order["least"],
+    )
+    return {"result": result}
+
+
 def _case(order: Mapping[str, Any]) -> Case:
     return Case.model_validate_json(json.dumps(order["case"]))
 
@@ -436,10 +491,11 @@ ORDERS = {
     "compile": order_compile,
     "flexible": order_flexible,
     "run": order_run,
-    "audit": order_audit,
     "prepare": order_prepare,
     "quantize_run": order_quantize_run,
     "case": order_case,
+    "mixed": order_mixed,
+    "diverge": order_diverge,
 }
 
 
@@ -489,19 +545,6 @@ def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Arra
         a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
         for a, b in zip(one, other, strict=True)
     )
-
-
-def _random(signature: Any) -> Sample:
-    """Used if the user gives no data: enough to compare a run with its reload."""
-    generator = np.random.default_rng(0)
-
-    def of(tensor: Any) -> Array:
-        if np.dtype(tensor.dtype).kind == "f":
-            drawn: Array = generator.standard_normal(tensor.shape).astype(tensor.dtype)
-            return drawn
-        return np.zeros(tensor.shape, tensor.dtype)
-
-    return {tensor.name: of(tensor) for tensor in signature.inputs}
 
 
 def _with_dimensions(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:

@@ -1,15 +1,18 @@
-"""The command line of `compile` for both lanes; imports nothing heavy."""
+"""The command lines for one model of either lane; imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
+from ci.suites.flags import require_host
 from ci.suites.user_model import MODEL_HELP
 from provisioning.base.command_line import add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import add_selection
+from provisioning.base.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
 
+PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized, as it is]"
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
@@ -25,6 +28,7 @@ ONLY = {
     "dimension": ("--dimension", ONNX),
     "option": ("--option", ONNX),
     "through": ("--through", CHECKPOINT),
+    "source": ("--source", ONNX),
     "context": ("--context", CHECKPOINT),
     "prefill": ("--prefill", CHECKPOINT),
     "parts": ("--parts", CHECKPOINT),
@@ -45,7 +49,9 @@ def is_checkpoint(model: str) -> bool:
 
 def require_lane(args: argparse.Namespace) -> None:
     """Refuse flags of the other lane: what is left out silently is taken for done."""
-    wanted = ONNX if is_onnx(args.model) else CHECKPOINT if is_checkpoint(args.model) else PYTORCH
+    wanted = PYTORCH
+    if args.model is not None:
+        wanted = ONNX if is_onnx(args.model) else CHECKPOINT if is_checkpoint(args.model) else PYTORCH
     if wanted == CHECKPOINT:
         for name, flag in NOT_FOR_CHECKPOINTS.items():
             if getattr(args, name, None):
@@ -55,10 +61,21 @@ def require_lane(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is for {lane}, and {args.model} is none", remedy=f"leave {flag} out")
 
 
-def add_model(parser: argparse.ArgumentParser, output: str) -> None:
-    """What `compile` and `quantize` have alike; `output` says what is written."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
+def one_chip(args: argparse.Namespace) -> Selection:
+    """For commands that look at a program for one chip."""
+    require_host(args)
+    selection = replace(selection_of(args), target=DEFAULT_TARGET)
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"expected one chip, found {chips}", remedy="name one --soc, and repeat the command")
+    return selection
+
+
+def add_model(
+    parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
+) -> argparse._ArgumentGroup:
+    """What all commands for one model have alike; returns the group of ONNX models' flags."""
+    parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
     parser.add_argument(
         "--calibrate",
         metavar="DIR",
@@ -66,6 +83,17 @@ def add_model(parser: argparse.ArgumentParser, output: str) -> None:
         " [drawn]",
     )
     add_selection(parser)
+    onnx = parser.add_argument_group("ONNX models")
+    onnx.add_argument(
+        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
+    )
+    repeatable(onnx, "--dimension", "NAME=N", "fix a named size")
+    return onnx
+
+
+def add_output(parser: argparse.ArgumentParser, output: str) -> None:
+    """What `compile` and `quantize` have alike; `output` says what is written."""
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
     pytorch.add_argument(
         "--python",
@@ -74,11 +102,10 @@ def add_model(parser: argparse.ArgumentParser, output: str) -> None:
         help="export the model with this Python, which has the packages that it needs: .venv/bin/python",
     )
     pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
-    onnx = parser.add_argument_group("ONNX models")
-    onnx.add_argument(
-        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
-    )
-    repeatable(onnx, "--dimension", "NAME=N", "fix a named size")
+
+
+def add_option(group: argparse._ActionsContainer) -> None:
+    repeatable(group, "--option", "NAME=VALUE", OPTION_HELP)
 
 
 def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -101,10 +128,9 @@ def add_language(group: argparse._ActionsContainer) -> None:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, "where the program and its record go")
-    parser.add_argument(
-        "--precision", help="fp16, 8a8w, 16a8w, 16a4w … [fp16; an ONNX model that is quantized, as it is]"
-    )
+    onnx = add_model(parser)
+    add_output(parser, "where the program and its record go")
+    parser.add_argument("--precision", help=PRECISION_HELP)
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
     )
@@ -128,7 +154,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "CHIP",
         "one file for this chip too, a flexible context (QNN 2.50 or later)",
     )
-    repeatable(parser, "--option", "NAME=VALUE", OPTION_HELP)
+    add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT))
     group = add_how(parser)
     add_timeout(group, "a run", 300, flag="--run-timeout")

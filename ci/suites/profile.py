@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric, Report
@@ -47,6 +46,35 @@ class Cost:
 
     def __str__(self) -> str:
         return f"{self.operator} {self.share:.0%} ({self.cycles:,} cycles)"
+
+
+@dataclass(frozen=True, slots=True)
+class OnCpu:
+    """An operator that runs on the CPU, and its shortest time there."""
+
+    operator: str
+    milliseconds: float
+    share: float
+    """The share of the whole inference, which includes the emulator's time."""
+    line: str = ""
+
+    def __str__(self) -> str:
+        where = f"  {self.line}" if self.line else ""
+        return f"{self.milliseconds:9.3f} ms  {self.share:>6.1%}  {self.operator}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A profile of a program, the slowest operators first."""
+
+    costs: Sequence[Cost]
+    cpu: Sequence[OnCpu] = ()
+
+    @property
+    def on_cpu(self) -> dict[str, float]:
+        """What the CPU's part takes, for `audit`."""
+        milliseconds = sum(each.milliseconds for each in self.cpu)
+        return {"milliseconds": round(milliseconds, 3), "share": sum(each.share for each in self.cpu)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +147,14 @@ def totals(found: Sequence[Cost], of: str) -> list[tuple[str, float]]:
     return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
 
 
-def document(found: Sequence[Cost], about: Mapping[str, Any]) -> str:
+def document(measured: Measured, about: Mapping[str, str]) -> str:
     body = {
         "schema": SCHEMA,
         **about,
         "runs": RUNS,
         "processes": PROCESSES,
-        "operators": [asdict(cost) for cost in found],
+        "operators": [asdict(cost) for cost in measured.costs],
+        "cpu": [asdict(each) for each in measured.cpu],
     }
     return json.dumps(body, indent=2) + "\n"
 
@@ -185,8 +214,9 @@ def _shares(operators: Iterable[Cost]) -> Shares:
     return dict(shares)
 
 
-def as_text(found: Sequence[Cost], earlier: Shares | None, against: Path | None) -> Iterator[str]:
-    """A table of operators, sums by line and module, and changes since an earlier profile."""
+def as_text(measured: Measured, earlier: Shares | None, against: Path | None) -> Iterator[str]:
+    """A table of operators, sums by line and module, changes since an earlier profile, and the CPU's part."""
+    found = measured.costs
     yield f"{'share':>7}  {'range':>13}  {'cycles':>13}  operator"
     for cost in found:
         between = f"{cost.lowest:.1%}-{cost.highest:.1%}"
@@ -206,3 +236,6 @@ def as_text(found: Sequence[Cost], earlier: Shares | None, against: Path | None)
         f"the least of {RUNS} runs in each of {PROCESSES} processes;"
         " the emulator's cycles follow this machine's time, not the chip's"
     )
+    if measured.cpu:
+        yield "on the CPU, the least time on this machine and its share of an inference"
+        yield from map(str, measured.cpu)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from ci.suites.profile import PROCESSES, RUNS, Cost
+from ci.suites.profile import PROCESSES, RUNS, Cost, Measured
 
 STYLE = """
 :root { color-scheme: light dark; --bar: #3b74c4; --ground: #fff; --ink: #1d2229; --faint: #e8ebf0;
@@ -55,7 +55,8 @@ def tree_of(costs: Sequence[Cost]) -> Branch:
     return root
 
 
-def page_of(title: str, costs: Sequence[Cost], cpu: Sequence[str] = ()) -> str:
+def page_of(title: str, measured: Measured) -> str:
+    costs, cpu = measured.costs, [str(each) for each in measured.cpu]
     widest = max((cost.highest or cost.share for cost in costs), default=1.0) or 1.0
     bars = "".join(_row(cost, widest) for cost in costs)
     beside = f"<h2>On the CPU</h2><pre>{escape(chr(10).join(cpu))}</pre>" if cpu else ""

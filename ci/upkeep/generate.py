@@ -55,7 +55,7 @@ SCHEMAS = {
     ),
     "suite": ("ci.executorch.suite:Suite", "A suite: which models are lowered, how, and what is expected"),
     "suggestions": (
-        "ci.executorch.judge:Suggestions",
+        "ci.suites.suggestions:Suggestions",
         "What to write instead of operators that stay on the CPU",
     ),
     "tolerances": ("ci.suites.baseline:Tolerances", "How much worse than its baseline a program may become"),

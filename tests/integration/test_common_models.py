@@ -12,7 +12,7 @@ from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, run, suite
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3600)]
 
 COMPILES = ("convnext", "swin", "whisper_encoder", "distilbert", "rank_six")
 WRITTEN_ANEW = {"fourier": "torch.fft.rfft(x)", "decides": "if x.mean() > 0"}
@@ -42,7 +42,7 @@ def _run(folder: Path, names: list[tuple[str, str]], fields: dict[str, str]) -> 
         }
         for name, scheme in names
     }
-    return run("test_emulator", folder, "--suite", suite(folder, cases))
+    return run("test_emulator", folder, "--suite", suite(folder, cases), timeout=3000)
 
 
 def _errors(done: Done, case: str) -> list[tuple[str, str]]:

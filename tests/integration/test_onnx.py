@@ -381,13 +381,13 @@ class TestRun:
     def test_profiles_operators_and_compares_with_an_earlier_profile(
         self, compiled: Path, model: Path, samples: Path, tmp_path: Path
     ) -> None:
-        words = ("profile", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--source", model)
+        words = (compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--source", model)
         before = tmp_path / "before.json"
-        onnx_command(*words, "--json", before)
+        onnx_command(*words, "--json", before, verb=("profile",))
         operators = json.loads(before.read_text())["operators"]
         assert sum(one["share"] for one in operators) == pytest.approx(1)
         assert any("conv" in one["operator"] for one in operators)
-        said = onnx_command(*words, "--against", before)
+        said = onnx_command(*words, "--against", before, verb=("profile",))
         assert "conv" in said.stdout.split("share before, now")[1]
         assert "warning" not in said.stderr
 
@@ -411,19 +411,55 @@ class TestRun:
 
 
 class TestAudit:
-    @pytest.mark.whole
-    def test_names_what_stays_on_the_cpu(self, tmp_path: Path) -> None:
+    def test_what_stays_on_the_cpu_is_named_and_measured(self, tmp_path: Path) -> None:
         nodes = [
             helper.make_node("Relu", ["x"], ["r"], name="relu"),
-            helper.make_node("Det", ["r"], ["y"], name="determinant"),
+            helper.make_node("Det", ["r"], ["d"], name="determinant"),
+            helper.make_node("Relu", ["d"], ["y"], name="last"),
         ]
         model = write(model_of(nodes, output=(1, 3)), tmp_path / "det.onnx")
-        found = json.loads(onnx_command("audit", model, "--json", code=1).stdout)
-        assert [(node["node"], node["operator"]) for node in found["unsupported"]] == [("determinant", "Det")]
+        out = tmp_path / "audit.json"
+        onnx_command(model, "--precision", "fp16", "--measure", "--json", out, code=1, verb=("audit",))
+        row = json.loads(out.read_text())["precisions"]["fp16"]
+        assert (row["delegated"], row["delegates"]) == ({"Relu": 2}, 2)
+        assert [(each["node"], each["operator"]) for each in row["cpu"]] == [("determinant", "Det")]
+        assert row["measured"]["milliseconds"] > 0
 
     @pytest.mark.whole
-    def test_passes_a_model_that_htp_takes_whole(self, model: Path) -> None:
-        assert "4 of 4 nodes on HTP, in 1 graph" in onnx_command("audit", model).stdout
+    def test_a_model_that_htp_takes_whole_is_so_at_each_precision_and_profiled(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "found.json"
+        onnx_command(model, "--json", out, verb=("audit",))
+        rows = json.loads(out.read_text())["precisions"]
+        assert [row["delegated"]["Conv"] for row in rows.values()] == [1, 1, 1]
+        onnx_command(model, "--precision", "8a8w", "--json", out, verb=("profile",))
+        assert any("conv" in each["operator"] for each in json.loads(out.read_text())["operators"])
+
+
+class TestDivergence:
+    """HTP's reciprocal of quantized values below 1 is about 1; the quantized model on the CPU is right."""
+
+    def test_the_operator_that_htp_computes_otherwise_is_named(self, tmp_path: Path) -> None:
+        nodes = [
+            helper.make_node("Mul", ["x", "x"], ["squares"], name="square"),
+            helper.make_node("ReduceMean", ["squares"], ["mean"], name="mean", axes=[-1]),
+            helper.make_node("Sqrt", ["mean"], ["root"], name="root"),
+            helper.make_node("Reciprocal", ["root"], ["inverse"], name="inverse"),
+            helper.make_node("Mul", ["x", "inverse"], ["y"], name="normed"),
+        ]
+        model = write(model_of(nodes, shape=(4, 16), output=(4, 16)), tmp_path / "rms.onnx")
+        (tmp_path / "samples").mkdir()
+        generator = np.random.default_rng(0)
+        for number in range(4):
+            sample = 0.05 * generator.standard_normal((4, 16))
+            np.save(tmp_path / "samples" / f"{number}.npy", sample.astype(np.float32))
+        words = (model, "--calibrate", tmp_path / "samples", "--json", tmp_path / "found.json")
+        onnx_command(*words, "--precision", "16a8w", code=1, verb=("divergence",))
+        found = json.loads((tmp_path / "found.json").read_text())["first"]
+        assert (found["node"], found["operator"]) == ("inverse", "Reciprocal")
+        assert found["sqnr_db"] < 10 and found["operands"]["root"] > 30
+        onnx_command(*words, verb=("divergence",))
 
 
 SUITE = """\

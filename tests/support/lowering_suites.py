@@ -90,14 +90,20 @@ def command(stage: str, base: Path, *flags: str | Path) -> list[str]:
     ]  # fmt: skip
 
 
-def run(stage: str, base: Path, *flags: str | Path, environ: Mapping[str, str] | None = None) -> Done:
+def run(
+    stage: str,
+    base: Path,
+    *flags: str | Path,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 900,
+) -> Done:
     done = subprocess.run(
         command(stage, base, *flags),
         cwd=ROOT,
         env=dict(environ or environment()),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=timeout,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ci.executorch.audit_model import as_text, cells_of
+from ci.suites.audit_table import as_text, cells_of
 
 LEFT = {
     "operator": "aten.erf.default",
@@ -18,6 +18,7 @@ LEFT = {
 ROW: dict[str, Any] = {
     "delegated": {"aten.add.Tensor": 2, "aten.erf.default": 1},
     "cpu": [LEFT],
+    "usable": True,
     "delegates": 2,
     "ddr": {"read": 1000, "written": 24},
     "kept_on_cpu": None,

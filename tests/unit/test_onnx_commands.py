@@ -15,6 +15,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.output import SCRATCH, writing_into
+from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone
 from ci.onnx.arrays import save
 from provisioning.base.command_line import main
@@ -81,7 +82,10 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
 
 
 AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
-ERF = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
+ERF = {"node": "erf_1", "operator": "Erf", "reason": "not supported"} | dict.fromkeys(
+    ("source", "code", "module"), ""
+)
+MIXED = {"delegated": {"Conv": 1}, "cpu": [], "delegates": 1, "ddr": {"read": 8, "written": 8}}
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "remedy": "export in float32"}
 
 
@@ -101,7 +105,9 @@ class StandIn:
                 "ddr": {"read": 4096, "written": 64},
             },
             "run": {},
-            "audit": AUDIT,
+            "prepare": {"model": "looked.onnx"},
+            "quantize_run": {"model": "quantized.onnx"},
+            "mixed": MIXED,
         }
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
@@ -120,6 +126,8 @@ class StandIn:
             if what == "compile":
                 for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
                     path.write_text("made")
+            if what == "prepare":
+                save(Path(order["into"]) / "samples.npz", [{"x": np.zeros(1)}])
             if order.get("profile"):
                 row = "0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n"
                 Path(order["profile"]).write_text(row)
@@ -320,34 +328,42 @@ class TestRun:
 
 
 class TestAudit:
-    def audited(self, folder: Path, *arguments: str) -> int:
-        return onnx("audit", str(write(conv_model(), folder / "net.onnx")), *arguments)
+    def audited(self, folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+        model, out = write(conv_model(), folder / "net.onnx"), folder / "audit.json"
+        code = main("qnn-ci", "", VERBS, ["audit", str(model), "--json", str(out), *arguments])
+        return code, json.loads(out.read_text())["precisions"]
 
-    def test_a_model_that_htp_takes_whole_is_exit_code_0(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.audited(tmp_path) == 0
-        assert "2 of 2 nodes on HTP, in 1 graph\n" in capsys.readouterr().out
-        assert stand_in.orders[1][1]["model"] == "looked.onnx"
-        assert left(tmp_path / "temporary") == []
+    def test_every_precision_is_compiled_once(self, stand_in: StandIn, tmp_path: Path) -> None:
+        code, rows = self.audited(tmp_path)
+        assert code == 0 and list(rows) == ["fp16", "8a8w", "16a8w"]
+        assert [given["run"]["precision"] for what, given in stand_in.orders if what == "mixed"] == [
+            "fp16",
+            "u8u8",
+            "u16u8",
+        ]
+        orders = len(stand_in.orders)
+        assert self.audited(tmp_path) == (0, rows) and len(stand_in.orders) == orders
+        self.audited(tmp_path, "--dimension", "n=1")
+        assert len(stand_in.orders) == 2 * orders
+
+    def test_a_model_that_changed_is_compiled_again(self, stand_in: StandIn, tmp_path: Path) -> None:
+        model = tmp_path / "net.onnx"
+        write(conv_model(), model)
+        stand_in.replies["prepare"]["touched"] = {"opened": {str(model): stamp_of(model.stat())}}
+        self.audited(tmp_path, "--precision", "fp16")
+        write(conv_model((1, 3, 9, 9)), model)
+        main("qnn-ci", "", VERBS, ["audit", str(model), "--precision", "fp16"])
+        assert [what for what, _ in stand_in.orders].count("mixed") == 2
 
     def test_a_node_on_the_cpu_is_exit_code_1_with_its_reason(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["audit"] = {**AUDIT, "unsupported": [ERF]}
-        assert self.audited(tmp_path) == 1
-        said = capsys.readouterr().out
-        assert "erf_1 (Erf) stays on the CPU: not supported" in said and "1 of 2 nodes on HTP" in said
+        stand_in.replies["mixed"] = {**MIXED, "cpu": [ERF]}
+        code, rows = self.audited(tmp_path)
+        assert code == 1 and rows["fp16"]["cpu"][0]["operator"] == "Erf"
+        assert "Erf (fp16, 8a8w, 16a8w): not supported" in capsys.readouterr().out
 
-    def test_a_problem_is_exit_code_1_and_the_provider_is_asked_all_the_same(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["look"] = refusal(PROBLEM)
-        assert self.audited(tmp_path, "--json") == 1
-        assert json.loads(capsys.readouterr().out) == {
-            "schema": 1,
-            "model": str(tmp_path / "net.onnx"),
-            "soc": "SM8650",
-            "problems": [PROBLEM],
-            **AUDIT,
-        }
+    def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
+        stand_in.replies["prepare"] = refusal(PROBLEM)
+        code, rows = self.audited(tmp_path)
+        assert code == 1 and rows["8a8w"] == {"error": "x: x is float64", "remedy": "export in float32"}

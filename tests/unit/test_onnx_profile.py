@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from onnx import helper
 
-from ci.onnx.profile import costs, with_lines
-from ci.suites.profile import Cost, difference, document, merged, read_document, totals
+from ci.onnx.profile import costs, cpu_times, places_of, with_lines
+from ci.suites.profile import Cost, Measured, difference, document, merged, read_document, totals
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.onnx_models import model_of
 
@@ -54,12 +55,32 @@ def test_shares_are_those_of_the_users_lines_and_of_modules() -> None:
         norm.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
     plain = helper.make_node("Neg", ["y"], ["z"], name="plain")
     shares = {"norm_token_3": 0.5, "norm": 0.2, "plain": 0.2, "Transpose": 0.1}
-    found = with_lines([Cost(name, 1, share) for name, share in shares.items()], model_of([norm, plain]))
+    places = places_of(model_of([norm, plain]))
+    found = with_lines([Cost(name, 1, share) for name, share in shares.items()], places)
     rounded = {
         of: [(where, round(share, 6)) for where, share in totals(found, of)] for of in ("line", "module")
     }
     added = ("(added by the provider)", 0.1)
     assert rounded == {"line": [("/src/me/net.py:7", 0.7), added], "module": [("block.norm", 0.7), added]}
+
+
+def test_an_operator_on_the_cpu_has_its_least_time_and_share_of_an_inference(tmp_path: Path) -> None:
+    def event(name: str, microseconds: int, **arguments: str) -> dict[str, object]:
+        return {"name": name, "dur": microseconds, "args": arguments}
+
+    on_cpu = {"provider": "CPUExecutionProvider", "op_name": "Erf"}
+    events = [
+        event("session_initialization", 9000),
+        event("n0_kernel_time", 40, **on_cpu),
+        event("htp_kernel_time", 160, provider="QNNExecutionProvider", op_name="graph"),
+        event("model_run", 250),
+        event("n0_kernel_time", 20, **on_cpu),
+        event("model_run", 200),
+    ]
+    path = tmp_path / "0.json"
+    path.write_text(json.dumps(events))
+    (found,) = cpu_times(path, {})
+    assert (found.operator, found.milliseconds, found.share) == ("Erf (n0)", 0.02, 0.1)
 
 
 def test_several_profiles_of_a_program_show_how_far_its_shares_repeat() -> None:
@@ -76,7 +97,7 @@ def test_a_difference_that_noise_explains_is_none_whatever_number_the_provider_g
         Cost("add", 5, 0.05, 0.05, 0.05),
         Cost("gone", 10, 0.1, 0.1, 0.1),
     ]
-    path.write_text(document(before, {"soc": "SM8750"}))
+    path.write_text(document(Measured(before), {"soc": "SM8750"}))
     now = [
         Cost("conv_token_8", 67, 0.67, 0.45, 0.7),
         Cost("mm", 13, 0.13, 0.1, 0.2),

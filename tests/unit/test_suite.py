@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ci.executorch.judge import suggestions
 from ci.executorch.suite import SHIPPED, SUITES, Program, all_programs, choose, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
 from ci.suites.imports import module_file
 from ci.suites.precision import SCHEMES
+from ci.suites.suggestions import suggestions
 from ci.suites.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT

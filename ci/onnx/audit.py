@@ -1,0 +1,53 @@
+"""`audit` of an .onnx: at each precision the provider compiles what it takes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ci.onnx.asking import precision_of, search_path
+from ci.onnx.compile import Refused
+from ci.onnx.profile_model import measured
+from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.suites.suggestions import suggestion_for
+from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import Selection
+
+PRECISIONS = ("fp16", "8a8w", "16a8w")
+
+
+def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision."""
+    quantized = precision_of(search_path() / args.model, None) == "qdq"
+    names = args.precision or (("qdq",) if quantized else PRECISIONS)
+    return {name: _row(args, name, selection) for name in dict.fromkeys(names)}
+
+
+def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict[str, Any]:
+    program = program_of(args, precision, selection)
+    try:
+        facts, folder = mixed(args, program, selection.store)
+    except Refused as refused:
+        if problems := refused.details.get("problems"):
+            return {
+                "error": "; ".join(f"{each['subject']}: {each['message']}" for each in problems),
+                "remedy": "; ".join(dict.fromkeys(each["remedy"] for each in problems)),
+            }
+        if refused.exit_code != CheckFailed.exit_code:
+            raise
+        return {"error": refused.message, "remedy": refused.remedy}
+    except CheckFailed as error:
+        return {"error": error.message, "remedy": error.remedy}
+    cpu = [
+        # ONNX Runtime has a CPU kernel of each: without it there would be no session.
+        {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"])}
+        for each in facts["cpu"]
+    ]
+    row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}
+    # `compile` refuses a model of which a part would run on the CPU.
+    row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
+    if args.measure and (folder / CONTEXT).is_file():
+        settings = program.run.settings(program.soc)
+        run = measured(folder / CONTEXT, folder / SAMPLES, program.soc, settings, {}, args.timeout)
+        row["measured"] = run.on_cpu
+    return row

@@ -1,0 +1,91 @@
+"""The table of `audit`: operators by precision, then what stays on the CPU and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+FAILED = "does not compile"
+
+
+def fails(row: Mapping[str, Any]) -> bool:
+    """Whether a precision gives no program that runs."""
+    return "error" in row or not row["usable"]
+
+
+def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A table of operators by precision, the cost of the CPU's part, then each operator on the CPU with its
+    line."""
+    compiled = {scheme: row for scheme, row in rows.items() if "error" not in row}
+    tables = {scheme: cells_of(row) for scheme, row in compiled.items()}
+    names = sorted(
+        {name for cells in tables.values() for name in cells},
+        key=lambda name: (all("cpu" not in cells.get(name, "") for cells in tables.values()), name),
+    )
+    lines = [("operator", *rows)]
+    lines += [
+        (name, *(tables[scheme].get(name, "-") if scheme in tables else FAILED for scheme in rows))
+        for name in names
+    ]
+    costs = [_costs(row) if scheme in compiled else {} for scheme, row in rows.items()]
+    titles = dict.fromkeys(title for cells in costs for title in cells)
+    lines += [(title, *(cells.get(title, "") for cells in costs)) for title in titles]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    yield from _on_cpu(compiled)
+    for scheme, row in rows.items():
+        if "error" in row:
+            yield f"{scheme}: {row['error']}"
+            yield f"  → {row['remedy']}"
+        elif kept := row["kept_on_cpu"]:
+            nodes = ", ".join(f'"{name}"' for name in kept["cpu_nodes"])
+            yield f"{scheme}: {kept['because']}"
+            yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"
+
+
+def _costs(row: Mapping[str, Any]) -> dict[str, str]:
+    costs = {
+        "delegates": f"{row['delegates']}",
+        "operators on the CPU": f"{len(row['cpu'])}",
+        "bytes of DDR": f"{row['ddr']['read'] + row['ddr']['written']:,}",
+    }
+    if measured := row.get("measured"):
+        costs["time on the CPU"] = f"{measured['milliseconds']:g} ms, {measured['share']:.1%}"
+    return costs
+
+
+def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """By operator: how many run on HTP, and how many stay on the CPU."""
+    cpu = Counter(each["operator"] for each in row["cpu"])
+    cells = {}
+    for name in {*row["delegated"], *cpu}:
+        parts = [f"{row['delegated'][name]} htp"] if name in row["delegated"] else []
+        cells[name] = ", ".join([*parts, f"{cpu[name]} cpu"] if cpu[name] else parts)
+    return cells
+
+
+def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    found: dict[tuple[str, str, str, str, bool, str], list[str]] = {}
+    for scheme, row in rows.items():
+        for each in row["cpu"]:
+            key = (
+                each["operator"],
+                each["source"],
+                each["code"],
+                each["reason"],
+                each["kernel"],
+                each["suggestion"],
+            )
+            schemes = found.setdefault(key, [])
+            if scheme not in schemes:
+                schemes.append(scheme)
+    if found:
+        yield "on the CPU"
+    for (operator, source, code, reason, kernel, suggestion), schemes in found.items():
+        where = f" at {source} `{code}`" if source else ""
+        lacks = "" if kernel else "; ExecuTorch has no CPU kernel of it: the program will not run"
+        yield f"  {operator}{where} ({', '.join(schemes)}): {reason}{lacks}"
+        if suggestion:
+            yield f"    → {suggestion}"

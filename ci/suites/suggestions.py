@@ -1,0 +1,41 @@
+"""What to write instead of an operator that stays on the CPU, by manifests/suites/suggestions.toml."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from provisioning.base.documents import Model, load
+from provisioning.base.settings import MANIFESTS
+
+SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
+
+
+class Suggestion(Model):
+    operator: str
+    onnx: str = ""
+    """The same operator in an ONNX model."""
+    code: str = ""
+    """A regular expression that the model's source line must match."""
+    text: str
+    proof: str
+
+
+class Suggestions(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    suggestion: Annotated[tuple[Suggestion, ...], Field(min_length=1)]
+
+
+@cache
+def suggestions() -> tuple[Suggestion, ...]:
+    return load(SUGGESTIONS, Suggestions).suggestion
+
+
+def suggestion_for(operator: str, code: str) -> str:
+    for each in suggestions():
+        if operator in (each.operator, each.onnx) and re.search(each.code, code):
+            return each.text
+    return ""
