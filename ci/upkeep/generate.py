@@ -61,6 +61,7 @@ SCHEMAS = {
     "tolerances": ("ci.suites.baseline:Tolerances", "How much worse than its baseline a program may become"),
     "onnx_suite": ("ci.onnx.suite:Suite", "A suite for ONNX Runtime: models, precisions, chips, thresholds"),
     "llm_suite": ("ci.llm.suite:Suite", "A suite of language models: precisions, chips, limits"),
+    "lint_tools": ("ci.upkeep.lint_tools:LintTools", "Programs for lint, as archives by hash"),
     "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (
         "ci.onnx.options:OptionTable",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import captured
-from provisioning.base.errors import EnvironmentLacking, UnknownName
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UnknownName
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import ROOT, add_selection, selection_of
 from provisioning.base.stage_run import StageRun
@@ -113,13 +113,12 @@ TOOLS = {
 }
 
 ACTIONLINT = [
-    "actionlint",
     "-oneline",
     # Newer than its newest release, 1.7.12: `$/` and the job context's workflow_*.
     *("-ignore", r'"\$/[^"]*"'),
     *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
 ]
-"""Run only if it is installed; no package that can be locked contains it."""
+"""No package that can be locked contains it: manifests/lint_tools.toml."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -129,18 +128,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
     checks: dict[str, Callable[[], list[Finding]]] = {
         **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
         "tree": lambda: list(tree_findings(ROOT, tracked_files(ROOT))),
         "shell": lambda: shell_findings(ROOT, tracked_files(ROOT)),
-        "actionlint": actionlint_findings,
+        "actionlint": lambda: actionlint_findings(selection.store),
         "gitlab": gitlab_findings,
     }
     chosen = args.only or list(checks)
     for name in chosen:
         if name not in checks:
             raise UnknownName(f"there is no check {name!r}", name, checks)
-    selection = selection_of(args)
     stage = StageRun.as_typed("lint", selection.profile, "")
     if args.fix:
         for name in chosen:
@@ -260,13 +259,21 @@ def gitlab_findings() -> list[Finding]:
         return _run_tool("gitlab", Tool(command, f"fix {page} or ci/github/matrix.py"))
 
 
-def actionlint_findings() -> list[Finding]:
+def actionlint_findings(store: Path) -> list[Finding]:
     import shutil
 
-    if shutil.which("actionlint", path=_environment()["PATH"]) is None:
+    from ci.upkeep import lint_tools
+
+    program = shutil.which("actionlint", path=_environment()["PATH"])
+    if program is None and not lint_tools.required():
         message = "is not installed, so it did not run; zizmor and the schemas did"
-        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, "install actionlint")]
-    return _run_tool("actionlint", Tool(ACTIONLINT, "fix what is named above"))
+        remedy = f"install actionlint, or have it downloaded: {lint_tools.REQUIRED}=required nox -s lint"
+        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, remedy)]
+    try:
+        program = program or str(lint_tools.program("actionlint", store))
+    except ToolkitError as error:
+        return [_finding("lint-did-not-run", "actionlint", error.message, error.remedy or "nox -s lint")]
+    return _run_tool("actionlint", Tool([program, *ACTIONLINT], "fix what is named above"))
 
 
 def _first_line(path: Path) -> str:

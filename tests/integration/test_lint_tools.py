@@ -16,7 +16,7 @@ CHECKS = ("zizmor", "workflows", "actions", "shell")
 
 PR = ".github/workflows/pr.yml"
 RELEASE = ".github/workflows/release.yml"
-CREDENTIALS = "          fetch-depth: 0\n          persist-credentials: false\n"
+CREDENTIALS = "          persist-credentials: false\n"
 PINNED = "actions/checkout@de0fac2e4500dabe0009e67214ff5f5447ce83dd # v6.0.2"
 PLAN = "run: nox -f toolkit/noxfile.py -s github -- plan"
 

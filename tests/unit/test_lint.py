@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from ci.upkeep import lint
+from ci.upkeep import lint, lint_tools
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Outcome, Report
+from tests.support.http_server import FileServer
 
 HOST = ".".join(("pypi", "org"))
 
@@ -83,7 +87,43 @@ def test_scripts_and_the_lines_that_workflows_run_are_checked_as_shell(
     ]
 
 
-def test_actionlint_that_is_not_installed_says_that_it_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The pinned archive, on a server of this test, with an actionlint that complains."""
+    program = b"#!/bin/sh\necho .github/workflows/pr.yml:3:1: BAD; exit 1\n"
+    file = tmp_path / "server" / "actionlint.tar.gz"
+    file.parent.mkdir()
+    with tarfile.open(file, "w:gz") as members:
+        member = tarfile.TarInfo("actionlint")
+        member.size = len(program)
+        members.addfile(member, io.BytesIO(program))
+    pin = {"url": "https://tools.example/actionlint.tar.gz", "sha256": hash_file(file)}
+    tools = lint_tools.LintTools.model_validate({"schema": 1, "tools": {"actionlint": pin}})
+    monkeypatch.setattr(lint_tools, "load", lambda path, model: tools)
     monkeypatch.setattr(lint, "_environment", lambda: {"PATH": "/nowhere"})
-    (finding,) = lint.actionlint_findings()
-    assert (finding.severity.value, "did not run" in finding.message) == ("note", True)
+    return file
+
+
+def test_actionlint_is_downloaded_where_it_is_required_and_else_named_as_not_run(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (finding,) = lint.actionlint_findings(tmp_path)
+    assert (finding.rule, finding.severity.value) == ("lint-did-not-run", "note")
+    monkeypatch.setenv(lint_tools.REQUIRED, "required")
+    with FileServer(archive.read_bytes()) as server:
+        monkeypatch.setattr(lint_tools, "mirrored", lambda _: server.url("/actionlint.tar.gz"))
+        (finding,) = lint.actionlint_findings(tmp_path)
+    assert (finding.subject, finding.message) == (".github/workflows/pr.yml:3", "BAD")
+    (finding,) = lint.actionlint_findings(tmp_path)  # from its download, without the server
+    assert finding.message == "BAD"
+
+
+def test_an_actionlint_of_other_bytes_is_an_error_and_not_run(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.write_bytes(archive.read_bytes()[:-1] + b"0")
+    monkeypatch.setenv(lint_tools.REQUIRED, "required")
+    with FileServer(archive.read_bytes()) as server:
+        monkeypatch.setattr(lint_tools, "mirrored", lambda _: server.url("/actionlint.tar.gz"))
+        (finding,) = lint.actionlint_findings(tmp_path)
+    assert (finding.rule, finding.severity.value) == ("lint-did-not-run", "error")
