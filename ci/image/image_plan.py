@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError, UnknownName
+from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.lock_files import lock_path
@@ -144,6 +145,19 @@ class ImagePlan:
 @cache
 def load_images() -> Images:
     return load(MANIFEST, Images)
+
+
+def pin_base(system: System) -> None:
+    """Write the base into images.toml, where comments stay."""
+    import tomlkit
+
+    document = tomlkit.parse(MANIFEST.read_text(encoding="utf-8"))
+    table = document["system"]
+    assert isinstance(table, tomlkit.items.Table)
+    for name in ("image", "digest", "epoch"):
+        table[name] = getattr(system, name)
+    replace_text(MANIFEST, tomlkit.dumps(document))
+    load_images.cache_clear()
 
 
 def plan_of(name: str) -> ImagePlan:

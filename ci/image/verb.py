@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
 import os
+import re
 import sys
 import tempfile
 import time
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from ci.image.builders import Order
     from ci.image.context import Apt
     from ci.image.engine import Engine
-    from ci.image.image_plan import ImagePlan
+    from ci.image.image_plan import ImagePlan, System
 
 EXAMPLES = """\
   nox -s image -- wheels
@@ -69,6 +71,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lock", action="store_true", help="pin the Debian packages that apt offers now, and build nothing"
     )
+    parser.add_argument(
+        "--renew-base", action="store_true", help="with --lock: first pin the newest image of the same Debian"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,6 +106,8 @@ def _work(stage: StageRun, plan: ImagePlan, args: argparse.Namespace) -> None:
     from provisioning.store import Store
 
     engine = connect()
+    if args.renew_base and not args.base:
+        plan = _renewed(plan, engine)
     apt = context.Apt(args.apt_sources, args.apt_conf)
     base = args.base or plan.system.reference
     base_id = engine.image_id(base) or engine.pull(base)
@@ -138,8 +145,6 @@ def _order(plan: ImagePlan, base: str, base_id: str) -> Order:
 
 def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     """The labels of an image. All come from manifests, so every build has the same."""
-    import datetime as dt
-
     created = dt.datetime.fromtimestamp(plan.system.epoch, dt.timezone.utc)
     names = {
         "org.opencontainers.image.title": f"qnn-ci {plan.name}",
@@ -257,6 +262,34 @@ def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, wan
         return
     for line, remedy in comparison.problems:
         stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", remedy)
+
+
+def _renewed(plan: ImagePlan, engine: Engine) -> ImagePlan:
+    """The plan with the newest base, pinned by digest in images.toml."""
+    from ci.image.image_plan import pin_base, plan_of
+
+    before = plan.system.image
+    system = newest_base(plan.system, engine)
+    sys.stdout.write(f"the newest base is {system.image}; pinned was {before}\n")
+    pin_base(system)
+    return plan_of(plan.name)
+
+
+def newest_base(system: System, engine: Engine) -> System:
+    """What the name without a date means today, under its name with the date."""
+    from provisioning.base.errors import UpstreamError
+
+    dated = re.compile(r"-\d{8}(?=-|$)")
+    rolling = dated.sub("", system.image)
+    engine.pull(rolling)
+    found = engine.attributes(rolling)
+    day = dt.datetime.fromisoformat(str(found["Created"])[:10]).replace(tzinfo=dt.timezone.utc)
+    image = dated.sub(f"-{day:%Y%m%d}", system.image)
+    digest = found["RepoDigests"][0].partition("@")[2]
+    engine.pull(image)
+    if engine.attributes(image)["RepoDigests"][0].partition("@")[2] != digest:
+        raise UpstreamError(f"{image} is not what {rolling} is", remedy="pin the base by hand in images.toml")
+    return system.model_copy(update={"image": image, "digest": digest, "epoch": int(day.timestamp())})
 
 
 def _lock(plan: ImagePlan, engine: Engine, base: str, apt: Apt) -> None:

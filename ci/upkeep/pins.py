@@ -13,11 +13,13 @@ from pathlib import Path
 
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import write_named
 from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
   nox -s pins -- write dist/pins/pins.patch
   nox -s pins -- apply pins/pins.patch
+  nox -s pins -- releases reports/compare/table.md
 """
 
 FOLDER = "manifests"
@@ -32,12 +34,24 @@ _HUNK = re.compile(r"@@ -\d+(?:,(?P<old>\d+))? \+\d+(?:,(?P<new>\d+))? @@.*")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", choices=("write", "apply"), help="write what changed as a patch, or judge one and apply it"
+        "what",
+        choices=("write", "apply", "releases"),
+        help="write what changed as a patch, judge one and apply it, or add a table of newer releases to a page",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the patch; an empty one changes nothing")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="the patch (empty: change nothing), or the page"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.what == "releases":
+        from ci.upkeep.releases import table
+
+        text = table()
+        if args.file.is_file():  # no page, no pull request: then it is only printed
+            write_named(args.file, f"\n{text}", append=True, remedy="name another file")
+        sys.stdout.write(text)
+        return 0
     if args.what == "write":
         done = captured(
             ["git", "diff", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--", FOLDER],

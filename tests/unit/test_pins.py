@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.upkeep import pins
-from provisioning.base.errors import CheckFailed
+from ci.upkeep import pins, releases
+from provisioning import lock_files
+from provisioning.base.errors import CheckFailed, UpstreamError
+from tests.support.http_server import FileServer
 from tests.support.rehearsals import repository
 
 LOCK = "manifests/locks/lint.txt"
@@ -160,3 +162,32 @@ def test_a_file_behind_a_link_stays_as_it_is(root: Path) -> None:
 def test_an_empty_patch_changes_nothing(root: Path) -> None:
     pins.apply(b"", root)
     assert git(root, "status", "--porcelain") == ""
+
+
+NDKS = """<remotePackage path="ndk;26.2.11394342"><channelRef ref="channel-0"/></remotePackage>
+<remotePackage path="ndk;99.0.1"><channelRef ref="channel-0"/></remotePackage>
+<remotePackage path="ndk;100.0.1"><channelRef ref="channel-3"/></remotePackage>
+"""
+
+
+def test_releases_that_no_profile_pins_are_named_and_what_cannot_be_asked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = {"executorch": "executorch==99.0 \\\n    --hash=sha256:0\n", "onnxruntime-qnn": ""}
+
+    def resolve(environment: str, inputs: list[str], *rest: object) -> str:
+        if not resolved[inputs[0]]:
+            raise UpstreamError("the package index does not answer")
+        return resolved[inputs[0]]
+
+    monkeypatch.setattr(lock_files, "resolve", resolve)
+    page = tmp_path / "table.md"
+    page.write_text("| program |\n")
+    with FileServer(NDKS.encode()) as server:
+        monkeypatch.setattr(releases, "mirrored", lambda _: server.url("/repository2-3.xml"))
+        assert pins.run(argparse.Namespace(what="releases", file=page)) == 0
+    rows = {line.split("|")[1].strip(): line for line in page.read_text().splitlines() if line[:2] == "| "}
+    assert "**99.0**: not tried" in rows["executorch"]
+    assert "not known: the package index does not answer" in rows["onnxruntime-qnn"]
+    assert "| 26.2.11394342 | **99.0.1**: not tried |" in rows["android-ndk"]
+    assert "program" in rows

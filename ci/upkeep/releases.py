@@ -1,0 +1,69 @@
+"""What is newer than the profiles' pins. A person decides on these: a new QNN changes what programs must fit."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from packaging.version import Version
+
+from provisioning import lock_files
+from provisioning.base.errors import ToolkitError, UpstreamError
+from provisioning.base.settings import MANIFESTS
+from provisioning.components import ANDROID_NDK
+from provisioning.download import fetch, mirrored
+from provisioning.manifest import load_profile
+
+PACKAGES = ("executorch", "onnxruntime-qnn")
+NDK = "https://dl.google.com/android/repository/repository2-3.xml"
+_STABLE = re.compile(r'<remotePackage path="ndk;([\d.]+)">(?:(?!</remotePackage>).)*"channel-0"', re.DOTALL)
+
+
+def table() -> str:
+    """Of each: the versions that profiles pin, and the newest release."""
+    rows = [(name, _packages_pinned(name), _newest_package) for name in PACKAGES]
+    rows.append((ANDROID_NDK, _ndk_pinned(), _newest_ndk))
+    lines = ["## Releases", "", "| | pinned | newest |", "| --- | --- | --- |"]
+    for name, pinned, newest in rows:
+        try:
+            found = newest(name)
+            shown = found if Version(found) <= max(map(Version, pinned)) else f"**{found}**: not tried"
+        except ToolkitError as error:
+            shown = f"not known: {error.message.splitlines()[0]}"
+        lines.append(f"| {name} | {', '.join(sorted(pinned))} | {shown} |")
+    return "\n".join([*lines, ""])
+
+
+def _profiles() -> list[str]:
+    return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))
+
+
+def _packages_pinned(name: str) -> set[str]:
+    profiles = map(load_profile, _profiles())
+    return {each[name] for profile in profiles for each in (profile.packages, profile.onnx) if name in each}
+
+
+def _ndk_pinned() -> set[str]:
+    return {
+        component.version
+        for name in _profiles()
+        for kind, component in load_profile(name).components.items()
+        if kind == ANDROID_NDK
+    }
+
+
+def _newest_package(name: str) -> str:
+    entries = lock_files.parse(lock_files.resolve("releases", [name], "", ["--no-deps"]))
+    versions = [entry.line.partition("==")[2].partition(";")[0].strip() for entry in entries]
+    return max(versions, key=Version)
+
+
+def _newest_ndk(name: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-releases-") as folder:
+        file = Path(folder, "repository.xml")
+        fetch(mirrored(NDK), file, sha256=None, size=None)
+        versions = _STABLE.findall(file.read_text(encoding="utf-8"))
+    if not versions:
+        raise UpstreamError(f"{NDK} lists no stable {name}")
+    return str(max(versions, key=Version))
