@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         choices=("write", "apply", "releases"),
-        help="write what changed as a patch, judge one and apply it, or add a table of newer releases to a page",
+        help="write what changed as a patch, judge one and apply it, or add newer releases to a page",
     )
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="the patch (empty: change nothing), or the page"

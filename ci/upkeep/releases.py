@@ -1,4 +1,4 @@
-"""What is newer than the profiles' pins. A person decides on these: a new QNN changes what programs must fit."""
+"""What is newer than the profiles' pins. A person decides on these: each QNN fits other programs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def _ndk_pinned() -> set[str]:
 
 
 def _newest_package(name: str) -> str:
-    entries = lock_files.parse(lock_files.resolve("releases", [name], "", ["--no-deps"]))
+    # onnxruntime-qnn is made for no older Python.
+    newest = f"{name}; python_version >= '3.11'"
+    entries = lock_files.parse(lock_files.resolve("releases", [newest], "", ["--no-deps"]))
     versions = [entry.line.partition("==")[2].partition(";")[0].strip() for entry in entries]
     return max(versions, key=Version)
 
