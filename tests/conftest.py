@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import Any
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     engine.leave_out(config, items)
     needs.leave_out(config, items)
     whole.leave_out(config, items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What collecting left stays for the whole run: the collector need not look at it again each time."""
+    gc.collect()
+    gc.freeze()
 
 
 LEFT_OUT: dict[str, pytest.StashKey[Any]] = {

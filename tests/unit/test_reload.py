@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ from ci.executorch import reload_worker
 from ci.executorch.reload import findings_of, neighbour_of
 
 ORDER = {"name": "one", "other": {"name": "two", "other": None}}
+
+
+@pytest.fixture(autouse=True)
+def _only_new_objects_are_collected() -> Iterator[None]:
+    """As in a small process: other tests left many objects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Healthy:
