@@ -269,7 +269,7 @@ class _State:
         """The target of a path after symbolic links, so that re-pointing a link is a change."""
         folder, _, file = path.rpartition("/")
         if folder not in self.folders:
-            self.folders[folder] = os.path.realpath(folder)
+            self.folders[folder] = os.path.realpath(folder or "/").rstrip("/")
         real = f"{self.folders[folder]}/{file}"
         if os.path.islink(real):
             real = os.path.realpath(real)

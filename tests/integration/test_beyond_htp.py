@@ -57,6 +57,7 @@ def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.whole
 def test_what_executorch_cannot_lower_here_it_says_in_these_words(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:

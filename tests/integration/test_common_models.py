@@ -12,7 +12,7 @@ from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, run, suite
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.whole, pytest.mark.heavy, pytest.mark.timeout(3600)]
 
 COMPILES = ("convnext", "swin", "whisper_encoder", "distilbert", "rank_six")
 WRITTEN_ANEW = {"fourier": "torch.fft.rfft(x)", "decides": "if x.mean() > 0"}
@@ -67,14 +67,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return _run(tmp_path_factory.mktemp("ten"), [*names, *followed], {})
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", [*COMPILES, *(f"{name}_followed" for name in WRITTEN_ANEW)])
 def test_it_compiles_and_the_emulator_agrees(done: Done, name: str, scheme: str) -> None:
     assert not _errors(done, f"{name}-{scheme}")
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", WRITTEN_ANEW)
 def test_what_must_be_written_in_another_way_is_named_with_its_line(
@@ -84,7 +82,6 @@ def test_what_must_be_written_in_another_way_is_named_with_its_line(
     assert WRITTEN_ANEW[name] in _named_line(message)
 
 
-@pytest.mark.whole
 def test_the_remedies_of_what_the_compiler_dies_of_work(done: Done, tmp_path: Path) -> None:
     fields = {}
     for case, line in DIES.items():
@@ -95,14 +92,6 @@ def test_the_remedies_of_what_the_compiler_dies_of_work(done: Done, tmp_path: Pa
     assert followed.code == 0
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("name", ["gru", "lstm"])
 def test_recurrent_models_compile_in_fp16(done: Done, name: str) -> None:
     assert not _errors(done, f"{name}-fp16")
-
-
-def test_a_sample_of_them(tmp_path: Path) -> None:
-    sample = _run(tmp_path, [("rank_six", "8a8w"), ("decides", "8a8w"), ("decides_followed", "8a8w")], {})
-    assert not _errors(sample, "rank_six-8a8w") and not _errors(sample, "decides_followed-8a8w")
-    ((message, _),) = _errors(sample, "decides-8a8w")
-    assert WRITTEN_ANEW["decides"] in _named_line(message)

@@ -76,6 +76,7 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
     tests = listed(tmp_path)
     assert len(tests) == 374
     assert set(tests) == load_record("delegate", "wheels", "SM8650").tests.keys()
+    assert set(load_ledger("delegate", "wheels").sample) <= set(tests)
 
 
 @pytest.mark.whole
@@ -130,10 +131,6 @@ def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Pat
     stage.send_signal(signal.SIGKILL)
     stage.wait()
     _wait(lambda: not _processes_of(tmp_path), 60)
-
-
-def test_the_sample_is_a_part_of_the_suite(tmp_path: Path) -> None:
-    assert set(load_ledger("delegate", "wheels").sample) <= set(listed(tmp_path))
 
 
 def _processes_of(base: Path) -> list[str]:

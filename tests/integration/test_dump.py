@@ -62,6 +62,7 @@ def test_executorchs_calls_are_saved_and_no_program(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["calls", "params.bin", "saver_output.c"]
 
 
+@pytest.mark.whole
 def test_executorchs_graph_becomes_a_dlc(tmp_path: Path) -> None:
     done = command("to-dlc", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "model.dlc")
     assert done.returncode == 0, done.stderr

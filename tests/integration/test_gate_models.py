@@ -135,6 +135,7 @@ def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict
     assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_program/16a8w/SM8650")
     assert "against the quantized model on " in finding.message
     assert "the program computes something else than the quantized model" in finding.message
+    assert "nox -s divergence -- " in finding.remedy and "-k wrong_program/16a8w/SM8650" in finding.remedy
 
 
 def test_a_wrong_scheme_is_found_with_the_scheme_and_the_operator(reports: dict[str, Report]) -> None:

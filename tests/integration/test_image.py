@@ -61,11 +61,17 @@ def image(root: Path, *arguments: str, reports: Path, **environ: str) -> Stage:
     return Stage(done.returncode, done.stdout + done.stderr, json.loads(path.read_text()))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engine() -> Iterator[Engine]:
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Path]:
     with running() as folder:
-        make_base(folder, BASE)
-        yield connect()
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def engine(daemon: Path) -> Engine:
+    """With the base."""
+    make_base(daemon, BASE)
+    return connect()
 
 
 def copy_of_the_checkout(root: Path) -> Path:
@@ -388,6 +394,7 @@ def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp
     assert "libc6" in fetched["qnn-ci-test-base:older"] - fetched[BASE]
 
 
+@pytest.mark.whole
 def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -424,7 +431,7 @@ def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
     assert (stage.code, "docker system prune" in stage.said) == (3, True), stage.said
 
 
-def test_a_user_whom_the_engine_does_not_know_may_not_use_it(engine: Engine) -> None:
+def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:
     child = os.fork()
     if child == 0:
         code = 1

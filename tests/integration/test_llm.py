@@ -298,7 +298,7 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     buffers: dict[str, Reader] = {"decode_htp": StatefulReader(stateful, in_pytorch(stateful))}
     generator = np.random.default_rng(8)
     with torch.no_grad():
-        for length, most in ((1, 12), (31, 4), (32, 4), (65, 4), (101, 99)):
+        for length, most in ((1, 3), (32, 2), (33, 2), (122, 99)):
             prompt = generator.integers(2, 256, length).tolist()
             expected = text_of(reference, [0, *prompt], most, [255], shape.context)
             for readers in (tensors, buffers):

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import ROOT
-from tests.support.engine import SWITCH
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.whole]
 
 HOLDER = """
 import subprocess, sys
@@ -112,47 +111,6 @@ def test_a_run_that_ends_leaves_nothing(held: subprocess.Popen[str], place: Path
     held.stdin.close()
     assert held.wait(60) == 0
     assert (living(place), [path.name for path in place.iterdir()]) == ([], ["mounted"])
-
-
-def test_stacks_that_containerd_writes_go_with_the_engine(held: subprocess.Popen[str], place: Path) -> None:
-    """As on a busy machine, where dockerd asks for them before it kills one that answers late."""
-    [containerd] = [
-        number for number, said in processes() if said.startswith("containerd ") and str(place) in said
-    ]
-    os.kill(containerd, signal.SIGUSR1)
-    end = time.monotonic() + 30
-    while not (written := [*place.rglob("containerd.*.stacks.log")]) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert written
-    assert held.stdin is not None
-    held.stdin.close()
-    assert held.wait(60) == 0
-    assert [path.name for path in place.iterdir()] == ["mounted"]
-
-
-def test_where_even_root_may_start_no_engine_each_check_is_named_with_the_reason() -> None:
-    without = [
-        "setpriv",
-        "--bounding-set",
-        "-sys_admin",
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--collect-only",
-    ]
-    held = "tests/integration/test_image.py"
-    environ = {name: value for name, value in os.environ.items() if name != SWITCH}
-    said = subprocess.run(
-        [*without, "-p", "no:cacheprovider", held],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
-    assert "did not run: this root may neither mount nor isolate: unshare" in said
-    assert "checks marked engine" in said
 
 
 def test_files_of_a_killed_run_are_removed_by_the_next(tmp_path: Path) -> None:

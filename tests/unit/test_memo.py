@@ -845,3 +845,14 @@ def test_a_look_up_in_one_folder_of_path_that_was_no_search_still_counts(tmp_pat
     (tmp_path / "one" / "bin" / "settings").write_text("x")
     again, _ = memo_in(tmp_path / "one", tmp_path / "store")
     assert isinstance(again.find("net", {"a": 1}), Miss)
+
+
+def test_a_folder_of_the_root_is_the_same_from_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
+    touched.looked = {"/tmp": "directory", "/usr": "directory"}
+    memo.remember("net", {"a": 1}, {"value": 1}, touched)
+    monkeypatch.chdir(tmp_path)
+    again, _ = memo_in(tmp_path / "one", tmp_path / "store")
+    assert isinstance(again.find("net", {"a": 1}), Entry)
