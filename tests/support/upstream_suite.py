@@ -198,7 +198,7 @@ class Bench:
     def command(self, *flags: str) -> int:
         folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
         verbs = {"test_delegate": VERBS["test_delegate"]}
-        return main("python -m ci", "", verbs, ["test_delegate", *folders, "--jobs", "2", *flags])
+        return main("python -m ci", "", verbs, ["test_delegate", *folders, "--jobs", "1", *flags])
 
     def executed_so_far(self) -> str:
         return self.ran.read_text(encoding="utf-8") if self.ran.exists() else ""
