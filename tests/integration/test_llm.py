@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from ci.llm.suite import SUITES
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import LLAMA_3_2, write_checkpoint
 from tests.support.sdk import sdk_root
 from tests.support.speakers import LENGTH, TIMEOUT, Speaker, changed, make_speaker
 
@@ -135,14 +137,14 @@ def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Spe
     assert json.loads(ended.stdout.splitlines()[-1]) == tokens
 
 
-def command(*arguments: str | Path, code: int = 0) -> str:
+def command(*arguments: str | Path, code: int = 0, seconds: float = 600) -> str:
     ended = subprocess.run(
         [sys.executable, "-m", "ci", "llm", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=seconds,
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
@@ -198,6 +200,45 @@ class TestCompile:
         assert "positional-encoding.rope-theta" in command(*check, other, code=1)
 
 
+LLAMA_1B: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "rope_scaling": LLAMA_3_2,
+}
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(7200)
+def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
+    """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
+    from ci.llm.architecture import read_architecture
+    from ci.llm.commands import limited
+    from ci.llm.genie import speak
+    from ci.llm.judge import compare_text
+    from ci.llm.reference import load_reference, text_of
+
+    layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
+    model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
+    command("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out, seconds=6000)
+    shape, reference = read_architecture(model), load_reference(model)
+    for prompt in ([60, 70, 80], list(range(60, 95))):
+        expected = text_of(reference, [0, *prompt], 4, shape.eos, 128)
+
+        def again(tokens: Sequence[int], prompt: Sequence[int] = prompt) -> tuple[Sequence[int], str]:
+            with limited(out / "genie_config.json", 4 - len(tokens)) as config:
+                [one] = speak(config, [[*prompt, *tokens]], timeout=1800)
+            return one.tokens, one.stopped
+
+        one = compare_text(prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, 4, again)
+        assert one.difference is None and len(one.excused) < 2
+
+
 def in_shards(model: Path) -> None:
     """The weights in two files with an index, as large checkpoints come."""
     from safetensors.torch import load_file, save_file
@@ -236,6 +277,44 @@ class TestCommand:
             assert all(text["text"] == text["float"] or text["excused"] for text in texts)
         again = self.run("--reports", tmp_path / "reports", store=tmp_path / "store")
         assert again.returncode == 0 and again.stderr.count(" 0 to do") == 3
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from ci.llm.architecture import read_architecture
+    from ci.llm.decoder import load_decoder, require_halves
+
+    model = write_checkpoint(tmp_path)
+    shape = read_architecture(model)
+    with pytest.raises(CheckFailed, match=r"down_proj.*expected"):
+        load_decoder(model, replace(shape, hidden=64), 1, 128)
+    with pytest.raises(CheckFailed, match=r"lacks the weight model\.layers\.1"):
+        load_decoder(model, replace(shape, layers=2), 1, 128)
+    weights = {name: each.to(torch.bfloat16) for name, each in load_file(model / "model.safetensors").items()}
+    for value in (1e6, float("nan")):
+        weights["model.layers.0.mlp.down_proj.weight"][0, 0] = value
+        save_file(weights, model / "model.safetensors")
+        with pytest.raises(CheckFailed, match="fp16"):
+            require_halves(load_decoder(model, shape, 1, 128))
+
+
+def test_rope_is_that_of_transformers_at_far_positions(tmp_path: Path) -> None:
+    """With Llama 3.2's numbers, of which a wrong factor cannot be seen near the start."""
+    import torch
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from ci.llm.architecture import read_architecture
+
+    model = write_checkpoint(tmp_path, rope_scaling=LLAMA_3_2, max_position_embeddings=131072, head_dim=64)
+    config = LlamaConfig(**json.loads((model / "config.json").read_text()))
+    positions = np.arange(500, 4000, 7)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(positions)[None])
+    ours = read_architecture(model).rotation(positions)
+    for mine, theirs in zip(ours, (cos, sin), strict=True):
+        assert np.abs(mine - theirs[0, :, :32].numpy()).max() < 1e-3
 
 
 @pytest.mark.whole

@@ -1,4 +1,5 @@
-"""Faults of language models, each planted on purpose: does a verdict fall? The table is in docs/llm.md."""
+"""Faults of language models, each planted on purpose: does a verdict fall?
+The table is in docs/llm-verdicts.md."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
+from tests.support.checkpoints import LLAMA_3_2
 from tests.support.speakers import DECODE, PREFILL, Speaker, changed, make_speaker
 
 LAYERS = 2
@@ -37,9 +39,9 @@ def verdict_of(speaker: Speaker, config: Path | None = None) -> str:
 
 
 def require_documented(*rows: str) -> None:
-    page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8").splitlines()
     missing = [each for each in rows if each not in page]
-    assert not missing, "docs/llm.md says otherwise than:\n" + "\n".join(missing)
+    assert not missing, "docs/llm-verdicts.md says otherwise than:\n" + "\n".join(missing)
 
 
 def test_a_right_model_has_no_problem(speaker: Speaker) -> None:
@@ -64,6 +66,57 @@ def test_of_the_configuration(speaker: Speaker, tmp_path: Path, fault: str, key:
     found = verdict_of(speaker, changed(speaker, tmp_path, key, value))
     assert found != "none"
     require_documented(row(fault, "configuration", found))
+
+
+FAR = [60 + place % 97 for place in range(3900)]
+
+
+def test_a_wrong_factor_is_seen_thousands_of_tokens_later(tmp_path: Path) -> None:
+    """With Llama 3.2's numbers it changes nothing near the start."""
+    far = make_speaker(
+        tmp_path / "far",
+        layers=LAYERS,
+        sharpness=8,
+        max_position_embeddings=4096,
+        rope_scaling=LLAMA_3_2,
+    )
+    wrong = changed(far, tmp_path, f"{ROPE}/rope-scaling/factor", 8.0)
+    assert not far.problems() and not far.problems(wrong)
+    assert not far.problems(prompts=[FAR])
+    assert far.problems(wrong, [FAR])
+    require_documented(
+        row("rope scaled by another factor, after 3,900 tokens", "configuration", "`llm-text`")
+    )
+
+
+def test_calibration_that_never_saw_the_beginning(tmp_path: Path) -> None:
+    from ci.llm.architecture import read_architecture
+    from ci.llm.contexts import Reader, on_cpu
+    from ci.llm.decoder import load_decoder
+    from ci.llm.graphs import edge_encodings, export, outputs_of, quantize, samples, shared_encodings
+    from ci.llm.measure import figures_on
+    from ci.llm.reference import load_reference
+    from tests.support.checkpoints import write_checkpoint
+
+    model = write_checkpoint(tmp_path / "model", loudness=100)
+    shape = read_architecture(model)
+    generator = np.random.default_rng(6)
+    rows = [[0, *generator.integers(2, 256, shape.context - 1).tolist()] for _ in range(6)]
+    whole = load_decoder(model, shape, shape.context, shape.context)
+    export(load_decoder(model, shape, 32, shape.context), tmp_path / "plain.onnx")
+
+    def agreement(calibration: list[list[int]]) -> float:
+        encodings = shared_encodings((outputs_of(whole, row) for row in calibration), "uint8")
+        inputs, graph = samples(whole, calibration, shape.context, 32), tmp_path / "graph.onnx"
+        plain = tmp_path / "plain.onnx"
+        quantize(plain, inputs, graph, activations="QUInt16", weights="QUInt8", encodings=encodings)
+        reader = Reader(shape, [on_cpu(graph)], edge_encodings(graph))
+        figures = figures_on(rows[:2], load_reference(model), {"prefill_cpu": reader})
+        return float(figures["prefill_cpu"]["first_choice"]["value"])
+
+    right, wrong = agreement(rows[2:]), agreement([[*row[1:], 5] for row in rows[2:]])
+    assert right > 0.9 > wrong, f"with the beginning {right:.3f}, without {wrong:.3f}"
+    require_documented(row("calibration without the beginning", "quantizing, u16u8", "`llm-accuracy`"))
 
 
 def test_a_wrong_end_is_heard(speaker: Speaker, tmp_path: Path) -> None:

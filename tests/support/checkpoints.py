@@ -34,9 +34,19 @@ SMALL: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 
+LLAMA_3_2: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Its rope_scaling."""
 
-def write_checkpoint(folder: Path, **changes: Any) -> Path:
-    """With a tokenizer of bytes. Weights are so large that choices are clear."""
+
+def write_checkpoint(folder: Path, sharpness: float = 1, loudness: float = 1, **changes: Any) -> Path:
+    """With a tokenizer of bytes. Weights are so large that choices are clear. `loudness` is that of the token
+    that begins a text, which trained models give far larger values than all others."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -49,13 +59,19 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     shape = read_architecture(folder)
     generator = np.random.default_rng(3)
     weights = {}
-    for name, tensor in Decoder(shape, 1, shape.context).state_dict().items():
-        values = generator.standard_normal(tuple(tensor.shape))
-        scaled = 1 + values / 10 if name.endswith("norm.weight") else values * tensor.shape[-1] ** -0.5
+    with torch.device("meta"):
+        shapes = {name: tuple(each.shape) for name, each in Decoder(shape, 1, 2).state_dict().items()}
+    for name, size in shapes.items():
+        values = generator.standard_normal(size)
+        scaled = 1 + values / 10 if name.endswith("norm.weight") else values * size[-1] ** -0.5
         stored = torch.from_numpy(scaled.astype(np.float32))
         weights[name if name.startswith("lm_head") else f"model.{name}"] = stored
     if shape.tied:
         del weights["lm_head.weight"]
+    for name in weights:
+        # Of thousands of places only a few are looked at.
+        weights[name] *= sharpness if "q_proj" in name else 1
+    weights["model.embed_tokens.weight"][0] *= loudness
     save_file(weights, folder / "model.safetensors")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.words]
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))

@@ -45,15 +45,17 @@ class Speaker:
         every: list[int] = self.logits(prompt, tokens).argmax(-1).tolist()
         return every
 
-    def problems(self, config: Path | None = None) -> list[str]:
-        """The verdict on two texts of twelve tokens, as test_llm judges them. Near ties are left out:
+    def problems(
+        self, config: Path | None = None, prompts: Sequence[Sequence[int]] = (range(60, 65), range(60, 93))
+    ) -> list[str]:
+        """The verdict on texts of twelve tokens, as test_llm judges them. Near ties are left out:
         the texts are too short for a share of them."""
         from ci.llm.findings import text_problems
         from ci.llm.genie import speak
         from ci.llm.judge import compare_text
 
         found = []
-        for prompt in (list(range(60, 65)), list(range(60, 93))):
+        for prompt in map(list, prompts):
             tokens: list[int] = []
             while len(tokens) < LENGTH and (token := self.choices(prompt, tokens)[-1]) != 1:
                 tokens.append(token)
@@ -72,7 +74,9 @@ class Speaker:
         return list(text_problems(found))
 
 
-def make_speaker(folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1) -> Speaker:
+def make_speaker(
+    folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1, **changes: Any
+) -> Speaker:
     from ci.llm.architecture import read_architecture
     from ci.llm.contexts import compile_context
     from ci.llm.decoder import load_decoder
@@ -80,7 +84,7 @@ def make_speaker(folder: Path, plant: Plant = lambda decoder, count: None, *, la
     from ci.llm.graphs import export
     from provisioning.manifest import soc_named
 
-    model = write_checkpoint(folder / "model", num_hidden_layers=layers)
+    model = write_checkpoint(folder / "model", num_hidden_layers=layers, **changes)
     shape, soc = read_architecture(model), soc_named("SM8650")
     binaries = []
     for number, count in enumerate((PREFILL, DECODE)):
