@@ -44,6 +44,31 @@ class Architecture:
     bos: int | None
     eos: tuple[int, ...]
 
+    @property
+    def _weights(self) -> tuple[int, int]:
+        """Of a layer, and of the embedding as of the head."""
+        layer = self.width * (2 * self.heads + 2 * self.groups) * self.size + 3 * self.width * self.hidden
+        return layer, self.words * self.width
+
+    def part(self, number: int, parts: int) -> tuple[int, int]:
+        """The first layer of a part, and the one after its last. The embedding is in the first part and the
+        head in the last, which therefore have fewer layers."""
+        layer, words = self._weights
+
+        def boundary(index: int) -> int:
+            share = ((2 * words + self.layers * layer) * index // parts - words) // layer
+            inside = min(max(share, index), self.layers - parts + index)
+            return {0: 0, parts: self.layers}.get(index, inside)
+
+        return boundary(number), boundary(number + 1)
+
+    def weights(self, parts: int) -> list[int]:
+        """How many each part has."""
+        layer, words = self._weights
+        spans = [self.part(number, parts) for number in range(parts)]
+        ends = [(first == 0) + (last == self.layers) for first, last in spans]
+        return [(last - first) * layer + end * words for (first, last), end in zip(spans, ends, strict=True)]
+
     def rotation(self, positions: Array) -> tuple[Array, Array]:
         """Cosines and sines, one row for each position."""
         angles = np.outer(positions.astype(np.float64), self.frequencies())

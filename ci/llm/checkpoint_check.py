@@ -11,7 +11,7 @@ from typing import Any
 
 from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Sample
-from ci.llm.checkpoint_compile import layers_of, on_cpu_name
+from ci.llm.checkpoint_compile import on_cpu_name
 from ci.llm.contexts import Reader, load_context, on_cpu
 from ci.llm.decoder import Decoder, load_decoder
 from ci.llm.genie import RECORD
@@ -90,7 +90,7 @@ def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     readers = {kind: compiled.readers(kind) for kind in KINDS}
     rows: list[dict[str, Any]] = []
     for part in range(compiled.record["parts"]):
-        first, last = layers_of(compiled.shape, part, compiled.record["parts"])
+        first, last = compiled.shape.part(part, compiled.record["parts"])
         decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
         outputs = outputs_of(decoder, x)
         for kind in KINDS:

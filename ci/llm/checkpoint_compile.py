@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.llm.architecture import Architecture, read_architecture
+from ci.llm.architecture import read_architecture
 from ci.llm.arrays import Sample
 from ci.llm.contexts import compile_context, publish
 from ci.llm.decoder import Decoder, load_decoder, require_halves
@@ -44,7 +44,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
     for part in range(parts):
-        first, last = layers_of(shape, part, parts)
+        first, last = shape.part(part, parts)
         following: list[Any] = []
         if not fp16:
             decoder = load_decoder(folder, shape, context, context, first, last)
@@ -100,7 +100,3 @@ def _collected(decoder: Decoder, rows: Sequence[Any], following: list[Any]) -> I
 def on_cpu_name(kind: str, part: int) -> str:
     """The quantized graph, which `llm check` runs on the CPU."""
     return f"{kind}_{part}_cpu.onnx"
-
-
-def layers_of(shape: Architecture, part: int, parts: int) -> tuple[int, int]:
-    return shape.layers * part // parts, shape.layers * (part + 1) // parts

@@ -21,6 +21,7 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, shards_of
+from ci.llm.forecast import forecast
 from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
 from ci.llm.prompts import chat_text, tokens_of, without_beginning
 from ci.llm.suite import PRECISIONS
@@ -55,7 +56,8 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
     layers = f"{shape.layers} layers" + (f" in {order['parts']} binaries" if genie else "")
-    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}\n")
+    cost = forecast(shape, order["precision"], order["parts"]) if genie else ""
+    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{cost}\n")
     with (
         disk_errors("name another folder with -o"),
         writing_into(output, selection.store) as (scratch, publish),
@@ -178,12 +180,9 @@ def _compiled(
 
 
 def parts_of(shape: Architecture, weight: int) -> int:
-    """The number of parts, so that none is larger than PART, as far as whole layers allow; `weight`
-    in bytes."""
-    layer = shape.width * (shape.heads * 2 + shape.groups * 2) * shape.size + 3 * shape.width * shape.hidden
-    # The embedding is in the first part and the head in the last.
-    total = weight * (layer * shape.layers + 2 * shape.words * shape.width)
-    return max(1, min(shape.layers, -(-total // PART)))
+    """The fewest parts of which none is larger than PART, as far as whole layers allow; `weight` in bytes."""
+    fits = (parts for parts in range(1, shape.layers) if max(shape.weights(parts)) * weight <= PART)
+    return next(fits, shape.layers)
 
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]

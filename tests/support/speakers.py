@@ -45,17 +45,15 @@ class Speaker:
         every: list[int] = self.logits(prompt, tokens).argmax(-1).tolist()
         return every
 
-    def problems(
-        self, config: Path | None = None, prompts: Sequence[Sequence[int]] = (range(60, 65), range(60, 93))
-    ) -> list[str]:
-        """The verdict on texts of twelve tokens, as test_llm judges them. Near ties are left out:
+    def problems(self, config: Path | None = None) -> list[str]:
+        """The verdict on two texts of twelve tokens, as test_llm judges them. Near ties are left out:
         the texts are too short for a share of them."""
         from ci.llm.findings import text_problems
         from ci.llm.genie import speak
         from ci.llm.judge import compare_text
 
         found = []
-        for prompt in map(list, prompts):
+        for prompt in (list(range(60, 65)), list(range(60, 93))):
             tokens: list[int] = []
             while len(tokens) < LENGTH and (token := self.choices(prompt, tokens)[-1]) != 1:
                 tokens.append(token)

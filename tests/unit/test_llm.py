@@ -17,6 +17,7 @@ from ci.engine.work import Failure, Result
 from ci.llm.architecture import Architecture, read_architecture, shards_of
 from ci.llm.commands import parts_of
 from ci.llm.findings import findings_of, model_findings
+from ci.llm.forecast import forecast
 from ci.llm.genie import contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.prompts import without_beginning
@@ -244,7 +245,14 @@ class TestCheckpoint:
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
         large = replace(small, words=128256, width=2048, layers=16, heads=32, groups=8, size=64, hidden=8192)
-        assert parts_of(small, 2) == 1 and parts_of(large, 2) == 3
+        assert parts_of(small, 2) == 1 and parts_of(large, 2) == 4
+        assert forecast(large, "fp16", 4).startswith(": about 6") and forecast(large, "8a8w", 4) == ""
+        three = replace(large, width=3072, layers=28, heads=24, size=128)
+        assert parts_of(three, 2) == 8
+        for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
+            spans = [shape.part(number, parts) for number in range(parts)]
+            layers = [layer for first, last in spans for layer in range(first, last)]
+            assert all(first < last for first, last in spans) and layers == list(range(shape.layers))
 
     def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
