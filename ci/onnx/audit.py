@@ -7,6 +7,7 @@ from typing import Any
 
 from ci.onnx.asking import precision_of, search_path
 from ci.onnx.compile import Refused
+from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.profile_model import measured
 from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.suites.suggestions import suggestion_for
@@ -45,6 +46,7 @@ def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict
     ]
     row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}
     # `compile` refuses a model of which a part would run on the CPU.
+    row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}" for node in facts["reciprocals"]]
     row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
     if args.measure and (folder / CONTEXT).is_file():
         settings = program.run.settings(program.soc)

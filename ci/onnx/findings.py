@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ci.engine.work import Result
 from ci.onnx.crosscheck import Lane
+from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.suite import SUITES, Program
 from ci.suites.accuracy import Missed, missed
 from ci.suites.baseline import COSTS, Baseline, Tolerances, beside, growth
@@ -20,6 +22,7 @@ from ci.suites.findings import (
     shown_thresholds,
     verdict,
 )
+from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Metric, Severity
 
 
@@ -47,7 +50,10 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
     if misses := misses_of(program, result):
         message = accuracy_message(misses, context["near"])
-        yield error("onnx-accuracy", message, "raise the precision or calibrate with more samples")
+        yield error("onnx-accuracy", message, _remedy(program, misses))
+    for node in context["reciprocals"]:
+        message = f"{node}: {RECIPROCAL}"
+        yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_REMEDY)
     if program.run.precision == "fp16" and context["half_floats"] is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
     if result.facts["made_up_inputs"]:
@@ -66,6 +72,19 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
             f"slowest operators on the emulator: {', '.join(slowest)}",
             "the emulator's cycles follow this machine's time, not the chip's; measure on a device",
         )
+
+
+def _remedy(program: Program, misses: Sequence[Missed]) -> str:
+    case, run = program.case, program.run
+    if not case.model or not any(miss.figure.startswith("reference") for miss in misses):
+        return "raise the precision or calibrate with more samples"
+    words: list[str | Path] = [program.file(case.model), "--precision", run.precision, "--soc", program.soc]
+    if case.calibrate:
+        folder = program.file(case.calibrate)
+        words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
+    words += [word for size in case.dimensions.items() for word in ("--dimension", "{}={}".format(*size))]
+    words += ["--per-channel"] * run.per_channel
+    return f"{session('divergence', *words)} names the first operator that differs"
 
 
 def context_of(result: Result) -> Mapping[str, Any]:

@@ -21,6 +21,9 @@ DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output shape is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
+RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
+RECIPROCAL_REMEDY = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
+
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
 
@@ -186,6 +189,28 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
             inputs = [node.input[0], unsqueeze.input[0]]
             gather = helper.make_node("Gather", inputs, list(node.output), name=node.name, axis=0)
             graph.node[index].CopyFrom(gather)
+
+
+def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
+    """Nodes that the provider computes wrongly: Reciprocals of an input whose quantized range ends below 1.
+
+    It divides 1, in the encoding of the input, by the input."""
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    makers = {name: node for node in model.graph.node for name in node.output}
+    wrong = []
+    for node in model.graph.node:
+        maker = makers.get(node.input[0]) if node.op_type == "Reciprocal" else None
+        if maker is None or maker.op_type != "DequantizeLinear" or len(maker.input) < 3:
+            continue
+        if not all(name in constants for name in maker.input[1:]):
+            continue
+        scale, zero = (numpy_helper.to_array(constants[name]) for name in maker.input[1:])
+        largest = (1 << 8 * zero.itemsize - (zero.dtype.kind == "i")) - 1
+        if (scale * (largest - zero.astype("int64"))).min() < 1:
+            wrong.append(_name(node))
+    return wrong
 
 
 def problems_of(model: onnx.ModelProto) -> list[Problem]:

@@ -29,6 +29,7 @@ from ci.onnx.asking import (
     steps,
 )
 from ci.onnx.compile import Refused, require_installed
+from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.onnx.profile import slowest
 from ci.suites.findings import not_in_fp16
@@ -273,6 +274,8 @@ class Compiled:
         print(f"{self.chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
         if precision == "fp16" and reply["half_floats"] is False:
             say(f"warning: {not_in_fp16(self.chips[0])}")
+        for node in reply["reciprocals"]:
+            say(f"warning: {node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}")
         if ddr := reply["ddr"]:
             print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
         profiles = [path for path in written if path.name == f"{self.name}_profile.csv"]

@@ -24,6 +24,7 @@ from ci.onnx.graph import (
     problems_of,
     signature_of,
     source_digest,
+    wrong_reciprocals,
 )
 from ci.onnx.options import Settings
 from ci.onnx.profile import Place, places_of, slowest
@@ -136,6 +137,8 @@ class Written:
     reload_equal: bool
     ddr: dict[str, int] | None
     """Bytes between the NPU and DDR, from the compiler; None if it prints nothing."""
+    reciprocals: Sequence[str]
+    """Nodes that the provider computes wrongly."""
 
 
 def write_context(
@@ -194,6 +197,7 @@ def write_context(
         half_floats=found.half_floats,
         reload_equal=_equal(compiled.outputs[:1], again),
         ddr=compiled.ddr,
+        reciprocals=wrong_reciprocals(load_graph(model)),
     )
 
 
@@ -456,6 +460,7 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "delegates": audit.graphs,
         "ddr": ddr or {"read": 0, "written": 0},
+        "reciprocals": wrong_reciprocals(load_graph(model)),
     }
 
 
@@ -511,6 +516,7 @@ def _as_reply(written: Written) -> dict[str, Any]:
         "near": dict(written.near),
         "half_floats": written.half_floats,
         "ddr": written.ddr,
+        "reciprocals": list(written.reciprocals),
         "reload_equal": written.reload_equal,
     }
 

@@ -35,6 +35,8 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for line in lines:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
     yield from _on_cpu(compiled)
+    for scheme, row in compiled.items():
+        yield from (f"{scheme}: {warning}" for warning in row.get("warnings", ()))
     for scheme, row in rows.items():
         if "error" in row:
             yield f"{scheme}: {row['error']}"

@@ -438,7 +438,7 @@ class TestAudit:
 
 
 class TestDivergence:
-    """HTP's reciprocal of quantized values below 1 is about 1; the quantized model on the CPU is right."""
+    """The provider computes the reciprocal of a quantized input below 1 wrongly; the CPU is right."""
 
     def test_the_operator_that_htp_computes_otherwise_is_named(self, tmp_path: Path) -> None:
         nodes = [

@@ -39,6 +39,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         },
         "reload_equal": True,
         "half_floats": True,
+        "reciprocals": [],
         "audit": {"nodes": 9, "unsupported": [], "graphs": 1},
         "ddr": {"read": 100, "written": 10, "spilled": 0, "filled": 0},
         "bytes": 50_000,

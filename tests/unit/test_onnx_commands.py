@@ -85,7 +85,13 @@ AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
 ERF = {"node": "erf_1", "operator": "Erf", "reason": "not supported"} | dict.fromkeys(
     ("source", "code", "module"), ""
 )
-MIXED = {"delegated": {"Conv": 1}, "cpu": [], "delegates": 1, "ddr": {"read": 8, "written": 8}}
+MIXED = {
+    "delegated": {"Conv": 1},
+    "cpu": [],
+    "delegates": 1,
+    "ddr": {"read": 8, "written": 8},
+    "reciprocals": [],
+}
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "remedy": "export in float32"}
 
 
@@ -99,6 +105,7 @@ class StandIn:
             "compile": {
                 "reload_equal": True,
                 "half_floats": True,
+                "reciprocals": [],
                 "near": {"sqnr_db": 41.26},
                 "audit": AUDIT,
                 "record": {"build_id": "v2.51"},

@@ -17,6 +17,7 @@ from ci.onnx.graph import (
     problems_of,
     signature_of,
     simplify_gathers,
+    wrong_reciprocals,
 )
 from provisioning.base.errors import CheckFailed, ToolkitError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
@@ -199,3 +200,25 @@ class TestExternalData:
         node = helper.make_node("If", ["x"], ["y"], name="flow", then_branch=inner, else_branch=inner)
         with pytest.raises(CheckFailed, match="expected a file below"):
             external_files(model_of([node]), tmp_path / "in")
+
+
+@pytest.mark.parametrize(
+    ("kind", "zero", "scale", "wrong"),
+    [
+        (np.uint16, 0, 0.3 / 65535, True),
+        (np.uint16, 0, 1.1 / 65535, False),
+        (np.uint8, 128, 1 / 128, True),
+        (np.int8, 0, 1 / 127, False),
+    ],
+)
+def test_a_reciprocal_is_wrong_where_the_range_of_its_input_ends_below_1(
+    kind: Any, zero: int, scale: float, wrong: bool
+) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Reciprocal", ["d"], ["y"], name="inverse"),
+    ]
+    weights = {"s": np.float32(scale), "z": kind(zero)}
+    model = model_of(nodes, weights={name: np.asarray(value) for name, value in weights.items()})
+    assert wrong_reciprocals(model) == (["inverse"] if wrong else [])
