@@ -17,9 +17,8 @@ from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
 from ci.executorch import NATIVE_ERROR
-from ci.suites.model_lines import user_frame
+from ci.suites.model_lines import relative_path, user_frame
 from provisioning.base.diagnosis import with_names_of_data_types
-from provisioning.base.settings import ROOT
 
 DELEGATE = "executorch_call_delegate"
 
@@ -30,8 +29,6 @@ LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) + "/"
     for module in (torch, sys.modules["executorch.backends.qualcomm.partition"])
 )
-clones = [ROOT]
-"""The folders that source lines are relative to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +162,7 @@ def source_of(trace: str) -> tuple[str, str]:
     """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
     if not (frame := user_frame(trace)):
         return "", ""
-    path = frame.path
-    # The program may be shared by clones, so the path of the clone that compiled it is left out.
-    for folder in clones:
-        path = path.removeprefix(f"{folder}/")
-    return f"{path}:{frame.line}", frame.code
+    return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
 def module_path(path: str) -> str:

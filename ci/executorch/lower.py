@@ -33,13 +33,11 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ci.engine.repository import repository_of
 from ci.executorch import DIES_OF, QUANTIZED, lpai
 from ci.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
 from ci.executorch.audit import (
     CpuOperator,
     Watch,
-    clones,
     cpu_kernels,
     delegated_nodes,
     left_on_cpu,
@@ -138,7 +136,6 @@ def lower(
 
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
     With `quantize_only`, write the quantized model instead of the program."""
-    clones.append(repository_of(search_path / "suite"))
     loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
     count = run.calibration if run.quantizes else 0

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ci.engine.repository import repository_of
 from ci.suites.imports import search_first
+from ci.suites.model_lines import clones, relative_path
 from ci.suites.user_model import BadFactory
 from provisioning.base.settings import ROOT
 
@@ -131,6 +133,7 @@ def make(
     """Call the factory with a fixed seed, so that it always draws the same numbers.
 
     With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
+    clones.append(repository_of(search_path / "suite"))
     torch.manual_seed(seed_of("weights"))
     if dotted.endswith(".pt2"):
         return _exported(search_path / dotted, arguments, inputs)
@@ -366,7 +369,7 @@ def explained(error: BaseException) -> tuple[str, str]:
 
     The full text belongs in the log."""
     text = str(error).strip()
-    places = [f" ({file}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
+    places = [f" ({relative_path(file)}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if known := not_compilable(text):
         return known[0] + place, known[1]
@@ -393,5 +396,5 @@ def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
     """` (file:line)` of the innermost frame of the user's code; empty without one."""
     for frame in reversed(frames):
         if _is_users(frame.filename):
-            return f" ({frame.filename}:{frame.lineno})"
+            return f" ({relative_path(frame.filename)}:{frame.lineno})"
     return ""

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from provisioning.base.settings import ROOT
+
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 COMPILERS = ("torch/", "torchao/", "executorch/", "onnxscript/", "onnx/")
 """Packages whose lines are no model's. Those of a library of models are."""
+
+
+clones = [ROOT]
+"""The folders that source lines are relative to: clones share results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,13 @@ def user_frame(trace: str) -> Frame | None:
         return None
     path, line, _, code = (own or frames)[-1]
     return Frame(INSTALLED.sub("", path), int(line), code.strip())
+
+
+def relative_path(path: str) -> str:
+    """A file of the model, relative to the clone that it is in."""
+    for folder in clones:
+        path = path.removeprefix(f"{folder}/")
+    return path
 
 
 def _is_model(path: str) -> bool:
