@@ -95,23 +95,11 @@ class Metadata:
     def pack(self) -> bytes:
         if len(self.soc_versions) > 12 or len(self.serials) > 8:
             raise ValueError("metadata holds at most 12 SoC versions and 8 serials")
-        fixed = struct.pack(
-            "<30I",
-            self.major,
-            self.minor,
-            self.software_id,
-            self.hardware_id,
-            self.oem_id,
-            self.model_id,
-            self.app_id,
-            self.flags,
-            *self.soc_versions,
-            *(0,) * (12 - len(self.soc_versions)),
-            *self.serials,
-            *(0,) * (8 - len(self.serials)),
-            self.root_index,
-            self.anti_rollback,
-        )
+        ids = (self.software_id, self.hardware_id, self.oem_id, self.model_id, self.app_id)
+        versions = (*self.soc_versions, *(0,) * (12 - len(self.soc_versions)))
+        serials = (*self.serials, *(0,) * (8 - len(self.serials)))
+        last = (self.root_index, self.anti_rollback)
+        fixed = struct.pack("<30I", self.major, self.minor, *ids, self.flags, *versions, *serials, *last)
         note = self.note.encode("ascii")
         return fixed + note + b"\0" * (-len(note) % 4)
 
@@ -181,16 +169,8 @@ def parse_metadata(data: bytes) -> Metadata:
     if len(data) < METADATA_SIZE:
         raise Malformed(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
     numbers: tuple[int, ...] = struct.unpack_from("<30I", data)
-    major, minor, software, hardware, oem, model, app, flags = numbers[:8]
     return Metadata(
-        major,
-        minor,
-        software,
-        hardware,
-        oem,
-        model,
-        app,
-        flags,
+        *numbers[:8],
         soc_versions=tuple(n for n in numbers[8:20] if n),
         serials=tuple(n for n in numbers[20:28] if n),
         root_index=numbers[28],

@@ -276,14 +276,7 @@ def bindings(signed: Signed) -> Bindings:
         metadata = signed.metadata
         if metadata is None:
             return Bindings()
-        return Bindings(
-            metadata.software_id,
-            metadata.hardware_id,
-            metadata.oem_id,
-            metadata.model_id,
-            metadata.serials,
-            metadata.anti_rollback,
-        )
+        return Bindings(*(getattr(metadata, name) for name in Bindings.__slots__))
     if signed.container.version == 7:
         return Bindings(software_id=signed.container.common["software_id"])
     chain, _ = chain_of(signed)
