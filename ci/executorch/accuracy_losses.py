@@ -95,7 +95,7 @@ def worst_losses(
             reached[node.name] = before
             continue
         after = reached[node.name] = _decibels(wanted, value)
-        source, code = source_of(node.meta.get("stack_trace") or "")
+        source, code = source_of(node)
         loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
         found.append((_noise(after) - _noise(before), loss))
     found.sort(key=lambda each: -each[0])

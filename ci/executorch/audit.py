@@ -122,7 +122,7 @@ def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuO
             reason = "the partitioner takes it, and it is in no delegate"
         else:
             reason = decision.reason
-        source, code = source_of(node.meta.get("stack_trace") or "")
+        source, code = source_of(node)
         name = operator_name(node)
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
         found.append(CpuOperator(name, node.name, reason, source, code, kernel))
@@ -153,14 +153,18 @@ def is_glue(node: Any) -> bool:
     return operator_name(node) in (DELEGATE, *GLUE)
 
 
+def is_quantizer(node: Any) -> bool:
+    return node.op == "call_function" and "quantize_per" in operator_name(node)
+
+
 def operator_name(node: Any) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return str(name)
 
 
-def source_of(trace: str) -> tuple[str, str]:
+def source_of(node: Any) -> tuple[str, str]:
     """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
-    if not (frame := user_frame(trace)):
+    if not (frame := user_frame(node.meta.get("stack_trace") or "")):
         return "", ""
     return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
@@ -188,7 +192,7 @@ def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
             if node.op == "call_function":
                 found[node.name] = {
                     "operator": operator_name(node),
-                    "line": source_of(node.meta.get("stack_trace") or "")[0],
+                    "line": source_of(node)[0],
                     "module": module_of(node),
                 }
     return found
@@ -207,9 +211,7 @@ def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
             inner = Counter(
                 operator_name(each)
                 for each in lowered.original_module.graph.nodes
-                if each.op == "call_function"
-                and "quantize_per" not in operator_name(each)
-                and operator_name(each) not in GLUE
+                if each.op == "call_function" and not is_quantizer(each) and operator_name(each) not in GLUE
             )
             parts.append(
                 {

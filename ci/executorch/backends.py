@@ -18,7 +18,6 @@ from provisioning.validation.libraries import profiles_with_lpai
 
 LPAI_LIBRARY = "libQnnLpai.so"
 LIBRARY_MISSING = "lpai-library"
-QUANTIZED_KERNELS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 
 def refusal(program: Program, build_id: str) -> Finding | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,10 +125,7 @@ class Lowering(ProgramTask):
         folder = shared["folder"] = self.memo.scratch()
         self.log.unlink(missing_ok=True)
         order: dict[str, Any] = {
-            "case": json.loads(self.program.case.model_dump_json(by_alias=True)),
-            "run": json.loads(self.program.run.model_dump_json()),
-            "soc": self.program.soc,
-            "search_path": str(self.program.search_path),
+            **self.program.order,
             "into": str(folder),
             "log": str(folder / LOG),
             "keep_going": self.keep_going,
@@ -213,24 +210,11 @@ def _compile_with(
 
     def worker(threads: int, count: int) -> Worker:
         memory = settings.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
-        return Worker(
-            Setup(
-                command=WORKER,
-                environment={
-                    **environ,
-                    "OMP_NUM_THREADS": str(threads),
-                    "PYTHONWARNINGS": "ignore",
-                    MEMORY: str(memory),
-                    # Warming up takes as long as it saves the first program.
-                    WARM: "1" if count > 1 else "",
-                },
-                logs=settings.logs,
-                timeout=settings.timeout,
-                imports="executorch and torch",
-                remedy="run it as `nox -s test_lowering`, which installs what it needs",
-                forks=True,
-                python=own.python,
-            )
+        # Warming up takes as long as it saves the first program.
+        variables = {**environ, MEMORY: str(memory), WARM: "1" if count > 1 else ""}
+        session, imports = "nox -s test_lowering", "executorch and torch"
+        return started(
+            WORKER, variables, threads, settings.logs, settings.timeout, session, imports, own.python
         )
 
     how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
@@ -248,6 +232,31 @@ def _compile_with(
         return not result.facts.get("loads") and not kept
 
     return do(tasks, how, accept=accept, line=line)
+
+
+def started(
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    threads: int,
+    logs: Path,
+    timeout: float,
+    session: str,
+    imports: str,
+    python: str = sys.executable,
+) -> Worker:
+    """A worker that forks for each order, with this many threads."""
+    return Worker(
+        Setup(
+            command=command,
+            environment={**environment, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"},
+            logs=logs,
+            timeout=timeout,
+            imports=imports,
+            remedy=f"run it as `{session}`, which installs what it needs",
+            forks=True,
+            python=python,
+        )
+    )
 
 
 def memos_of(

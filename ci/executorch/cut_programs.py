@@ -13,24 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
-from executorch.backends.qualcomm.utils.utils import (
-    generate_htp_compiler_spec,
-    generate_qnn_executorch_compiler_spec,
-    to_edge_transform_and_lower_to_qnn,
-)
+from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 from torch import Tensor
 from torch.fx import Node
 
-from ci.executorch.audit import module_of, source_of
+from ci.executorch.audit import is_quantizer, module_of, source_of
 from ci.executorch.guilty import restore_builtins
-from ci.executorch.lower import Patterns, inputs_of, quantized_model
-from ci.executorch.suite import Case, Run
+from ci.executorch.lower import Patterns, calibration_of, compiler_spec, inputs_of, quantized_model
+from ci.executorch.suite import ordered
 from ci.suites.accuracy import Pair
 from ci.suites.divergence import Cuts
-from ci.suites.factory import CALIBRATION_SEED, copied, make, run_copied
-
-QUANTIZER = "quantize_per"
+from ci.suites.factory import copied, make, run_copied
 
 
 def ending_at(module: Any, node: Node) -> Any:
@@ -49,8 +42,8 @@ def ending_at(module: Any, node: Node) -> Any:
 def last_of(node: Node) -> Node:
     """The dequantizer behind the node, if its output is quantized, else the node."""
     for user in node.users:
-        if _quantizes(user):
-            return next((each for each in user.users if _quantizes(each)), node)
+        if is_quantizer(user):
+            return next((each for each in user.users if is_quantizer(each)), node)
     return node
 
 
@@ -60,7 +53,7 @@ def operators(module: Any) -> list[Node]:
         node
         for node in module.graph.nodes
         if node.op == "call_function"
-        and not _quantizes(node)
+        and not is_quantizer(node)
         and isinstance(node.meta.get("val"), Tensor)
         and node.meta["val"].is_floating_point()
         and _depends_on_input(node)
@@ -73,7 +66,7 @@ def operands_of(node: Node) -> list[Node]:
     todo = list(node.all_input_nodes)
     while todo:
         each = todo.pop(0)
-        if _quantizes(each) or not isinstance(each.meta.get("val"), Tensor):
+        if is_quantizer(each) or not isinstance(each.meta.get("val"), Tensor):
             todo += each.all_input_nodes
         else:
             found[each] = None
@@ -91,27 +84,18 @@ def _depends_on_input(node: Node) -> bool:
     return False
 
 
-def _quantizes(node: Node) -> bool:
-    return node.op == "call_function" and QUANTIZER in str(node.target)
-
-
 def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    case = Case.model_validate_json(json.dumps(order["case"]))
-    run = Run.model_validate_json(json.dumps(order["run"]))
-    place = Path(order["search_path"])
+    case, run, soc, place = ordered(order)
     loaded = make(case.factory, case.arguments, place, inputs_of(case, place))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     if run.quantizes:
-        batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
-        module, _, _ = quantized_model(loaded, samples[0], batches, run, case.backend, order["soc"], place)
+        batches = calibration_of(loaded, run)
+        module, _, _ = quantized_model(loaded, samples[0], batches, run, case.backend, soc, place)
     else:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
-    spec = generate_qnn_executorch_compiler_spec(
-        soc_model=QcomChipset[order["soc"]],
-        backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
-    )
+    spec = compiler_spec(soc, run)
     inputs = _written_inputs(folder, samples)
     number = 0
 
@@ -150,7 +134,7 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _described(node: Node) -> dict[str, str]:
-    source, code = source_of(node.meta.get("stack_trace") or "")
+    source, code = source_of(node)
     return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}
 
 

@@ -29,14 +29,7 @@ def searched(args: argparse.Namespace, selection: Selection) -> tuple[str, dict[
     runner = ready_runner(os.environ, selection.reports)
     found = ready_environment(selection, os.environ)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-divergence-") as scratch:
-        order = {
-            "case": json.loads(program.case.model_dump_json(by_alias=True)),
-            "run": json.loads(program.run.model_dump_json()),
-            "soc": program.soc,
-            "search_path": str(program.search_path),
-            "runner": str(runner),
-            "least": least,
-        }
+        order = {**program.order, "runner": str(runner), "least": least}
         (Path(scratch) / "order.json").write_text(json.dumps(order), encoding="utf-8")
         environ = {**found.merged(os.environ), "PYTHONWARNINGS": "ignore"}
         done = captured_module(CHILD, [scratch], environ, args.timeout, program.name, cwd=scratch)

@@ -6,16 +6,11 @@ import sys
 from pathlib import Path
 
 import torch
-from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
-from executorch.backends.qualcomm.utils.utils import (
-    generate_htp_compiler_spec,
-    generate_qnn_executorch_compiler_spec,
-    to_edge_transform_and_lower_to_qnn,
-)
+from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
-from ci.executorch.lower import quantized_model
+from ci.executorch.lower import calibration_of, compiler_spec, quantized_model
 from ci.executorch.suite import Case
-from ci.suites.factory import CALIBRATION_SEED, copied, make
+from ci.suites.factory import copied, make
 
 ONLINE = {"calls": False, "dlc": True}
 """The format of a graph that the device compiles: it is passed on as a DLC."""
@@ -30,14 +25,9 @@ def _child(kind: str, case_text: str, soc: str, search_path: str) -> None:
     loaded.model.requires_grad_(False)
     sample, module = loaded.sample(0), loaded.model
     if run.quantizes:
-        batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
+        batches = calibration_of(loaded, run)
         module, _, _ = quantized_model(loaded, sample, batches, run, case.backend, soc, place)
-    spec = generate_qnn_executorch_compiler_spec(
-        soc_model=QcomChipset[soc],
-        backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
-        saver=kind == "calls",
-        online_prepare=ONLINE[kind],
-    )
+    spec = compiler_spec(soc, run, saver=kind == "calls", online_prepare=ONLINE[kind])
     to_edge_transform_and_lower_to_qnn(module, copied(sample), spec)
 
 

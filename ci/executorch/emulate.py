@@ -15,8 +15,8 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Touched
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, cached_from, do, empty_folder
-from ci.engine.workers.parent import Gone, Setup, Worker
-from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
+from ci.engine.workers.parent import Gone, Worker
+from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key, started
 from ci.executorch.emulator_verb import KEPT
 from ci.executorch.judge import (
     costs_of,
@@ -166,17 +166,9 @@ def measure(
         tasks.append(Run(program, key, memo, cost, each, runner, plan.settings.logs / name))
 
     def worker(threads: int, count: int) -> Worker:
-        return Worker(
-            Setup(
-                command=("-m", "ci.executorch.run_worker"),
-                environment={**environment, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"},
-                logs=plan.settings.logs,
-                timeout=args.run_timeout,
-                imports="numpy",
-                remedy="run it as `nox -s test_emulator`, which installs what it needs",
-                forks=True,
-            )
-        )
+        command, session = ("-m", "ci.executorch.run_worker"), "nox -s test_emulator"
+        logs, timeout = plan.settings.logs, args.run_timeout
+        return started(command, environment, threads, logs, timeout, session, "numpy")
 
     def accept(name: str, result: Result) -> bool:
         return not findings_of(programs[name], result, compiled[name].facts)

@@ -233,7 +233,7 @@ def restore_builtins() -> None:
 def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
     line = module = ""
     for node in nodes:
-        source, code = source_of(node.meta.get("stack_trace") or "")
+        source, code = source_of(node)
         if source:
             line = f" at {source}" + (f" `{code}`" if code else "")
             module = module_of(node)

@@ -138,8 +138,7 @@ def lower(
     With `quantize_only`, write the quantized model instead of the program."""
     loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
-    count = run.calibration if run.quantizes else 0
-    batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
+    batches = calibration_of(loaded, run)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     expected = infer_all(loaded.model, samples)
@@ -174,14 +173,7 @@ def lower(
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
     watch = Watch(_new_text(log))
     search = Search(log, watch)
-    spec = generate_qnn_executorch_compiler_spec(
-        soc_model=QcomChipset[soc],
-        backend_options=(
-            generate_lpai_compiler_spec()
-            if backend == "lpai"
-            else generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16"))
-        ),
-    )
+    spec = compiler_spec(soc, run, backend)
     begin = 0
 
     def lowered_with(nodes: Patterns) -> Any:
@@ -225,6 +217,20 @@ def lower(
         "reference": _save(into, "quantized", reference) if run.quantizes else [],
         "loads": _loads(into / PROGRAM),
     }
+
+
+def calibration_of(loaded: ModelWithInputs, run: Run) -> list[tuple[Tensor, ...]]:
+    count = run.calibration if run.quantizes else 0
+    return [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
+
+
+def compiler_spec(soc: str, run: Run, backend: str = "htp", **more: bool) -> Any:
+    options = (
+        generate_lpai_compiler_spec()
+        if backend == "lpai"
+        else generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16"))
+    )
+    return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
 
 
 def _require_scheme(model: Any, run: Run) -> None:
@@ -477,7 +483,7 @@ def _with_remedy(
     except Exception as error:
         node = search.watch.asking
         if node is not None and (known := not_compilable(str(error))):
-            source, code = source_of(node.meta.get("stack_trace") or "")
+            source, code = source_of(node)
             raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.monotonic() - begun < SEARCHED_SECONDS

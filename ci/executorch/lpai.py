@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ci.executorch.accuracy_losses import figures_in_torch
-from ci.executorch.audit import operator_name, source_of
+from ci.executorch.audit import is_quantizer, operator_name, source_of
 from ci.executorch.backends import lpai_library
 from provisioning.components import KINDS, QNN_SDK
 
@@ -38,15 +38,11 @@ def unannotated(graph: Any) -> list[dict[str, str]]:
     """Operators that LPAI's annotator left in float: one for each line of the model."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or _is_quantizing(node) or ANNOTATION in node.meta:
+        if node.op != "call_function" or is_quantizer(node) or ANNOTATION in node.meta:
             continue
         name = operator_name(node)
         if name.removeprefix("aten.").partition(".")[0] in MOVES:
             continue
-        source, code = source_of(node.meta.get("stack_trace") or "")
+        source, code = source_of(node)
         found.setdefault((name, source), {"operator": name, "source": source, "code": code})
     return list(found.values())
-
-
-def _is_quantizing(node: Any) -> bool:
-    return node.op == "call_function" and "quantize_per" in operator_name(node)

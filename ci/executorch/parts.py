@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from ci.executorch.audit import GLUE, operator_name
+from ci.executorch.audit import GLUE, is_quantizer, operator_name
 
 
 class Partition:
@@ -155,10 +155,6 @@ def smallest_failing(
         if fails(fewer):
             company = fewer
     return company
-
-
-def is_quantizer(node: Node) -> bool:
-    return node.op == "call_function" and "quantize_per" in operator_name(node)
 
 
 def _ends(node: Node, user: Node) -> bool:

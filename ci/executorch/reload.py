@@ -10,8 +10,8 @@ from typing import Any
 from ci.engine.jobs import Job
 from ci.engine.memo import Touched
 from ci.engine.work import Done, Failure, How, Result, do
-from ci.engine.workers.parent import Gone, Setup, Worker
-from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
+from ci.engine.workers.parent import Gone, Worker
+from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key, started
 from ci.executorch.judge import repeat
 from ci.executorch.stage import Plan
 from provisioning.base.findings import Finding, Metric, Severity
@@ -74,17 +74,9 @@ def reloads(
         tasks.append(Reload(known[name], key, memo, Job(name, SECONDS, MEMORY), compiled, neighbour, log))
 
     def worker(threads: int, count: int) -> Worker:
-        return Worker(
-            Setup(
-                command=("-m", "ci.executorch.reload_worker"),
-                environment={**environment, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"},
-                logs=plan.settings.logs,
-                timeout=timeout,
-                imports="executorch.runtime",
-                remedy="run it as `nox -s test_emulator -- --reload`, which installs what it needs",
-                forks=True,
-            )
-        )
+        command, session = ("-m", "ci.executorch.reload_worker"), "nox -s test_emulator -- --reload"
+        logs, imports = plan.settings.logs, "executorch.runtime"
+        return started(command, environment, threads, logs, timeout, session, imports)
 
     def accept(name: str, result: Result) -> bool:
         return not list(findings_of(name, "", result))

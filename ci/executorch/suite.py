@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -190,8 +191,25 @@ class Program(AnyProgram[Case, Run]):
         return self.run.backend or self.case.backend
 
     @property
+    def order(self) -> dict[str, Any]:
+        """For the process that works on it, as JSON; `ordered` reads it there."""
+        return {
+            "case": json.loads(self.case.model_dump_json(by_alias=True)),
+            "run": json.loads(self.run.model_dump_json()),
+            "soc": self.soc,
+            "search_path": str(self.search_path),
+        }
+
+    @property
     def cpu_budget(self) -> int:
         return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
+
+
+def ordered(order: dict[str, Any]) -> tuple[Case, Run, str, Path]:
+    """The case, the run, the chip, and where modules are searched."""
+    case = Case.model_validate_json(json.dumps(order["case"]))
+    run = Run.model_validate_json(json.dumps(order["run"]))
+    return case, run, order["soc"], Path(order["search_path"])
 
 
 def load_suite(path: Path) -> Suite:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import resource
 import sys
@@ -45,19 +44,14 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 def lowered(order: dict[str, Any]) -> dict[str, Any]:
     """The facts of a program, or what failed as `fault` and `message`."""
     from ci.executorch.lower import Failed, lower
-    from ci.executorch.suite import Case, Run
+    from ci.executorch.suite import ordered
     from ci.suites.factory import is_memory
     from ci.suites.user_model import BadFactory
 
-    case = Case.model_validate_json(json.dumps(order["case"]))
-    run = Run.model_validate_json(json.dumps(order["run"]))
     meter = Meter()
     try:
         facts = lower(
-            case,
-            run,
-            order["soc"],
-            Path(order["search_path"]),
+            *ordered(order),
             Path(order["into"]),
             Path(order["log"]),
             keep_going=order.get("keep_going", False),

@@ -169,8 +169,16 @@ def parse_metadata(data: bytes) -> Metadata:
     if len(data) < METADATA_SIZE:
         raise Malformed(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
     numbers: tuple[int, ...] = struct.unpack_from("<30I", data)
+    major, minor, software, hardware, oem, model, app, flags = numbers[:8]
     return Metadata(
-        *numbers[:8],
+        major,
+        minor,
+        software,
+        hardware,
+        oem,
+        model,
+        app,
+        flags,
         soc_versions=tuple(n for n in numbers[8:20] if n),
         serials=tuple(n for n in numbers[20:28] if n),
         root_index=numbers[28],

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -199,7 +200,8 @@ def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it()
     from ci.executorch.audit import source_of
 
     trace = f'  File "{ROOT}/ci/suites/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
-    assert source_of(trace) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")
+    node = SimpleNamespace(meta={"stack_trace": trace})
+    assert source_of(node) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")
 
 
 def test_a_suite_with_unknown_keys_is_a_usage_error(tmp_path: Path) -> None:
