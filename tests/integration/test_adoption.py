@@ -3,67 +3,93 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.settings import ROOT
-from tests.support.rehearsals import repository
+from tests.support.rehearsals import IDENTITY, repository
 from tests.support.rehearsed import Rehearsed, example, rehearse
 
 pytestmark = [pytest.mark.heavy, pytest.mark.whole]
 
-SUITE = """
-    schema = 1
+PROJECT = """\
+    [build-system]
+    requires = ["setuptools>=61"]
+    build-backend = "setuptools.build_meta"
 
-    [case.sums]
-    factory = "sums:net"
-    {budget}
+    [project]
+    name = "mynet"
+    version = "1.0"
 
-    [[case.sums.run]]
+    [tool.setuptools.packages.find]
+    where = ["src"]
+    """
+CASE = """\
+    [case.{name}]
+    factory = "mynet.{name}:net"
+    cpu_budget = 0
+
+    [[case.{name}.run]]
     scheme = "fp16"
     socs = ["SM8550"]
     tags = ["pr"]
     thresholds = {{ cosine = 0.99 }}
     """
-MODEL = """
+MODEL = """\
     import torch
-    import words
+    from einops import rearrange
 
 
-    class Sums(torch.nn.Module):
+    class Net(torch.nn.Module):
         def forward(self, x):
-            return {formula} * words.FACTOR
+            return {formula}
 
 
     def net():
-        return Sums().eval(), lambda generator: (torch.rand(1, 32, generator=generator) + 1,)
+        return Net().eval(), lambda generator: (torch.rand(1, 4, 2, 4, generator=generator) + 1,)
     """
+SUMS, HALVES = "src/mynet/sums.py", "src/mynet/halves.py"
 ATTEST = ("attest / statement", "attest / attest")
-WORDS = "FACTOR = 2.0\n"
-
-
-def adopter(root: Path, formula: str = "(x + x)", attest: str = "") -> Path:
-    """A repository with one small model, its suite, and the README's workflow."""
-    workflow = example(ROOT / "README.md", "name: QNN\n")
-    if attest:
-        workflow = f"{workflow}      keep-programs: true\n{attest}"
-    return repository(
-        root,
-        {
-            ".github/workflows/qnn.yml": workflow,
-            "ci/models.toml": SUITE.format(budget="cpu_budget = 0"),
-            "ci/sums.py": MODEL.format(formula=formula),
-            "ci/words.py": WORDS,
-        },
-    )
 
 
 @pytest.fixture(scope="module")
-def green(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
-    scratch = tmp_path_factory.mktemp("green")
-    root = adopter(scratch / "models", attest=example(ROOT / "docs" / "github.md", "  attest:\n"))
-    return rehearse(scratch / "reports", "qnn", "--root", str(root), "--event", "push")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A repository with a src/ layout, packages of its own, two small models and the README's workflow."""
+    root = tmp_path_factory.mktemp("adopter") / f"models-{tmp_path_factory.getbasetemp().name}"
+    workflow = example(ROOT / "README.md", "name: QNN\n")
+    workflow += "      requirements: requirements.txt\n      keep-programs: true\n"
+    suite = 'schema = 1\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
+    files = {
+        ".github/workflows/qnn.yml": workflow + example(ROOT / "docs" / "github.md", "  attest:\n"),
+        "ci/models.toml": suite,
+        "pyproject.toml": PROJECT,
+        "requirements.txt": "einops==0.8.1\n",
+        "src/mynet/__init__.py": "",
+        SUMS: MODEL.format(formula="x + x"),
+        HALVES: MODEL.format(formula='rearrange(x, "b c h w -> b (c h w)") / 2'),
+    }
+    yield repository(root, files)
+    shutil.rmtree(ROOT / ".nox" / "rehearsal" / "cache" / root.name, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def green(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    """As a push to main, which fills the cache."""
+    return rehearse(tmp_path_factory.mktemp("green"), "qnn", "--root", str(root), "--event", "push")
+
+
+@pytest.fixture(scope="module")
+def red(green: Rehearsed, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    """As a pull request that changes one of the models, which leaves the NPU by that."""
+    file = root / SUMS
+    file.write_text(file.read_text().replace("x + x", "torch.erf(x)"))
+    subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=root, check=True)
+    reports = tmp_path_factory.mktemp("red")
+    return rehearse(reports, "qnn", "--root", str(root), "--event", "pull_request")
 
 
 def test_the_readmes_ten_lines_gate_another_repositorys_models(green: Rehearsed) -> None:
@@ -92,10 +118,20 @@ def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None
     assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
 
 
-def test_its_model_that_leaves_the_npu_makes_its_verdict_red(green: Rehearsed, tmp_path: Path) -> None:
-    root = adopter(tmp_path / "models", "torch.erf(x)")
-    red = rehearse(tmp_path / "reports", "qnn", "--root", str(root))
+def test_its_model_that_leaves_the_npu_makes_its_verdict_red(red: Rehearsed) -> None:
     assert red.code == 1, red.output
-    assert red.results()["qnn / programs"] == "failure"
-    assert red.results()["qnn / verdict"] == "failure"
-    assert any("lowering-cpu-operator" in one for one in red.jobs["qnn / programs"]["annotations"])
+    assert red.results() == {
+        "qnn / plan": "success",
+        "qnn / programs": "failure",
+        "qnn / remember": "skipped",
+        "qnn / verdict": "failure",
+        "attest": "skipped",
+    }
+    found = [one for one in red.jobs["qnn / programs"]["annotations"] if "lowering-cpu-operator" in one]
+    assert found and all("sums/" in one for one in found)
+
+
+def test_the_model_that_did_not_change_comes_from_the_cache(red: Rehearsed) -> None:
+    log = red.log("qnn / programs")
+    assert re.search(r"2 cached \(2 from GitHub's cache of [0-9a-f]{12}\), 2 to do", log)
+    assert f"{SUMS} changed" in log
