@@ -26,7 +26,11 @@ EXAMPLES = """\
 """
 
 USER_OF_IMAGES = 1000
-PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
+PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "QNN_CI_REQUIREMENTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
+INDEX = {
+    f"PIP_{name}": name.lower().replace("_", "-") for name in ("INDEX_URL", "EXTRA_INDEX_URL", "NO_INDEX")
+}
+"""The package index, for packages that a suite brings: variables, and their names in pip's own settings."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
     from ci.image.engine import connect
     from ci.image.image_plan import plan_of
+    from provisioning import pip_settings
     from provisioning.verbs.shell import become
 
     plan = plan_of(args.image)
@@ -48,12 +53,14 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     where = Path(Parser.started_in or Path.cwd())
+    pip = pip_settings.read(os.environ)
+    environ = {**os.environ, **{name: pip[key] for name, key in INDEX.items() if pip.get(key)}}
     argv = docker_run(
-        plan, command or ["bash"], owner=engine.owner, terminal=terminal, environ=os.environ, where=where
+        plan, command or ["bash"], owner=engine.owner, terminal=terminal, environ=environ, where=where
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    return become(argv, os.environ)
+    return become(argv, environ)
 
 
 def docker_run(
@@ -81,7 +88,8 @@ def docker_run(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             argv += mounted(path, Path("/etc", name), "readonly")
-    for name in PASSED_ON:
+    # By name alone: an index's address may have a password.
+    for name in (*PASSED_ON, *INDEX):
         if name in environ:
             argv += ["--env", name]
     return [*argv, "--workdir", str(where), plan.tag, *command]

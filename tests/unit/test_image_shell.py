@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,26 @@ def test_starts_where_nox_was_called_what_was_typed(
     start = calls[0].index("--workdir")
     assert list(calls[0][start:]) == ["--workdir", str(tmp_path), PLAN.tag, *ran]
     assert "--tty" not in calls[0]
+
+
+def test_packages_of_a_suite_come_from_the_users_index_whose_password_no_process_list_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Sequence[str], Mapping[str, str]]] = []
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://ann:secret@index.example/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
+    monkeypatch.setattr(shell, "check", lambda *_: None)
+
+    def become(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+        calls.append((argv, environ))
+        return 0
+
+    monkeypatch.setattr("provisioning.verbs.shell.become", become)
+    shell.run(argparse.Namespace(image="wheels", command=[]))
+    ((argv, environ),) = calls
+    assert argv[argv.index("PIP_INDEX_URL") - 1] == "--env" and "secret" not in " ".join(argv)
+    assert environ["PIP_INDEX_URL"] == "https://ann:secret@index.example/simple"
 
 
 @pytest.fixture
