@@ -14,7 +14,6 @@ from ci.github.rehearse.job import STAND_INS
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.image_archives import archive
 
-
 OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b""}
 
 
