@@ -19,6 +19,7 @@ from provisioning.environment import resolve
 from tests.support.onnx_models import conv_model, write
 from tests.support.runner import Bench, dist, runner_reports
 from tests.support.sdk import sdk_root
+from tests.support.typed import typed
 
 __all__ = ["dist", "runner_reports"]
 pytestmark = pytest.mark.heavy
@@ -44,17 +45,6 @@ def lowered(folder: Path, environ: dict[str, str], *names: str) -> dict[str, str
     )
     texts = re.split(r"^== (\w+)$", done.stdout, flags=re.MULTILINE)[1:]
     return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ci", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 @pytest.mark.whole
@@ -85,9 +75,7 @@ def test_no_library_for_the_lpai_or_the_cpu_is_in_the_wheels() -> None:
 )
 def test_another_backend_is_refused_for_onnx_with_the_reason(tmp_path: Path, option: str, words: str) -> None:
     model = write(conv_model(), tmp_path / "model.onnx")
-    done = command(
-        "onnx", "compile", model, "--precision", "fp16", "--option", option, "-o", tmp_path / "out"
-    )
+    done = typed("onnx", "compile", model, "--precision", "fp16", "--option", option, "-o", tmp_path / "out")
 
     assert done.returncode == 2 and words in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
@@ -95,7 +83,7 @@ def test_another_backend_is_refused_for_onnx_with_the_reason(tmp_path: Path, opt
 
 def test_a_dynamic_shape_is_refused_for_onnx_with_its_name(tmp_path: Path) -> None:
     model = write(conv_model((None, 3, 8, 8)), tmp_path / "model.onnx")
-    done = command("onnx", "compile", model, "--precision", "fp16", "-o", tmp_path / "out")
+    done = typed("onnx", "compile", model, "--precision", "fp16", "-o", tmp_path / "out")
 
     assert done.returncode == 1 and "x: float32[-1, 3, 8, 8]" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

@@ -23,6 +23,7 @@ from ci.suites.user_model import BadFactory, user_model
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
+from tests.support.typed import typed
 
 NET = """\
 import torch
@@ -44,14 +45,7 @@ def net""",
 
 def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     # As `qnn-ci` starts it: in our folder, with the user's in a variable.
-    done = subprocess.run(
-        [sys.executable, "-m", "ci", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "QNN_CI_STARTED_IN": str(cwd)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = typed(*arguments, env={**os.environ, "QNN_CI_STARTED_IN": str(cwd)})
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done

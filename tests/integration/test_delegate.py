@@ -19,6 +19,7 @@ from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
+from tests.support.typed import typed
 
 __all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -160,15 +161,7 @@ def _wait(holds: object, seconds: float) -> None:
 def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> None:
     words = ["operators", "-k", "test_abs.test_abs_shapes", "--flow", "8a8w", "--sample", "1/1"]
     for cached in (0, 1):
-        done = subprocess.run(
-            [sys.executable, "-m", "ci", "test_upstream", *words, "--reports", str(tmp_path / "reports")],
-            cwd=ROOT,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
+        done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
         report = Report.read(tmp_path / "reports" / "test_upstream.json")
         assert (done.returncode, report.metrics["passed"], report.metrics["cached"]) == (0, 1, cached)
     cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["SM8650"]["8a8w"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment, suite
+from tests.support.typed import typed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -22,21 +20,10 @@ def test_the_operator_that_the_emulator_computes_wrongly_is_named(tmp_path: Path
         "thresholds": "sqnr_db = 1, reference_sqnr_db = 50",
     }
     answer = tmp_path / "found.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ci",
-            "divergence",
-            *("--suite", suite(tmp_path, {"log": case}), "-k", "log/16a8w/SM8650"),
-            "--json",
-            str(answer),
-        ],
-        cwd=ROOT,
+    done = typed(
+        "divergence",
+        *("--suite", suite(tmp_path, {"log": case}), "-k", "log/16a8w/SM8650", "--json", answer),
         env=environment(QNN_CI_STORE=str(tmp_path / "store"), QNN_CI_REPORTS=str(tmp_path / "reports")),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 1, done.stderr
     found = json.loads(answer.read_text())["first"]

@@ -14,19 +14,9 @@ from provisioning.base.settings import ROOT, Selection, reports_path, store_path
 from provisioning.environment import resolve
 from tests.support import programs
 from tests.support.onnx_models import conv_model, write
+from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
-
-
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ci", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +25,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_calls_are_saved_with_their_parameters(model: Path, tmp_path: Path) -> None:
-    done = command("save-calls", model, "-o", tmp_path / "calls")
+    done = typed("save-calls", model, "-o", tmp_path / "calls")
     assert done.returncode == 0, done.stderr
     source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
     assert "graphFinalize" in source and "graphExecute" in source
     assert (tmp_path / "calls" / "params.bin").stat().st_size > 0
-    again = command("save-calls", model, "-o", tmp_path / "calls")
+    again = typed("save-calls", model, "-o", tmp_path / "calls")
     assert again.returncode == 2 and [path.name for path in tmp_path.iterdir()] == ["calls"]
 
 
 def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path) -> None:
-    done = command("to-dlc", model, "-o", tmp_path / "model.dlc")
+    done = typed("to-dlc", model, "-o", tmp_path / "model.dlc")
     assert done.returncode == 0, done.stderr
     contents = read_dlc(tmp_path / "model.dlc")
     assert contents.qnn.startswith("2.") and "model.params" in contents.members
@@ -55,7 +45,7 @@ FACTORY = "ci.suites.models.operators:convolution"
 
 
 def test_executorchs_calls_are_saved_and_no_program(tmp_path: Path) -> None:
-    done = command("save-calls", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "calls")
+    done = typed("save-calls", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "calls")
     assert done.returncode == 0, done.stderr
     source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
     assert "graphFinalize" in source and "Conv2d" in source
@@ -64,7 +54,7 @@ def test_executorchs_calls_are_saved_and_no_program(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_executorchs_graph_becomes_a_dlc(tmp_path: Path) -> None:
-    done = command("to-dlc", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "model.dlc")
+    done = typed("to-dlc", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "model.dlc")
     assert done.returncode == 0, done.stderr
     assert read_dlc(tmp_path / "model.dlc").qnn.startswith("2.49.")
     assert [path.name for path in tmp_path.iterdir()] == ["model.dlc"]
@@ -78,20 +68,20 @@ def test_executorchs_graph_becomes_a_dlc(tmp_path: Path) -> None:
 def test_what_cannot_be_made_into_calls_leaves_nothing(
     model: str, scheme: str, code: int, tmp_path: Path
 ) -> None:
-    done = command("save-calls", model, "--scheme", scheme, "-o", tmp_path / "calls")
+    done = typed("save-calls", model, "--scheme", scheme, "-o", tmp_path / "calls")
     assert (done.returncode, list(tmp_path.iterdir())) == (code, []), done.stderr
     assert "Traceback" not in done.stderr and "try:" in done.stderr
 
 
 def test_a_model_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     model = write(conv_model((None, 3, 8, 8)), tmp_path / "in" / "model.onnx")
-    assert command("to-dlc", model, "-o", tmp_path / "out" / "model.dlc").returncode == 1
+    assert typed("to-dlc", model, "-o", tmp_path / "out" / "model.dlc").returncode == 1
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_an_option_that_compile_cannot_serve_names_the_command_that_does(model: Path, tmp_path: Path) -> None:
     flag = "qnn_saver_path=/usr/lib/libQnnSaver.so"
-    done = command("onnx", "compile", model, "--precision", "fp16", "--option", flag, "-o", tmp_path / "out")
+    done = typed("onnx", "compile", model, "--precision", "fp16", "--option", flag, "-o", tmp_path / "out")
     assert done.returncode == 2 and "save-calls -- MODEL.onnx" in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -118,11 +108,11 @@ def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(tmp_pa
     environ = resolve(selection, os.environ).merged(os.environ)
     program = tmp_path / "model.pte"
     subprocess.run([sys.executable, "-c", PROGRAM, program], env=environ, check=True, capture_output=True)
-    assert command("inspect", program, "--extract", tmp_path / "out").returncode == 0
+    assert typed("inspect", program, "--extract", tmp_path / "out").returncode == 0
     context = tmp_path / "out" / "model.forward_0.bin"
-    done = command("wrap-context", context, "-o", tmp_path / "wrapped.pte")
+    done = typed("wrap-context", context, "-o", tmp_path / "wrapped.pte")
     assert done.returncode == 0, done.stderr
-    assert command("inspect", tmp_path / "wrapped.pte", "--extract", tmp_path / "again").returncode == 0
+    assert typed("inspect", tmp_path / "wrapped.pte", "--extract", tmp_path / "again").returncode == 0
     (again,) = (tmp_path / "again").iterdir()
     assert again.read_bytes() == context.read_bytes()
 
@@ -133,7 +123,7 @@ def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(tmp_pa
 )
 def test_what_cannot_be_wrapped_leaves_nothing(tmp_path: Path, data: bytes, code: int) -> None:
     (tmp_path / "context.bin").write_bytes(data)
-    done = command("wrap-context", tmp_path / "context.bin", "-o", tmp_path / "model.pte")
+    done = typed("wrap-context", tmp_path / "context.bin", "-o", tmp_path / "model.pte")
     assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (code, ["context.bin"]), (
         done.stderr
     )

@@ -33,6 +33,7 @@ from tests.support.bills import faults
 from tests.support.engine import make_base, running
 from tests.support.http_server import FileServer, Reply
 from tests.support.sdk_archives import sdk_zip, write_zip
+from tests.support.typed import typed
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy, pytest.mark.timeout(1200)]
 
@@ -49,13 +50,8 @@ class Stage:
 
 
 def image(root: Path, *arguments: str, reports: Path, **environ: str) -> Stage:
-    done = subprocess.run(
-        [sys.executable, "-m", "ci", "image", *arguments, "--base", BASE, "--reports", str(reports)],
-        cwd=root,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = typed(
+        "image", *arguments, "--base", BASE, "--reports", reports, cwd=root, env={**os.environ, **environ}
     )
     path = reports / "image.json"
     return Stage(done.returncode, done.stdout + done.stderr, json.loads(path.read_text()))
@@ -238,13 +234,7 @@ def test_a_delegate_test_runs_on_the_emulator_inside(wheels: Stage, checkout: Pa
 
 @pytest.mark.whole
 def test_shell_image_is_the_shell_session(wheels: Stage, root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ci", "shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = typed("shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7", cwd=root)
     assert (done.stdout, done.returncode) == (f"{os.getuid()}\n", 7), done.stderr
 
 

@@ -20,6 +20,7 @@ from provisioning.base.settings import ROOT
 from tests.support.checkpoints import LLAMA_3_2, write_checkpoint
 from tests.support.sdk import sdk_root
 from tests.support.speakers import LENGTH, TIMEOUT, Speaker, changed, make_speaker
+from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
 
@@ -138,14 +139,7 @@ def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Spe
 
 
 def command(*arguments: str | Path, code: int = 0, seconds: float = 600) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-m", "ci", "llm", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
-    )
+    ended = typed("llm", *arguments, timeout=seconds)
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 
@@ -254,14 +248,11 @@ def in_shards(model: Path) -> None:
 
 class TestCommand:
     def run(self, *arguments: str | Path, store: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ci", "test_llm", *map(str, arguments)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=3000,
+        return typed(
+            "test_llm",
+            *arguments,
             env={**os.environ, "QNN_CI_STORE": str(store), "QNN_SDK_ROOT": str(sdk_root())},
+            timeout=3000,
         )
 
     @pytest.mark.whole

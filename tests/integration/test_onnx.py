@@ -26,6 +26,7 @@ from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
+from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
 
@@ -36,14 +37,8 @@ BUILD = "v2.51.0.260929181845"
 def onnx_command(
     *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ("onnx",)
 ) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "ci", *verb, *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)},
+    ended = typed(
+        *verb, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     )
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
@@ -340,13 +335,7 @@ class TestBadInput:
         codes: list[tuple[int, str]] = []
 
         def one() -> None:
-            ended = subprocess.run(
-                [sys.executable, "-m", "ci", "onnx", "compile", str(model), "-o", str(out)],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            ended = typed("onnx", "compile", model, "-o", out)
             codes.append((ended.returncode, ended.stderr))
 
         threads = [threading.Thread(target=one) for _ in range(2)]

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from ci.onnx.suite import programs_of
 from ci.suites.baseline import Baseline
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import with_external_data
+from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
 
@@ -89,15 +88,7 @@ def stage(repository: Path, store: Path) -> tuple[int, str]:
         "--jobs": 1,
     }
     words = [str(word) for pair in flags.items() for word in pair]
-    ended = subprocess.run(
-        [sys.executable, "-m", "ci", "test_onnx", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(repository / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    ended = typed("test_onnx", *words, env={**os.environ, "PYTHONPATH": str(repository / "src")})
     return ended.returncode, ended.stderr
 
 

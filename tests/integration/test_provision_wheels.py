@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from provisioning.build_id import build_ids
 from provisioning.components import COMPONENT_VARIABLES
 from provisioning.manifest import load_profile
+from tests.support.typed import typed
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -28,14 +27,7 @@ class User:
             k: v for k, v in os.environ.items() if k not in (*COMPONENT_VARIABLES.values(), "QNN_CI_SOC")
         }
         environ |= {"QNN_CI_STORE": str(self.home / "store"), "QNN_CI_REPORTS": str(self.home / "reports")}
-        done = subprocess.run(
-            [sys.executable, "-m", "provisioning", *argv],
-            cwd=ROOT,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = typed(*argv, package="provisioning", env=environ)
         assert done.returncode == code, done.stderr
         return done.stdout
 

@@ -20,6 +20,7 @@ from provisioning.environment import resolve
 from provisioning.manifest import load_profile
 from provisioning.sources.wheel import Wheel
 from provisioning.validation.scan import libraries
+from tests.support.typed import typed
 
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
@@ -57,14 +58,13 @@ def _link_or_copy(source: str, target: str) -> None:
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, dict[str, object]]:
     dropped = ("LD_LIBRARY_PATH", "ADSP_LIBRARY_PATH", "QNN_SDK_ROOT", "GITHUB_ACTIONS", "QNN_CI_PROFILE")
-    done = subprocess.run(
-        [sys.executable, "-m", "provisioning", "validate", "--reports", str(reports), *flags],
-        cwd=ROOT,
+    done = typed(
+        "validate",
+        "--reports",
+        reports,
+        *flags,
+        package="provisioning",
         env={**{k: v for k, v in os.environ.items() if k not in dropped}, **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads((reports / "validate.json").read_text())

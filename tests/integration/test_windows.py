@@ -20,6 +20,7 @@ from provisioning.environment import resolve
 from tests.support import chains, windows
 from tests.support.builds import run_stage
 from tests.support.onnx_models import context_model
+from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
 
@@ -56,9 +57,7 @@ def pair(sdks: dict[str, Path], tmp_path: Path) -> Path:
 def verify(path: Path, reports: Path, *flags: str | Path) -> tuple[int, str, dict[str, str]]:
     """(exit code, who signed, the failed or unchecked parts and what they say)."""
     words = [str(word) for word in ("verify", path, "--json", "--reports", reports, *flags)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ci", "signing", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = typed("signing", *words)
     (one,) = json.loads(done.stdout)["files"]
     bad = {check["part"]: check["message"] for check in one["checks"] if check["status"] == "failed"}
     return done.returncode, one["signer"], bad
@@ -172,12 +171,8 @@ def test_no_flipped_bit_of_a_catalogue_changes_what_it_says(pair: Path) -> None:
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple[str, str]]]:
     """(exit code, the rule and file of each error)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "provisioning", "validate", "--reports", str(reports), *flags],
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        capture_output=True,
-        check=False,
+    done = typed(
+        "validate", "--reports", reports, *flags, package="provisioning", env={**os.environ, **environ}
     )
     report = json.loads((reports / "validate.json").read_text(encoding="utf-8"))
     findings = [each for each in report["findings"] if each["severity"] == "error"]
@@ -248,13 +243,12 @@ def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(
 
 
 def test_what_a_profile_of_windows_alone_lacks_is_said_with_what_is_nearest(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "provisioning", "validate", "--profile", "wheels-2.37"],
-        cwd=ROOT,
+    done = typed(
+        "validate",
+        "--profile",
+        "wheels-2.37",
+        package="provisioning",
         env={**os.environ, "QNN_CI_STORE": str(tmp_path / "store"), "QNN_CI_REPORTS": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 3 and "compiles on x86" in done.stderr and "qnn-2.37" in done.stderr
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.settings import ROOT
+from tests.support.typed import typed
 
 STEERING = ("QNN_SDK_ROOT", "EXECUTORCH_ROOT", "ANDROID_NDK_ROOT", "QNN_CI_PROFILE", "QNN_CI_SOC")
 
@@ -51,15 +50,7 @@ def run_stage(
     # So that what is compiled twice is compiled twice.
     given = {"CCACHE_DISABLE": "1", **{name: str(value) for name, value in environ.items()}}
     kept = {name: value for name, value in os.environ.items() if name not in STEERING}
-    return subprocess.run(
-        [sys.executable, "-m", "ci", stage, *map(str, flags)],
-        cwd=ROOT,
-        env={**kept, **given},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    return typed(stage, *flags, env={**kept, **given})
 
 
 def build(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,16 @@ import pytest
 import docker
 from ci.image.engine import Done, Engine, Job, Mount
 from provisioning.base.errors import CheckFailed
-from provisioning.base.settings import ROOT
+from tests.support.typed import typed
 
 
 def test_the_verb_ends_with_3_and_no_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ci", "image", "wheels", "--reports", str(tmp_path)],
-        cwd=ROOT,
+    done = typed(
+        "image",
+        "wheels",
+        "--reports",
+        tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert '"outcome": "error"' in (tmp_path / "image.json").read_text()
