@@ -38,13 +38,16 @@ ADDED = "(added by the compiler)"
 
 def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
     """What was profiled, and its figures."""
+    path = Parser.user_folder() / args.model
+    if path.suffix == ".pte":
+        _require_program(args, path)
     runner = ready_runner(os.environ, selection.reports)
     found = ready_environment(selection, os.environ)
     about: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)
-        if args.model.endswith(".pte"):
-            program, facts = Parser.user_folder() / args.model, dict[str, Any]()
+        if path.suffix == ".pte":
+            program, facts = path, dict[str, Any]()
             inputs = inputs_of_program(program, args.input, folder)
         else:
             if args.input:
@@ -59,6 +62,14 @@ def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, 
             about = {"precision": scheme, "soc": selection.soc}
         environment = {**found.merged(os.environ), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, args.timeout)
+
+
+def _require_program(args: argparse.Namespace, path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file", remedy="name a .pte that is there")
+    for flag in ("precision", "calibrate"):
+        if getattr(args, flag):
+            raise UsageError(f"--{flag}: {args.model} is compiled already", remedy=f"leave --{flag} out")
 
 
 def _compiled(args: argparse.Namespace, selection: Selection, found: Environment) -> tuple[Result, str]:
@@ -197,8 +208,6 @@ def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list
     import torch
     from executorch.runtime import Runtime
 
-    if not program.is_file():
-        raise UsageError(f"{program}: there is no such file", remedy="name a .pte that is there")
     try:
         method = Runtime.get().load_program(program).metadata("forward")
         metas = [method.input_tensor_meta(index) for index in range(method.num_inputs())]

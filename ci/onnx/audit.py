@@ -7,7 +7,7 @@ from typing import Any
 
 from ci.onnx.asking import precision_of, search_path
 from ci.onnx.compile import Refused
-from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
+from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY, Problem
 from ci.onnx.profile_model import measured
 from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.suites.suggestions import suggestion_for
@@ -31,7 +31,7 @@ def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict
     except Refused as refused:
         if problems := refused.details.get("problems"):
             return {
-                "error": "; ".join(f"{each['subject']}: {each['message']}" for each in problems),
+                "error": "; ".join(str(Problem(**each)) for each in problems),
                 "remedy": "; ".join(dict.fromkeys(each["remedy"] for each in problems)),
             }
         if refused.exit_code != CheckFailed.exit_code:

@@ -37,11 +37,15 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from _on_cpu(compiled)
     for scheme, row in compiled.items():
         yield from (f"{scheme}: {warning}" for warning in row.get("warnings", ()))
+    errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
         if "error" in row:
-            yield f"{scheme}: {row['error']}"
-            yield f"  → {row['remedy']}"
-        elif kept := row["kept_on_cpu"]:
+            errors.setdefault((row["error"], row["remedy"]), []).append(scheme)
+    for (error, remedy), schemes in errors.items():
+        yield f"{', '.join(schemes)}: {error}"
+        yield f"  → {remedy}"
+    for scheme, row in compiled.items():
+        if kept := row["kept_on_cpu"]:
             nodes = ", ".join(f'"{name}"' for name in kept["cpu_nodes"])
             yield f"{scheme}: {kept['because']}"
             yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"

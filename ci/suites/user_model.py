@@ -51,6 +51,11 @@ def user_model(text: str, folder: Path) -> UserModel:
                 f"{text}: expected file.py:function, with names that Python can import",
                 remedy="write models.py:net for the function net of models.py",
             )
+        code = path.read_text(encoding="utf-8", errors="replace")
+        if not re.search(rf"\b{function}\b|import \*", code):
+            raise UsageError(
+                f"{text}: nothing in {head} is called {function}", remedy="name a function of it"
+            )
         return UserModel(_word(function), f"{path.stem}:{function}", path.parent, path)
     if DOTTED.fullmatch(text) and not (folder / text).exists():
         return UserModel(_word(function), text, folder.absolute())

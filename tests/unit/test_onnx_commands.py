@@ -373,4 +373,4 @@ class TestAudit:
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = refusal(PROBLEM)
         code, rows = self.audited(tmp_path)
-        assert code == 1 and rows["8a8w"] == {"error": "x: x is float64", "remedy": "export in float32"}
+        assert code == 1 and rows["8a8w"] == {"error": "x is float64", "remedy": "export in float32"}

@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     with zipfile.ZipFile(tmp_path / "weights.pt2", "w") as archive:
         archive.writestr("x/data.pkl", "")
     (tmp_path / "cut.pt2").write_bytes((tmp_path / "My Net.pt2").read_bytes()[:40])
-    (tmp_path / "models.py").touch()
+    (tmp_path / "models.py").write_text("from nets import net")
     (tmp_path / "net.onnx").touch()
     return tmp_path
 
@@ -44,6 +44,7 @@ def test_names_every_kind_of_model(folder: Path, text: str, name: str, factory: 
         ("absent.pt2", UsageError),
         ("models.py", UsageError),
         ("models.py:", UsageError),
+        ("models.py:ne", UsageError),
         ("net.txt", UsageError),
         ("", UsageError),
         ("cut.pt2", CheckFailed),
