@@ -248,7 +248,7 @@ class _Evaluation:
             return self._stand_in(label, given)
         path = self._path_of(label)
         if path is None:
-            return self._made(label, self._strangers(label))
+            return self._frozen(label, self._strangers(label))
         if path in self.open:
             raise LookupError(f"{label} is {path}, which is being loaded already")
         if path not in self.tree.files:
@@ -261,7 +261,7 @@ class _Evaluation:
                     raise
                 self.loaded[path] = f"and {path} cannot be evaluated: {_why(str(error))}"
         if isinstance(why := self.loaded[path], str):
-            return self._made(label, self._strangers(label, why=why))
+            return self._frozen(label, self._strangers(label, why=why))
         return self.loaded[path]
 
     @property
@@ -332,14 +332,14 @@ class _Evaluation:
             **{name: _literal(value) for name, value in self.rules.fields.items()},
             "is_oss": _literal(self.open_source),
         }
-        made = ", ".join(f"{name} = {value}" for name, value in fields.items())
-        globals_ |= dict.fromkeys(given.rules, f"struct({made})")
+        struct = ", ".join(f"{name} = {value}" for name, value in fields.items())
+        globals_ |= dict.fromkeys(given.rules, f"struct({struct})")
         if not given.rules:
             globals_ |= rules
         lines = [f"{name} = {value}" for name, value in globals_.items()]
-        return self._made(label, lines + self._strangers(label, globals_))
+        return self._frozen(label, lines + self._strangers(label, globals_))
 
-    def _made(self, label: str, lines: list[str]) -> Any:
+    def _frozen(self, label: str, lines: list[str]) -> Any:
         names = ("make_rule", "make_text", "make_answer", "make_stranger", "calls")
         key = (label, *lines)
         if key not in self.stand_ins:
@@ -491,9 +491,9 @@ calls = _calls
         if attribute in FILES:
             for path in self._elements(library, attribute, _files_of(value)):
                 self._add_file(library, path, stack)
-            for said, path in _renamed(value, library.namespace):
+            for alias, path in _renamed(value, library.namespace):
                 full = normal(posixpath.join(self.package, path))
-                library.renamed[said] = Item(full, self._place(stack, path))
+                library.renamed[alias] = Item(full, self._place(stack, path))
         elif attribute in DEPENDENCIES:
             for label in self._elements(library, attribute, value):
                 item = Item(self._label(label), self._place(stack, label))

@@ -778,13 +778,13 @@ def _heavy(found: Findings, variant: str, buck: Side) -> None:
 
 def _renamed(found: Findings, variant: str, buck: Side) -> None:
     for library in buck.libraries.values():
-        for said, item in library.renamed.items():
+        for alias, item in library.renamed.items():
             found.report(
                 "parity-header-renamed",
                 item.place,
                 item.name,
                 library.name,
-                f"{library.name} gives {item.name} out as {said}, a name that CMake does not give it",
+                f"{library.name} gives {item.name} out as {alias}, a name that CMake does not give it",
                 "give it the name that its path ends in",
                 variant,
             )

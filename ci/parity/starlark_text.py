@@ -77,13 +77,13 @@ def without(text: str, literal: Literal) -> str:
 
 def with_after(text: str, literal: Literal, value: str) -> str:
     """The text with one more element after a literal, formatted like that one."""
-    made = quoted(value)
+    element = quoted(value)
     start_of_line = text.rfind("\n", 0, literal.begin) + 1
     indent = text[start_of_line : literal.begin]
     rest = re.compile(r"[ \t]*,[ \t]*(?:#[^\n]*)?\n").match(text, literal.end)
     if rest and not indent.strip():
-        return f"{text[: rest.end()]}{indent}{made},\n{text[rest.end() :]}"
-    return f"{text[: literal.end]}, {made}{text[literal.end :]}"
+        return f"{text[: rest.end()]}{indent}{element},\n{text[rest.end() :]}"
+    return f"{text[: literal.end]}, {element}{text[literal.end :]}"
 
 
 def replaced(text: str, literal: Literal, value: str) -> str:

@@ -39,9 +39,9 @@ class Tree:
 
     def changed(self, over: Mapping[str, str | None]) -> Tree:
         """The same tree with more changes; nothing is read again from disk."""
-        made = Tree(self.root, {**self.over, **over}, listing=self._listed)
-        made._texts, made.evaluated = self._texts, self.evaluated
-        return made
+        tree = Tree(self.root, {**self.over, **over}, listing=self._listed)
+        tree._texts, tree.evaluated = self._texts, self.evaluated
+        return tree
 
     @cached_property
     def evaluated(self) -> dict[str, list[Any]]:
@@ -128,8 +128,8 @@ class Tree:
 
 def normal(path: str) -> str:
     """Without `.` and `..`; the top is the empty string."""
-    made = posixpath.normpath(path) if path else ""
-    return "" if made == "." else made
+    plain = posixpath.normpath(path) if path else ""
+    return "" if plain == "." else plain
 
 
 @cache
@@ -146,23 +146,23 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _piece_regex(piece: str) -> str:
-    made = r"(?!\.)" if piece[:1] in ("*", "?", "[") else ""
+    regex = r"(?!\.)" if piece[:1] in ("*", "?", "[") else ""
     position = 0
     while position < len(piece):
         sign = piece[position]
         end = piece.find("]", position + 2) if sign == "[" else -1
         if sign == "*":
-            made += "[^/]*"
+            regex += "[^/]*"
         elif sign == "?":
-            made += "[^/]"
+            regex += "[^/]"
         elif end > 0:
             body = piece[position + 1 : end].replace("\\", r"\\")
-            made += "[" + ("^" + body[1:] if body[0] in "!^" else body) + "]"
+            regex += "[" + ("^" + body[1:] if body[0] in "!^" else body) + "]"
             position = end
         else:
-            made += re.escape(sign)
+            regex += re.escape(sign)
         position += 1
-    return made
+    return regex
 
 
 def _ignored(root: Path) -> frozenset[str]:

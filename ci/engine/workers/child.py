@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ci.engine import interpreter
-from ci.engine.workers.apart import apart
+from ci.engine.workers.watched_fork import in_watched_fork
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -53,7 +53,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
         for line in sys.stdin:
             order = json.loads(line)
             if forks:
-                reply = apart(functools.partial(_logged, answer, order), order.get("timeout"))
+                reply = in_watched_fork(functools.partial(_logged, answer, order), order.get("timeout"))
             else:
                 reply = _logged(answer, order)
             _say(replies, {**reply, "resident": _status("VmRSS")})

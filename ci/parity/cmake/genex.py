@@ -25,24 +25,24 @@ def truth(text: str) -> str:
 
 def evaluate(text: str, variables: Mapping[str, str], is_target: Callable[[str], bool]) -> str:
     """`text` with every `$<…>` replaced. Raises Unevaluable."""
-    made, position = _text(text, 0, variables, is_target, ends="")
-    return made if position == len(text) else made + text[position:]
+    result, position = _text(text, 0, variables, is_target, ends="")
+    return result if position == len(text) else result + text[position:]
 
 
 def _text(
     text: str, position: int, variables: Mapping[str, str], is_target: Callable[[str], bool], *, ends: str
 ) -> tuple[str, int]:
-    made = ""
+    result = ""
     while position < len(text):
         if text.startswith("$<", position):
             piece, position = _expression(text, position + 2, variables, is_target)
-            made += piece
+            result += piece
         elif text[position] in ends:
             break
         else:
-            made += text[position]
+            result += text[position]
             position += 1
-    return made, position
+    return result, position
 
 
 def _expression(

@@ -264,8 +264,8 @@ class _Reader:
                 matched = set(self.tree.match(path))
             for one in matched:
                 self.written.setdefault(posixpath.basename(one), event.place)
-            said = pattern.removeprefix(f"{SOURCE}/")
-            self.result.globs.append(Glob(said, event.folder, event.place, frozenset(matched)))
+            shown = pattern.removeprefix(f"{SOURCE}/")
+            self.result.globs.append(Glob(shown, event.folder, event.place, frozenset(matched)))
 
     def _generates(self, text: str, event: Event) -> None:
         path = in_tree(text, event.folder)

@@ -32,7 +32,7 @@ _CHANNEL = 900
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def apart(work: Callable[[], dict[str, Any]], timeout: float | None = None) -> dict[str, Any]:
+def in_watched_fork(work: Callable[[], dict[str, Any]], timeout: float | None = None) -> dict[str, Any]:
     """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
 
     The work has a temporary directory of its own. Everything that it started has ended when this returns."""
