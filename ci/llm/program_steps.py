@@ -22,6 +22,7 @@ from ci.llm.measure import DECODE, PREFILL, ProgramFolders, Reader, figures, tex
 from ci.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
+    HandedOver,
     RunnerLayout,
     Stateful,
     StatefulReader,
@@ -77,8 +78,18 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
 
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
-        facts["figures"] = figures(place, reference, readers)
+        facts["figures"] = figures(place, reference, _as_used(readers))
     return facts
+
+
+def _as_used(readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Decode after prefill, so that the figures show a cache that is not the same in both."""
+    found = dict(readers)
+    for where in ("htp", "cpu"):
+        prefill, decode = readers.get(f"prefill_{where}"), readers[f"decode_{where}"]
+        if isinstance(prefill, TensorReader) and isinstance(decode, TensorReader):
+            found[f"decode_{where}"] = HandedOver(prefill, decode)
+    return found
 
 
 def tensor_readers(place: ProgramFolders) -> dict[str, Reader]:

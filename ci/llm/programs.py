@@ -344,6 +344,23 @@ class TensorReader:
 
 
 @dataclass
+class HandedOver:
+    """Reads a block by prefill, and goes on by decode with what prefill left in the cache."""
+
+    prefill: TensorReader
+    decode: TensorReader
+
+    def restart(self) -> None:
+        self.prefill.restart()
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        block = self.prefill.count
+        rows = self.prefill.read(tokens[:block])
+        self.decode.take(self.prefill)
+        return np.concatenate([rows, self.decode.read(tokens[block:])])
+
+
+@dataclass
 class StatefulReader:
     """Reads tokens one by one by a method that keeps its cache."""
 
