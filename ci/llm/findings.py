@@ -47,9 +47,6 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         return
     limits = program.run.limits.model_dump()
     for name, words in LISTEN.items():
-        if program.run.state == "buffers" and name.startswith("prefill"):
-            # A program that holds its cache reads prompts by decode.
-            continue
         figures = figures_from(result.facts["figures"][name])
         for miss in misses(figures, limits):
             yield error(

@@ -59,8 +59,6 @@ ALONE = """\
 qnn_llama_runner gives masks and takes logits of 16 bits, and those of {precision} are others: this program is
 for executorch.runtime. Compile it with --precision 16a8w for the runner.
 """
-STATEFUL_ROWS = 4
-"""Windows to calibrate by, each token of which is a call."""
 
 
 def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,8 +147,7 @@ def write_program(
         metadata(shape, shape.context, counts[0], edges),
         chip,
         path,
-        fp16=precision == "fp16",
-        integers=edges["mask"].dtype if edges else "",
+        edges["mask"].dtype if edges else "",
     )
     return Written(layouts, modules, encodings)
 
@@ -178,23 +175,10 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
 def stateful_readers(place: ProgramFolders) -> dict[str, Reader]:
     """Decode alone: two methods would have a cache each."""
     module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
-    example, modules = module.inputs(0, 0), {DECODE_METHOD: module}
-    if place.run.quantized:
-        calls = [
-            module.inputs(token, position)
-            for row in place.calibration()[:STATEFUL_ROWS]
-            for position, token in enumerate(row[:-1])
-        ]
-        modules = quantized(modules, {DECODE_METHOD: calls}, place.run.precision, place.chip)
-    path = place.into / PROGRAM
-    constants = metadata(place.shape, place.context, DECODE, {})
-    lower(modules, {DECODE_METHOD: example}, constants, place.chip, path, fp16=not place.run.quantized)
-    readers: dict[str, Reader] = {
-        "decode_htp": StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])
-    }
-    if place.run.quantized:
-        readers["decode_cpu"] = StatefulReader(module, in_pytorch(modules[DECODE_METHOD]))
-    return readers
+    path, constants = place.into / PROGRAM, metadata(place.shape, place.context, DECODE, {})
+    inputs = {DECODE_METHOD: module.inputs(0, 0)}
+    lower({DECODE_METHOD: module}, inputs, constants, place.chip, path)
+    return {"decode_htp": StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])}
 
 
 def spoken(

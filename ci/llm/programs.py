@@ -150,14 +150,13 @@ def quantized(
         prepared[name] = prepare_pt2e(exported, quantizer)
         for sample in samples[name]:
             prepared[name](*sample)
-    if len(modules) > 1:
-        for observers in zip(*(_edge_observers(each) for each in prepared.values()), strict=True):
-            every = [observer for edge in observers for observer in edge]
-            low = min(float(observer.min_val) for observer in every)
-            high = max(float(observer.max_val) for observer in every)
-            for observer in every:
-                observer.min_val.fill_(low)
-                observer.max_val.fill_(high)
+    for observers in zip(*(_edge_observers(each) for each in prepared.values()), strict=True):
+        every = [observer for edge in observers for observer in edge]
+        low = min(float(observer.min_val) for observer in every)
+        high = max(float(observer.max_val) for observer in every)
+        for observer in every:
+            observer.min_val.fill_(low)
+            observer.max_val.fill_(high)
     return {name: convert_pt2e(each) for name, each in prepared.items()}
 
 
@@ -218,13 +217,12 @@ def lower(
     constants: Mapping[str, Any],
     soc: str,
     path: Path,
-    *,
-    fp16: bool,
     integers: str = "",
 ) -> None:
-    """One program with these methods, wholly on HTP. `integers`: the type of mask, caches and logits."""
+    """One program with these methods, wholly on HTP. `integers`: the type of mask, caches and logits;
+    without it fp16."""
     spec = generate_qnn_executorch_compiler_spec(
-        soc_model=QcomChipset[soc], backend_options=generate_htp_compiler_spec(use_fp16=fp16)
+        soc_model=QcomChipset[soc], backend_options=generate_htp_compiler_spec(use_fp16=not integers)
     )
     edge = to_edge_transform_and_lower_to_qnn(
         dict(modules),

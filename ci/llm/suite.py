@@ -73,6 +73,8 @@ class Run(AnyRun):
             raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
         if self.through == "genie" and self.state != "tensors":
             raise ValueError("state: Genie holds the cache itself, in tensors")
+        if self.quantized and self.state != "tensors":
+            raise ValueError("state: HTP refuses to write integers into a buffer (ScatterNd, 3110)")
         if self.quantized and self.limits is None:
             raise ValueError("limits, or a quantized model could say anything")
         if self.limits and not self.quantized:

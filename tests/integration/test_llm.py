@@ -233,6 +233,37 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
         assert one.difference is None and len(one.excused) < 2
 
 
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
+def test_a_quantized_program_has_the_layout_of_upstreams_runner(tmp_path: Path) -> None:
+    """By its own metadata: no runner is built here."""
+    from executorch.runtime import Runtime
+
+    model, out, text = write_checkpoint(tmp_path / "model"), tmp_path / "out", tmp_path / "text.txt"
+    text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
+    order = ("compile", model, "--precision", "16a8w", "--calibrate", text, "--through", "executorch")
+    command(*order, "-o", out)
+    assert "1 cached" in command(*order, "-o", out)
+    program = Runtime.get().load_program(out / "hybrid_llama_qnn.pte")
+    for method, count in (("prefill_forward", 32), ("kv_forward", 1)):
+        layout = program.metadata(method)
+        inputs = [layout.input_tensor_meta(index) for index in range(5)]
+        outputs = [layout.output_tensor_meta(index) for index in range(3)]
+        past = 128 - count
+        caches = (1, 2, 32, past), (1, 2, past, 32)
+        assert [one.sizes() for one in inputs] == [(1, count), (1, 1, count, 128), (1, count), *caches]
+        assert [one.sizes() for one in outputs] == [(1, count, 256), (1, 2, 32, count), (1, 2, count, 32)]
+        assert [one.dtype() for one in inputs] == [INT, UINT16, INT, UINT16, UINT16]
+        assert [one.dtype() for one in outputs] == [UINT16] * 3
+    assert program.load_method("get_kv_io_bit_width").execute([]) == [16]
+    assert program.load_method("get_logits_scale").execute([])[0] > 0
+
+
+INT, UINT16 = 3, 27
+"""ExecuTorch's numbers of types."""
+
+
 def in_shards(model: Path) -> None:
     """The weights in two files with an index, as large checkpoints come."""
     from safetensors.torch import load_file, save_file

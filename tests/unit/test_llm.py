@@ -522,6 +522,7 @@ class TestVerdicts:
         ('precision = "16a8w"', "u16u8"),
         ('precision = "u16u8"\nthrough = "executorch"', "16a8w"),
         ('precision = "fp16"\nstate = "buffers"', "state"),
+        ('precision = "16a8w"\nthrough = "executorch"\nstate = "buffers"', "ScatterNd"),
     ],
 )
 def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: str) -> None:
