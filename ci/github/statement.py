@@ -20,7 +20,9 @@ FIELDS = ("sha256", "verdict", "soc", "scheme", "figures", "thresholds", "costs"
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_REPORTS, the folder with the jobs' reports; write predicate.json and subjects.txt there."""
+    """Read QNN_CI_REPORTS, the folder with the jobs' reports, and QNN_CI_WORKFLOW, which has GitHub sign.
+
+    Write predicate.json and subjects.txt there."""
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", "")).absolute()
     programs = [each for file in sorted(folder.rglob("test_emulator.json")) for each in verdicts(file)]
     if not programs:
@@ -34,6 +36,7 @@ def run(environ: Mapping[str, str]) -> int:
         "repository": repository,
         "commit": environ.get("GITHUB_SHA", ""),
         "run": f"{server}/{repository}/actions/runs/{environ.get('GITHUB_RUN_ID', '')}",
+        "workflow": environ.get("QNN_CI_WORKFLOW", ""),
         "programs": tuple(programs),
     }
     text = Verdicts.model_validate(predicate).model_dump_json(by_alias=True, indent=2)

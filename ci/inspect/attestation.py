@@ -43,6 +43,8 @@ class Verdicts(Model):
     repository: str
     commit: str
     run: str
+    workflow: str
+    """The one that has it signed."""
     programs: tuple[Verdict, ...]
 
 
@@ -84,7 +86,8 @@ def _shown(program: Path, attestation: Path, predicate: Verdicts, verdict: Verdi
         return [f"{name} {value:g}" for name, value in values.items()]
 
     verify = ["gh", "attestation", "verify", str(program), "--bundle", str(attestation)]
-    verify += ["--repo", predicate.repository, "--predicate-type", PREDICATE]
+    verify += ["--repo", predicate.repository, "--signer-workflow", predicate.workflow]
+    verify += ["--predicate-type", PREDICATE]
     return {
         "what": f"{verdict.verdict} as {verdict.program}",
         "sha256": verdict.sha256,
@@ -97,7 +100,7 @@ def _shown(program: Path, attestation: Path, predicate: Verdicts, verdict: Verdi
         "found by": f"the gate of {predicate.repository} at {predicate.commit}, {predicate.run}"
         + ", which took it from its cache" * verdict.cached,
         "verified here": "the statement is about the bytes of this file",
-        "not verified here": f"who signed the statement. `{quoted(*verify)}` does",
+        "not verified here": f"who signed it. If you trust these two names: {quoted(*verify)}",
     }
 
 

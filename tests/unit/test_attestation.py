@@ -44,11 +44,8 @@ def report(folder: Path, outcome: Outcome, digest: str) -> None:
 
 def signed(tmp_path: Path) -> dict[str, Any]:
     """What GitHub makes of the files of attest.yml's first job."""
-    environ = {
-        "QNN_CI_REPORTS": str(tmp_path / "reports"),
-        "GITHUB_REPOSITORY": "o/r",
-        "GITHUB_SHA": "c" * 40,
-    }
+    environ = {"QNN_CI_REPORTS": str(tmp_path / "reports"), "GITHUB_REPOSITORY": "o/r"}
+    environ["QNN_CI_WORKFLOW"] = "t/qnn-ci/.github/workflows/attest.yml"
     assert statement.run(environ) == 0
     lines = (tmp_path / "reports" / "subjects.txt").read_text().splitlines()
     subjects = [
@@ -89,7 +86,8 @@ def test_the_verdict_of_a_program_is_read_back_with_what_was_not_verified(
     facts = json.loads(capsys.readouterr().out)
     assert (facts["what"], facts["QNN build"], facts["chip"]) == (f"pass as {NAME}", "v2.49", "SM8650")
     assert (facts["accuracy"], facts["costs"]) == (["sqnr_db 31.5"], ["pte_bytes 9"])
-    assert "--repo o/r" in facts["not verified here"]
+    signer = "--repo o/r --signer-workflow t/qnn-ci/.github/workflows/attest.yml"
+    assert signer in facts["not verified here"]
 
 
 def test_an_attestation_says_nothing_of_other_bytes(tmp_path: Path, program: Path) -> None:
@@ -105,7 +103,16 @@ def test_an_attestation_says_nothing_of_other_bytes(tmp_path: Path, program: Pat
         {"predicateType": "https://spdx.dev/Document"},
         {"_type": "https://in-toto.io/Statement/v0.1"},
         {"subject": []},
-        {"predicate": {"schema": 1, "repository": "o/r", "commit": "", "run": "", "programs": []}},
+        {
+            "predicate": {
+                "schema": 1,
+                "repository": "o/r",
+                "commit": "",
+                "run": "",
+                "workflow": "",
+                "programs": [],
+            }
+        },
         {"predicate": None},
     ],
 )

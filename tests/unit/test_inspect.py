@@ -142,7 +142,8 @@ class TestAgainst:
 
 class TestVerb:
     def _run(self, path: Path, *, against: Path | None = None, as_json: bool = False) -> int:
-        return verb.run(argparse.Namespace(file=path, against=against, extract=None, json=as_json))
+        flags = {"against": against, "extract": None, "attestation": None, "json": as_json}
+        return verb.run(argparse.Namespace(file=path, **flags))
 
     def test_json_is_one_document(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "model.pte"
