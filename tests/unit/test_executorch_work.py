@@ -21,7 +21,7 @@ from ci.__main__ import VERBS
 from ci.engine.work import Result
 from ci.executorch import compile as compiling
 from ci.executorch import emulate
-from ci.executorch.compile import Settings, compile_programs
+from ci.executorch.compile import PROGRAM, Settings, compile_programs
 from ci.executorch.emulate import findings_of, measure
 from ci.executorch.stage import Plan, refusals
 from ci.executorch.suite import Program, programs_of
@@ -331,9 +331,13 @@ def test_what_was_changed_of_a_factorys_model_is_a_warning_here_too(tmp_path: Pa
         basis=BASIS,
         baseline=lambda _: Baseline(tmp_path / "baseline.json"),
     )
-    facts = {"left": [], "notes": [["training-mode", "it is in training mode"]]}
+    ddr = dict.fromkeys(("read", "written", "spilled", "filled"), 1)
+    notes = [["training-mode", "it is in training mode"]]
+    facts = {"left": [], "notes": notes, "ddr": ddr, "cpu_seconds": 1.0}
+    (tmp_path / PROGRAM).write_bytes(b"program")
     stage = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
-    emulate.judge(stage, plan, {program.name: Result(facts)}, {program.name: facts_of({"sqnr_db": 25.0})})
+    compiled = {program.name: Result(facts, tmp_path)}
+    emulate.judge(stage, plan, compiled, {program.name: facts_of({"sqnr_db": 25.0})})
     assert [(each.rule, each.message) for each in stage.findings] == [
         ("factory-training-mode", "it is in training mode")
     ]
