@@ -310,7 +310,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
     model = write_checkpoint(tmp_path)
     shape = read_architecture(model)
-    with pytest.raises(CheckFailed, match=r"down_proj.*expected"):
+    with pytest.raises(CheckFailed, match=r"gate_proj.*expected"):
         load_decoder(model, replace(shape, hidden=64), 1, 128)
     with pytest.raises(CheckFailed, match=r"lacks the weight model\.layers\.1"):
         load_decoder(model, replace(shape, layers=2), 1, 128)

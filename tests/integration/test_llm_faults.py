@@ -121,7 +121,7 @@ def test_calibration_that_never_saw_the_beginning(tmp_path: Path) -> None:
         return float(figures["prefill_cpu"]["first_choice"]["value"])
 
     right, wrong = agreement(rows[2:]), agreement([[*row[1:], 5] for row in rows[2:]])
-    assert right > 0.9 > wrong, f"with the beginning {right:.3f}, without {wrong:.3f}"
+    assert right > 0.7 > wrong, f"with the beginning {right:.3f}, without {wrong:.3f}"
     require_documented(row("calibration without the beginning", "quantizing, u16u8", "`llm-accuracy`"))
 
 
