@@ -4,7 +4,6 @@ The table is in docs/llm-verdicts.md."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import pytest
 
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
-from tests.support.checkpoints import LLAMA_3_2
-from tests.support.speakers import DECODE, PREFILL, TIMEOUT, Speaker, changed, make_speaker
+from tests.support.speakers import DECODE, PREFILL, Speaker, changed, make_speaker
 
 LAYERS = 2
 """With one, what prefill sees decides of one token alone, for its keys and values do not depend on it."""
@@ -67,35 +65,6 @@ def test_of_the_configuration(speaker: Speaker, tmp_path: Path, fault: str, key:
     found = verdict_of(speaker, changed(speaker, tmp_path, key, value))
     assert found != "none"
     require_documented(row(fault, "configuration", found))
-
-
-FAR = [60 + place % 97 for place in range(3900)]
-
-
-def test_a_wrong_factor_is_seen_thousands_of_tokens_later(tmp_path: Path) -> None:
-    """With Llama 3.2's numbers it changes nothing near the start."""
-    from ci.llm.genie import speak
-    from ci.llm.judge import TINY
-
-    far = make_speaker(
-        tmp_path / "far",
-        layers=LAYERS,
-        sharpness=8,
-        max_position_embeddings=4096,
-        rope_scaling=LLAMA_3_2,
-    )
-    wrong = changed(far, tmp_path, f"{ROPE}/rope-scaling/factor", 8.0)
-
-    def as_float(config: Path, prompt: Sequence[int]) -> bool:
-        """But for near ties."""
-        [one] = speak(config, [prompt], timeout=TIMEOUT)
-        rows = far.logits(prompt, one.tokens)[:-1]
-        return bool((rows.max(-1) - rows[range(len(rows)), list(one.tokens)]).max() < TINY)
-
-    assert as_float(wrong, FAR[:20]) and as_float(far.config, FAR) and not as_float(wrong, FAR)
-    require_documented(
-        row("rope scaled by another factor, after 3,900 tokens", "configuration", "`llm-text`")
-    )
 
 
 def test_calibration_that_never_saw_the_beginning(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ LLAMA_3_2: dict[str, Any] = {
 """Its rope_scaling."""
 
 
-def write_checkpoint(folder: Path, sharpness: float = 1, loudness: float = 1, **changes: Any) -> Path:
+def write_checkpoint(folder: Path, loudness: float = 1, **changes: Any) -> Path:
     """With a tokenizer of bytes. Weights are so large that choices are clear. `loudness` is that of the token
     that begins a text, which trained models give far larger values than all others."""
     import torch
@@ -68,9 +68,6 @@ def write_checkpoint(folder: Path, sharpness: float = 1, loudness: float = 1, **
         weights[name if name.startswith("lm_head") else f"model.{name}"] = stored
     if shape.tied:
         del weights["lm_head.weight"]
-    for name in weights:
-        # Of thousands of places only a few are looked at.
-        weights[name] *= sharpness if "q_proj" in name else 1
     weights["model.embed_tokens.weight"][0] *= loudness
     save_file(weights, folder / "model.safetensors")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.words]

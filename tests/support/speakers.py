@@ -72,9 +72,7 @@ class Speaker:
         return list(text_problems(found))
 
 
-def make_speaker(
-    folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1, **changes: Any
-) -> Speaker:
+def make_speaker(folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1) -> Speaker:
     from ci.llm.architecture import read_architecture
     from ci.llm.contexts import compile_context
     from ci.llm.decoder import load_decoder
@@ -82,7 +80,7 @@ def make_speaker(
     from ci.llm.graphs import export
     from provisioning.manifest import soc_named
 
-    model = write_checkpoint(folder / "model", num_hidden_layers=layers, **changes)
+    model = write_checkpoint(folder / "model", num_hidden_layers=layers)
     shape, soc = read_architecture(model), soc_named("SM8650")
     binaries = []
     for number, count in enumerate((PREFILL, DECODE)):
