@@ -441,7 +441,7 @@ class Memo:
     def close(self) -> None:
         """Save the digests, and remove entries that were not used for a long time."""
         self._digests.save()
-        prune(self._top)
+        prune(self._top, ORPHAN_SECONDS)
         if self.remote:
             self.remote.finish()
 
@@ -795,14 +795,17 @@ def _abbreviated(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
-def prune(top: Path) -> None:
+def prune(top: Path, pause: float = 0.0) -> None:
     """Remove entries that were not used for a long time, folders without an entry, and leftovers of killed
-    runs."""
+    runs; nothing if that was done in the last `pause` seconds, since it reads every entry."""
     try:
         # Use the file system's clock, which all machines that share the store have in common.
-        clock = top / "clock"
+        clock, pruned = top / "clock", top / "pruned"
         clock.touch()
         now = clock.stat().st_mtime
+        if pruned.exists() and now - pruned.stat().st_mtime < pause:
+            return
+        pruned.touch()
     except OSError:
         return
     for name in RETIRED:

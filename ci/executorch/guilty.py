@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ WRITE_INSTEAD = {
     " not know torch's default",
 }
 """By operator, for those at which the backend's builder fails."""
+ASSIGNMENT = re.compile(r"\]\s*[-+*/]?=(?!=)|\]\.\w+_\(")
+WITHOUT_ASSIGNMENT = (
+    "assign to no part of a tensor: torch.cat of the parts, or a product with a mask that is a buffer"
+)
 MANY = 3
 ATTEMPTS = 5
 """How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
@@ -118,23 +122,27 @@ class Search:
             qnn_preprocess.logger.removeHandler(handler)
             restore_builtins()
 
+    @property
+    def node(self) -> Node | None:
+        """The node that the backend's builder had at hand when it failed."""
+        if self.watch.asking is not None or self.partition is None:
+            return self.watch.asking
+        calls = (node for node in self.partition.calls if not is_glue(node))
+        return next((node for node in calls if node.name == self.visited), None)
+
     def suspects(self, error: BaseException) -> list[Suspect]:
         """The nodes at which the lowering with this error fails, and all others of their kind."""
-        if (node := self.watch.asking) is not None:
+        node, partition = self.node, self.partition
+        if node is not None:
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
-            return [_suspect([node], reason, WRITE_INSTEAD.get(operator_name(node), ""))]
-        partition = self.partition
+            nodes = [node, *(partition.constants_of(node) if partition else ())]
+            return [_suspect(nodes, reason, WRITE_INSTEAD.get(operator_name(node), ""))]
         if partition is None:
             return []
         calls = [node for node in partition.calls if not is_glue(node)]
         if not partition.inputs:
             return [self._constants_alone(calls)]
         by_name = {node.name: node for node in calls}
-        if self.visited in by_name:
-            node = by_name[self.visited]
-            reason = f"the backend's builder fails: {type(error).__name__}: {error}"
-            nodes = [node, *partition.constants_of(node)]
-            return [_suspect(nodes, reason, WRITE_INSTEAD.get(operator_name(node), ""))]
         words = self._errors(self.begin)
         named = [node for error in words for name, node in by_name.items() if _names(error, name)]
         messages: dict[str, str] = {}
@@ -181,7 +189,10 @@ class Search:
             if decision and not decision.supported and user not in {node.name for node in nodes}:
                 reason += f"; {user} needs it, and stays on the CPU: {decision.reason}"
                 break
-        return _suspect(nodes, reason, "hand the constant in as an input of the model")
+        found = _suspect(nodes, reason, "make the constant in __init__ with register_buffer, or an input")
+        if ASSIGNMENT.search(found.line):
+            found = replace(found, instead=WITHOUT_ASSIGNMENT)
+        return found
 
     def _errors(self, begin: int) -> list[str]:
         _flush()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -187,14 +188,19 @@ def lower(
     def again(more: frozenset[str]) -> Any:
         return lowered_with(Patterns("cpu_nodes", {*run.cpu_nodes, *more}))
 
-    with _step("compile"), _changed_inputs(loaded.model, samples[0]), watch.installed():
-        edge, remedy = _with_remedy(search, lambda: lowered_with(on_cpu[0]), again)
+    with _step("compile"), watch.installed():
+        edge, remedy = _with_remedy(
+            search, lambda: lowered_with(on_cpu[0]), again, lambda: _refuse_changed(loaded.model, samples[0])
+        )
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered)
         left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if remedy and not keep_going:
             raise _dies_of(remedy, parts, left)
-        program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
+        try:
+            program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
+        except RuntimeError as error:
+            raise _missing_operator(error, left) or error from error
     for each in (*patterns, *on_cpu):
         each.require_used()
     into.mkdir(parents=True, exist_ok=True)
@@ -456,22 +462,34 @@ def _step(name: str) -> Any:
         raise Failed(name, message, remedy) from error
 
 
-@contextmanager
-def _changed_inputs(model: Any, sample: tuple[Tensor, ...]) -> Iterator[None]:
-    """Explain that the delegate takes no input that the model changes in place."""
-    try:
-        yield
-    except RuntimeError as error:
-        place = where_input_changes(model, sample) if "graph I/O does not match" in str(error) else None
-        if place is None:
-            raise
+def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
+    """Refuse a model that changes its inputs in place."""
+    if place := where_input_changes(model, sample):
         message = f"the model changes its input in place{place}, which the delegate does not take"
-        remedy = "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True)"
-        raise Failed("compile", message, remedy) from error
+        remedy = (
+            "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True), torch.where for"
+            " an assignment to a part"
+        )
+        raise Failed("compile", message, remedy)
+
+
+def _missing_operator(error: RuntimeError, left: Sequence[CpuOperator]) -> Failed | None:
+    """The line of an operator that ExecuTorch does not have at all."""
+    known = not_compilable(str(error))
+    names = re.findall(r"'(\w+)::(\w+)", str(error))
+    lines = [
+        f"{each.source} `{each.code}`"
+        for each in left
+        if any(each.operator.startswith(".".join(name)) for name in names)
+    ]
+    return Failed("compile", f"{known[0]} ({'; '.join(lines)})", known[1]) if known and lines else None
 
 
 def _with_remedy(
-    search: Search, lower: Callable[[], Any], lower_again: Callable[[frozenset[str]], Any]
+    search: Search,
+    lower: Callable[[], Any],
+    lower_again: Callable[[frozenset[str]], Any],
+    refuse_model: Callable[[], None],
 ) -> tuple[Any, Remedy | None]:
     """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.monotonic()
@@ -481,7 +499,9 @@ def _with_remedy(
     except (Failed, BadFactory, MemoryError):
         raise
     except Exception as error:
-        node = search.watch.asking
+        if not is_memory(error):
+            refuse_model()
+        node = search.node
         if node is not None and (known := not_compilable(str(error))):
             source, code = source_of(node)
             raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error

@@ -59,7 +59,7 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
         )
     except BadFactory as error:
         traceback.print_exc()
-        return {"fault": "factory", "message": str(error)}
+        return {"fault": "factory", "message": str(error), "remedy": error.remedy}
     except Failed as error:
         traceback.print_exc()
         return {"fault": error.step, "message": str(error), "remedy": error.remedy}

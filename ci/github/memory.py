@@ -28,7 +28,7 @@ REMOVED = "removed.json"
 MOST_BYTES = 1 << 30
 """Of what is saved. A repository has 10 GB, and the SDK's tree needs a part of them."""
 
-LEFT_OUT = ("clock", "digests.json", RESTORED, COMMIT)
+LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED, COMMIT)
 """They say something of one machine alone."""
 
 
@@ -147,8 +147,4 @@ def _keep_to(memo: Path, most: int) -> None:
 
 def _names(memo: Path) -> list[str]:
     paths = (path.relative_to(memo).as_posix() for path in memo.rglob("*") if path.is_file())
-    return sorted(
-        name
-        for name in paths
-        if name not in LEFT_OUT and "work" not in name.split("/")[:2] and name != "clock"
-    )
+    return sorted(name for name in paths if name not in LEFT_OUT and "work" not in name.split("/")[:2])

@@ -382,7 +382,7 @@ def export(
         # Refuse a model that keeps state, because an export would leave the state out.
         infer_all(loaded.model, [sample])
     except BadFactory as error:
-        raise CheckFailed(str(error), remedy=f"correct the factory {dotted}") from error
+        raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {dotted}") from error
     path = into / "model.onnx"
     try:
         with torch.no_grad(), quiet():

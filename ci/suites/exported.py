@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e import move_exported_model_to_eval
 
-from ci.suites.user_model import BadFactory
+from ci.suites.user_model import EXPORTED, BadFactory
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
@@ -54,26 +54,43 @@ def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, 
                 "float32 (model.float()); --precision fp16 then computes it in fp16"
             )
     model: nn.Module = program.module()
-    notes: list[tuple[str, str]] = []
-    if _in_training(program.graph):
-        notes.append(
-            ("training-mode", f"{path} was exported in training mode; eval mode is what was compiled")
-        )
-        _drop_counters(model)
-    model = move_exported_model_to_eval(model)
-    if program.range_constraints:
-        notes.append(
-            (
-                "dynamic-shape",
-                f"{path} has sizes that are not fixed; those of its example inputs were compiled",
-            )
-        )
+    notes = into_eval(model, str(path))
     if kwargs or len(tensors) != len(args):
         model = Positional(model, (args, kwargs))
-    # An exported model's training flags mean nothing, and its eval() raises.
+    return model, tensors, notes
+
+
+def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
+    """Put a model with exported modules into eval mode; returns what the author should know of them."""
+    notes = []
+    for module in model.modules():
+        graph: Any = getattr(module, "graph", None)
+        if EXPORTED not in vars(module):
+            continue
+        if _in_training(graph):
+            notes.append(
+                ("training-mode", f"{name} was exported in training mode; eval mode is what was compiled")
+            )
+            _drop_counters(module)
+        move_exported_model_to_eval(module)
+        if varying := [
+            f"dimension {index} of {node.name}"
+            for node in graph.find_nodes(op="placeholder")
+            if isinstance(node.meta.get("val"), Tensor)
+            for index, size in enumerate(node.meta["val"].shape)
+            if isinstance(size, torch.SymInt)
+        ]:
+            notes.append(
+                (
+                    "dynamic-shape",
+                    f"{name} has sizes that vary ({', '.join(varying)}), and a compiled program has fixed"
+                    " ones: those of the example inputs. For others, export with an example of them",
+                )
+            )
+    # Their training flags mean nothing, and their eval() raises.
     for module in model.modules():
         module.training = False
-    return model, tensors, notes
+    return notes
 
 
 def _loaded(path: Path) -> Any:

@@ -10,6 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from ci.engine.repository import repository_of
 from ci.suites.imports import search_first
-from ci.suites.model_lines import clones, relative_path
-from ci.suites.user_model import BadFactory
+from ci.suites.model_lines import clones, relative_path, user_frame
+from ci.suites.user_model import EXPORTED, BadFactory
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
@@ -41,11 +42,13 @@ MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot alloc
 NOT_COMPILABLE = (
     (
         "data.dependent",
-        "the model branches on the value of a tensor, which a compiled program cannot do",
-        "use torch.where or torch.cond there; shapes must not depend on values",
+        "the model branches on the value of a tensor, or takes a size from one, which a compiled program"
+        " cannot do",
+        "use torch.where or torch.cond there; sizes must not depend on values",
     ),
     (
-        r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero",
+        r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero"
+        r"|TensorWrapper[\s\S]*Invoked with:[^\n]*\[(?:\d+, )*None",
         "the size of a tensor depends on values, but a compiled program has fixed sizes",
         "keep the full size and multiply by a mask, or use torch.where with three arguments",
     ),
@@ -54,6 +57,16 @@ NOT_COMPILABLE = (
         "the model computes with complex numbers, which ExecuTorch does not have",
         "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of"
         " the signal with the cosines and with the sines",
+    ),
+    (
+        r"Constraints violated \(([^)]+)\)",
+        "the export says that the size {0} varies, and the model does not allow that",
+        "leave dynamic_shapes out: a compiled program has fixed sizes",
+    ),
+    (
+        r"Guard failed: (.+)",
+        "an exported model gets sizes for which it was not exported: expected {0}",
+        "export with an example of these sizes, or give inputs of the sizes of its example",
     ),
     (
         r"Missing out variants: \{([^}]+)\}",
@@ -77,7 +90,8 @@ class Signature:
         for index, (wanted, found) in enumerate(zip(self.example, sample, strict=True)):
             if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
                 raise BadFactory(
-                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(found)}: save it so"
+                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(found)}: a compiled"
+                    " program has fixed sizes and types"
                 )
 
 
@@ -112,6 +126,16 @@ class ModelWithInputs:
     """Rule and message of what the author should know."""
 
     def sample(self, number: int) -> tuple[Tensor, ...]:
+        sample = self._drawn(number)
+        if number:
+            self._signature.require(sample, "another sample")
+        return sample
+
+    @cached_property
+    def _signature(self) -> Signature:
+        return Signature(self._drawn(0), ())
+
+    def _drawn(self, number: int) -> tuple[Tensor, ...]:
         if number == 0 and self.first is not None:
             return _tensors(self.first)
         try:
@@ -146,13 +170,22 @@ def make(
     except Exception as error:
         if is_memory(error):
             raise
+        if not_compilable(str(error)):
+            message, remedy = explained(error)
+            raise BadFactory(f"{dotted}: {message}", remedy) from error
         raise BadFactory(f"{dotted} raises {described(error)}") from error
     loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
-    if any(module.training for module in loaded.model.modules()):
+    modules = list(loaded.model.modules())
+    notes: list[tuple[str, str]] = []
+    if any(EXPORTED in vars(module) for module in modules):
+        from ci.suites.exported import into_eval
+
+        notes = into_eval(loaded.model, "a module that the factory exports")
+    elif any(module.training for module in modules):
         loaded.model.eval()
         note = "the factory gives the model in training mode; eval mode is what was compiled: call .eval()"
-        loaded = replace(loaded, notes=(*loaded.notes, ("training-mode", note)))
-    return loaded
+        notes = [("training-mode", note)]
+    return replace(loaded, notes=(*loaded.notes, *notes))
 
 
 def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -> ModelWithInputs:
@@ -368,15 +401,33 @@ def explained(error: BaseException) -> tuple[str, str]:
     """The cause of an error in torch's export or a compiler, with the user's line, and a remedy if known.
 
     The full text belongs in the log."""
-    text = str(error).strip()
+    errors = [error]
+    while errors[-1].__cause__ is not None:
+        errors.append(errors[-1].__cause__)
+    text = "\n".join(str(each).strip() for each in errors)
     places = [f" ({relative_path(file)}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if known := not_compilable(text):
         return known[0] + place, known[1]
+    if not places and (at := _node_at(errors[-1])):
+        return (
+            f"the compiler fails at {at}: {type(errors[-1]).__name__}: {errors[-1]}",
+            "write that line with other operators of torch",
+        )
     cause = text.splitlines()[0].strip()[:600] if text else ""
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+def _node_at(error: BaseException) -> str:
+    """The operator, and the model's line, that a pass of the compiler had at hand when it failed."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for node in frame.f_locals.values():
+            if isinstance(node, torch.fx.Node) and (line := user_frame(node.meta.get("stack_trace") or "")):
+                operator = getattr(node.target, "__name__", node.target)
+                return f"{operator} ({relative_path(line.path)}:{line.line} `{line.code}`)"
+    return ""
 
 
 def not_compilable(text: str) -> tuple[str, str] | None:

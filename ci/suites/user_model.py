@@ -12,6 +12,9 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
 
+EXPORTED = "range_constraints"
+"""The attribute that marks a module of torch.export."""
+
 SAMPLE_FILES = (".npy", ".npz", ".pt")
 
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -21,6 +24,10 @@ WORD = re.compile(r"[^a-z0-9_.-]+")
 
 class BadFactory(Exception):
     """The model cannot be used. The message says why, for the author of the factory."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ci.suites.factory import infer_all, make
+from ci.suites.factory import find, infer_all, make
 from ci.suites.user_model import BadFactory
 
 
@@ -43,10 +44,57 @@ def test_a_model_in_training_mode_is_put_into_eval_mode_and_takes_tensors_by_pos
     assert torch.allclose(infer_all(loaded.model, [sample])[0][0], net.eval()(X, mask=mask)["y"], atol=1e-6)
 
 
-def test_dynamic_sizes_are_said(tmp_path: Path) -> None:
-    program = torch.export.export(nn.ReLU(), (X,), dynamic_shapes=({0: torch.export.Dim("n", max=8)},))
-    torch.export.save(program, tmp_path / "net.pt2")
-    assert "dynamic-shape" in dict(make("net.pt2", {}, tmp_path).notes)
+VARIES = """\
+import torch
+from torch import nn
+class Flat(nn.Module):
+    def forward(self, x):
+        return x.reshape(x.shape[0] * 2, -1)
+def exported(most):
+    varies = {"x": {0: torch.export.Dim("count", max=most)}}
+    return torch.export.export(Flat().train(), (torch.rand(2, 4),), dynamic_shapes=varies)
+def net(most=8):
+    module = exported(most).module()
+    return nn.Sequential(module, nn.ReLU()), lambda generator: (torch.rand(2, 4, generator=generator),)
+def drawn():
+    def draw(generator):
+        return (torch.rand(int(torch.randint(2, 900, (1,), generator=generator)), 4),)
+    return exported(900).module(), draw
+class Decides(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] > 4 else x
+def decides():
+    varies = {"x": {0: torch.export.Dim("count", max=8)}}
+    return torch.export.export(Decides(), (torch.rand(2, 4),), dynamic_shapes=varies)
+"""
+
+
+def test_sizes_that_vary_become_those_of_the_example_and_are_said(tmp_path: Path) -> None:
+    (tmp_path / "varies.py").write_text(VARIES)
+    exported = find("varies:exported", tmp_path)(8)
+    torch.export.save(exported, tmp_path / "net.pt2")
+    for factory in ("net.pt2", "varies:net"):
+        loaded = make(factory, {}, tmp_path)
+        assert "dimension 0 of x" in dict(loaded.notes)["dynamic-shape"]
+        fixed = torch.export.export(loaded.model, loaded.sample(0), strict=True)
+        assert not fixed.range_constraints
+        assert [each.shape for each in infer_all(fixed.module(), [loaded.sample(1)])[0]] == [(4, 2)]
+
+
+def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "varies.py").write_text(VARIES)
+    loaded = make("varies:drawn", {}, tmp_path)
+    loaded.sample(0)
+    with pytest.raises(BadFactory, match="fixed sizes"):
+        for number in range(1, 5):
+            loaded.sample(number)
+
+
+def test_a_size_that_the_model_decides_by_is_named_with_its_line_and_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "varies.py").write_text(VARIES)
+    with pytest.raises(BadFactory, match=r"size count .*varies\.py:\d+") as caught:
+        make("varies:decides", {}, tmp_path)
+    assert "dynamic_shapes" in caught.value.remedy
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -54,7 +102,10 @@ def test_dynamic_sizes_are_said(tmp_path: Path) -> None:
 def test_refuses_what_would_compile_to_something_else(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "net.pt2"
     if kind == "another torch's":
-        path.write_bytes(b"PK")
+        torch.export.save(torch.export.export(Net().eval(), (X,)), tmp_path / "here.pt2")
+        with zipfile.ZipFile(tmp_path / "here.pt2") as here, zipfile.ZipFile(path, "w") as there:
+            for name in here.namelist():
+                there.writestr(name, here.read(name).replace(b"aten.batch_norm", b"aten.later_norm"))
     else:
         net = (Keeps() if kind == "state" else Net()).eval()
         program = torch.export.export(net.half(), (X.half(),)) if kind == "half" else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import transformers
 from torch import Tensor, nn
@@ -204,3 +206,72 @@ class Windows(nn.Module):
 def rank_six() -> Sample:
     torch.manual_seed(0)
     return Windows().eval(), (torch.rand(1, 3, 16, 16),)
+
+
+class Part(nn.Module):
+    """A linear layer, and what `do` makes of its result."""
+
+    def __init__(self, do: Callable[[Part, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.do = nn.Linear(8, 8), do
+        mask = torch.ones(8)
+        mask[0] = 0
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.do(self, self.linear(x), x)
+
+
+def _part(do: Callable[[Part, Tensor, Tensor], Tensor]) -> Sample:
+    torch.manual_seed(0)
+    return Part(do).eval(), (2 * torch.rand(2, 8) - 1,)
+
+
+def changes_input() -> Sample:
+    return _part(lambda part, y, x: y + nn.functional.relu(x, inplace=True))
+
+
+def changes_input_followed() -> Sample:
+    return _part(lambda part, y, x: y + nn.functional.relu(x))
+
+
+def chooses() -> Sample:
+    return _part(lambda part, y, x: y[x > 0].sum().reshape(1))
+
+
+def chooses_followed() -> Sample:
+    return _part(lambda part, y, x: (y * (x > 0)).sum().reshape(1))
+
+
+def assigns() -> Sample:
+    def do(part: Part, y: Tensor, x: Tensor) -> Tensor:
+        y[:, 0] = 0
+        return y
+
+    return _part(do)
+
+
+def assigns_followed() -> Sample:
+    return _part(lambda part, y, x: y * part.get_buffer("mask"))
+
+
+def inverse() -> Sample:
+    return _part(lambda part, y, x: torch.linalg.inv(y[:, :2] + 3 * torch.eye(2)))
+
+
+@torch.library.custom_op("common_models::double", mutates_args=())
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def own_operator() -> Sample:
+    return _part(lambda part, y, x: double(y))
+
+
+def own_operator_followed() -> Sample:
+    return _part(lambda part, y, x: y * 2)
