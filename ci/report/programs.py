@@ -178,10 +178,10 @@ def _program(shown: Shown) -> Element:
         whole.append(_finding(finding))
     if partition := _partition(lowered.get("partition")):
         whole.append(partition)
-    whole.extend(bars("Accuracy on the emulator", _accuracy(ran)))
-    title = "Cost against the baseline"
+    whole.extend(bars("Accuracy on the emulator (mark: the threshold)", _accuracy(ran)))
+    title = "Cost (mark: the baseline)"
     if other := _text(lowered, "baseline_build_id"):
-        title += f", which another build made: QNN {other}"
+        title = f"Cost (mark: the baseline, which another build made: QNN {other})"
     whole.extend(bars(title, _costs(lowered, {finding.rule for finding in shown.findings})))
     if durations := _durations(lowered, ran):
         whole.append(element("p", ", ".join(durations), class_="soft"))

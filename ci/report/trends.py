@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from ci.report.elements import badge, drawing, element, number
+from ci.report.elements import badge, drawing, element, short
 from provisioning.base.findings import Metric
 from provisioning.base.units import size
 
@@ -24,7 +24,10 @@ def glance(identity: str, programs: Sequence[tuple[str, str, Sequence[Row]]]) ->
     body = [_program(*each, columns) for each in shown]
     head = [element("th", "Program", scope="col"), element("th", "SQNR against float", scope="col")]
     head += [element("th", f"{LINES[key]}, by commit", scope="col") for key in columns]
-    caption = "Accuracy with its threshold (thick mark) and baseline (thin mark); the last commits"
+    caption = (
+        "Accuracy with its threshold (thick mark) and baseline (thin mark); each line runs over the last"
+        " commits, the newest on the right"
+    )
     table = element(
         "table",
         element("caption", caption),
@@ -47,7 +50,7 @@ def _program(
     row.append(_accuracy(rows))
     for key in columns:
         series = _series(history, key)
-        row.append(element("td", *([_line(series, key)] if series else ["–"]), data_label=LINES[key]))
+        row.append(element("td", *([_line(series, key)] if series else []), data_label=LINES[key]))
     return row
 
 
@@ -56,7 +59,7 @@ def _accuracy(rows: Sequence[Row]) -> Element:
         _number(_merged(rows, group), "sqnr_db") for group in ("figures", "thresholds", "baseline")
     )
     if value is None:
-        return number("–", -1, "SQNR")
+        return short("–", "SQNR")
     good = threshold is None or value >= threshold
     text = f"{value:.1f} dB" + (f", at least {threshold:.1f}" if threshold is not None else "")
     longest = max(value, threshold or 0, baseline or 0, 1e-12) * 1.05

@@ -50,7 +50,7 @@ NOT_COMPILABLE = (
         r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero"
         r"|TensorWrapper[\s\S]*Invoked with:[^\n]*\[(?:\d+, )*None",
         "the size of a tensor depends on values, but a compiled program has fixed sizes",
-        "keep the full size and multiply by a mask, or use torch.where with three arguments",
+        "keep the full size: torch.where(condition, values, 0.0)",
     ),
     (
         r"\bcomplex(?:64|128)\b",
@@ -159,6 +159,8 @@ def make(
     With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
     clones.append(repository_of(search_path / "suite"))
     torch.manual_seed(seed_of("weights"))
+    # In eval mode torch's attention and encoder layers become fused operators, which no compiler takes.
+    torch.backends.mha.set_fastpath_enabled(False)
     if dotted.endswith(".pt2"):
         return _exported(search_path / dotted, arguments, inputs)
     function = find(dotted, search_path)

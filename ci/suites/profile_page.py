@@ -18,14 +18,15 @@ body { margin: 0 auto; max-width: 1100px; padding: 1rem; background: var(--groun
   font: 15px/1.45 system-ui, sans-serif }
 h1 { font-size: 1.25rem; overflow-wrap: anywhere } h2 { font-size: 1.05rem; margin-top: 1.6rem }
 p, .line { color: var(--grey) }
-.row { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 4fr) 4rem; gap: .6rem;
+.row { display: grid; grid-template-columns: minmax(0, 1fr) clamp(6rem, 36vw, 26rem) 4rem; gap: .6rem;
   align-items: center; padding: .15rem 0 }
 .name { overflow-wrap: anywhere } .line { font-size: .85em; display: block }
 .track { background: var(--faint); height: .8rem; border-radius: 2px; position: relative }
 .bar { background: var(--bar); height: 100%; border-radius: 2px }
 .range { position: absolute; top: 45%; height: 2px; background: var(--ink); opacity: .55 }
 .share { text-align: right; font-variant-numeric: tabular-nums }
-details > :not(summary) { margin-left: 1rem } summary { cursor: pointer } summary .row { display: inline-grid;
+details > :not(summary) { margin-left: 1rem } details > .row { padding-right: .4rem }
+summary { cursor: pointer } summary .row { display: inline-grid;
   width: calc(100% - 1.4rem); vertical-align: middle }
 pre { overflow-x: auto }
 @media (max-width: 600px) { .row { grid-template-columns: minmax(0, 1fr) 4rem } .track { grid-column: 1 / -1;

@@ -24,6 +24,7 @@ WRITTEN_ANEW = {
     "own_operator": "double(y)",
 }
 """Each fails with this line; NAME_followed is the model as the remedy says to write it."""
+QUANTIZED_COMPILES = {("changes_input", "8a8w"), ("assigns", "8a8w")}
 DIES = {
     "gru-8a8w": "self.rnn(x)",
     "lstm-8a8w": "self.rnn(x)",
@@ -80,8 +81,15 @@ def test_it_compiles_and_the_emulator_agrees(done: Done, name: str, scheme: str)
     assert not _errors(done, f"{name}-{scheme}")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", WRITTEN_ANEW)
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        (name, scheme)
+        for name in WRITTEN_ANEW
+        for scheme in SCHEMES
+        if (name, scheme) not in QUANTIZED_COMPILES
+    ],
+)
 def test_what_must_be_written_in_another_way_is_named_with_its_line(
     done: Done, name: str, scheme: str
 ) -> None:

@@ -31,9 +31,13 @@ BAD = {
     "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
     "spectrum": ("lowering-compile", "complex numbers, which ExecuTorch does not have"),
     "places": ("lowering-compile", "the size of a tensor depends on values"),
+    "chooses": ("lowering-compile", "the size of a tensor depends on values"),
+    "inverse": ("lowering-compile", "torch.linalg.inv(x[:, :2])"),
+    "changes_input": ("lowering-compile", "the model changes its input in place (lowering_models.py:"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
 }
 
+IN_FP16 = ("inverse", "changes_input")
 INPUTS = "inputs = [{ shape = [1, 8, 16], low = -2 }]"
 
 
@@ -53,6 +57,9 @@ def dying(name: str) -> dict[str, str]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     base = tmp_path_factory.mktemp("bad")
     cases = {name: {"factory": f"lowering_models:{name}"} for name in BAD}
+    for name in IN_FP16:
+        cases[name]["scheme"] = "fp16"
+    cases["encoder"] = {"factory": "lowering_models:encoder"}
     cases["not_there"] = {"factory": "lowering_models:missing"}
     cases["no_module"] = {"factory": "no_such_module:net"}
     cases["blocks_of_linear"] = {"scheme": "16a4w_block", "run": 'block_sizes = { "linear*" = [1, 16] }'}
@@ -101,7 +108,7 @@ class TestBadInput:
     def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
         assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
 
-    @pytest.mark.parametrize("case", ["good", "named", "changes", "spectrum_by_products"])
+    @pytest.mark.parametrize("case", ["good", "named", "changes", "encoder", "spectrum_by_products"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 1
 

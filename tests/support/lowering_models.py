@@ -190,6 +190,24 @@ def places() -> Any:
     return Calls(lambda x: torch.nonzero(x > 0).float() * 2).eval(), (torch.randn(2, 16),)
 
 
+def chooses() -> Any:
+    return Calls(lambda x: x[x > 0] * 2).eval(), (torch.randn(2, 16),)
+
+
+def inverse() -> Any:
+    return Calls(lambda x: torch.linalg.inv(x[:, :2])).eval(), (torch.randn(2, 16),)
+
+
+def changes_input() -> Any:
+    return Calls(lambda x: nn.functional.relu(x, inplace=True) + 1).eval(), (torch.randn(2, 16),)
+
+
+def encoder() -> Any:
+    """Torch's own layer, which is one fused operator in eval mode."""
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    return model, lambda generator: (torch.randn(1, 6, 16, generator=generator),)
+
+
 def recurrent() -> Any:
     return Recurrent().eval(), (torch.randn(1, 3, 8),)
 
