@@ -255,12 +255,12 @@ def assigns_followed() -> Sample:
     return _part(lambda part, y, x: y * part.get_buffer("mask"))
 
 
-@torch.library.custom_op("common_models::double", mutates_args=())
+@torch.library.custom_op("common_models::double", mutates_args=())  # type: ignore[untyped-decorator]
 def double(x: Tensor) -> Tensor:
     return x * 2
 
 
-@double.register_fake
+@double.register_fake  # type: ignore[untyped-decorator]
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
