@@ -1,1 +1,1 @@
-"""Commands for one model of either lane: `compile` and `quantize`."""
+"""Commands for one model of either lane: `compile`, `quantize`, `audit`, `profile`, `divergence`."""
