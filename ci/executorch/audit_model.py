@@ -16,6 +16,7 @@ from ci.executorch.judge import failure_in_words
 from ci.executorch.one_model import program_of, pytorch_model, samples_folder, scheme_of
 from ci.executorch.profile import measure
 from ci.suites.baseline import Baseline
+from ci.suites.operator_table import inexact
 from ci.suites.suggestions import suggestion_for
 from ci.suites.user_model import UserModel
 from provisioning.base.settings import Selection
@@ -60,7 +61,12 @@ def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[st
             message, remedy = failure_in_words(program, result.failure)
             rows[scheme] = {"error": message, "remedy": remedy}
         else:
-            rows[scheme] = _facts(result)
+            rows[scheme] = {
+                **_facts(result),
+                "inexact": [
+                    each._asdict() for each in inexact(operators_of(result.facts), scheme, selection.soc)
+                ],
+            }
             if runner:
                 rows[scheme]["measured"] = _measured(runner, result, found, args.timeout)
     return rows
@@ -73,13 +79,8 @@ def _schemes(named: UserModel) -> tuple[str, ...]:
 def _facts(result: Result) -> dict[str, Any]:
     facts = result.facts
     kept = facts["kept_on_cpu"]
-    delegated = Counter(
-        each["operator"]
-        for each in facts["nodes"].values()
-        if not each["operator"].startswith(QUANTIZERS) and each["operator"] != "getitem"
-    )
     return {
-        "delegated": dict(delegated),
+        "delegated": dict(Counter(operators_of(facts))),
         "cpu": [
             {**each, "suggestion": suggestion_for(each["operator"], each["code"])} for each in facts["left"]
         ],
@@ -88,6 +89,12 @@ def _facts(result: Result) -> dict[str, Any]:
         "ddr": facts["ddr"],
         "kept_on_cpu": kept and {"because": kept["because"], "cpu_nodes": kept["nodes"]},
     }
+
+
+def operators_of(facts: Mapping[str, Any]) -> list[str]:
+    """The operators on HTP, once for each node."""
+    names = (each["operator"] for each in facts["nodes"].values())
+    return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
 def _measured(runner: Path, result: Result, found: Environment, timeout: float) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded, agree, load_tolerances
 from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
+from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
 from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
@@ -260,6 +261,9 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         return []
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
     lost = f"quantizing loses most in {lost_at(losses[0])}" if losses else ""
+    names = (each["operator"] for each in compiled.get("nodes", {}).values())
+    known = [f"{each.message} ({each.command})" for each in inexact(names, program.run.scheme, program.soc)]
+    lost = "; ".join([*([lost] if lost else []), *known])
     on_chip = any(miss.figure.startswith("reference") for miss in misses)
     return [
         wrong(

@@ -35,6 +35,10 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for line in lines:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
     yield from _on_cpu(compiled)
+    for row in compiled.values():
+        for each in row.get("inexact", ()):
+            yield each["message"]
+            yield f"  → {each['command']}"
     for scheme, row in compiled.items():
         yield from (f"{scheme}: {warning}" for warning in row.get("warnings", ()))
     errors: dict[tuple[str, str], list[str]] = {}

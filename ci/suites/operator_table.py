@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -111,6 +111,10 @@ def _shipped() -> Table:
     return read()
 
 
+BETTER = ("16a8w", "16a16w", "8a8w", "fp16")
+"""What to use instead of a scheme that loses accuracy, the first that does not."""
+
+
 def in_db(figure: float | None) -> str:
     """Of a bad case."""
     return "fails" if figure is None else f"{figure:.0f} dB"
@@ -122,17 +126,27 @@ def key_of(operator: str) -> str:
     return name.replace("_", "")
 
 
-def warnings(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[tuple[str, str, str]]:
-    """Of these operators those that lose accuracy or fail in this scheme for some inputs: the operator, what
-    happens and instead what to use, and the command that shows it."""
+class Inexact(NamedTuple):
+    """An operator that loses accuracy or fails in a scheme for some inputs, and the command that shows it."""
+
+    operator: str
+    message: str
+    command: str
+
+
+def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+    """Those of these operators, with the scheme to use instead."""
     rows = {key_of(name): (name, chips) for name, chips in _shipped().cells.items()}
     for operator in sorted(set(operators)):
         name, chips = rows.get(key_of(operator), ("", {}))
         row = chips.get(soc) or chips.get(DEFAULT_SOC, {})
         if scheme not in row or not row[scheme].bad:
             continue
-        better = next((each for each in ("16a8w", "16a16w", "fp16") if each in row and not row[each].bad), "")
+        exact = (each for each in BETTER if each in row and row[each].result == "whole" and not row[each].bad)
+        better = next(exact, "")
         instead = f": keep it at {better}" if better else ""
         cases = ", ".join(f"{case} ({in_db(figure)})" for case, figure in sorted(row[scheme].bad.items()))
         message = f"{name} at {scheme} loses accuracy on the emulator with inputs {cases}{instead}"
-        yield operator, message, session("test_upstream", "values", "--flow", scheme, "-k", f"{name}-")
+        yield Inexact(
+            operator, message, session("test_upstream", "values", "--flow", scheme, "-k", f"*-{name}-*")
+        )

@@ -52,7 +52,8 @@ class Plain:
         @functools.wraps(original)
         def watched(*args: Any, **named: Any) -> Any:
             computed, expected = [*args, *named.values()][outputs]
-            self.figures.append(least_db(computed, expected))
+            if (figure := least_db(computed, expected)) is not None:
+                self.figures.append(figure)
             return original(*args, **named)
 
         setattr(owner, name, watched)
@@ -199,16 +200,18 @@ def built_otherwise(name: str, factory: Any) -> str:
     return "" if same else f"ExecuTorch builds its flow {name} with the scheme {scheme}"
 
 
-def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float:
-    """NaN if they cannot be compared."""
+def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float | None:
+    """NaN if the one has a NaN where the other has none; None if their shapes differ."""
     try:
         pairs = [
             (str(i), e.detach().float(), c.detach().float())
             for i, (c, e) in enumerate(zip(computed, expected, strict=True))
         ]
         return min(compare(pairs, non_finite=True)["sqnr_db"], EXACT)
-    except (Unusable, ValueError, AttributeError):
-        return math.nan
+    except Unusable as error:
+        return math.nan if error.rule == "not-finite" else None
+    except (ValueError, AttributeError):
+        return None
 
 
 def part_of(summary: Any, flow: str) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
     else:
         result = "wrong" if name == "OUTPUT_MISMATCH_FAIL" else "dies"
     if result in ("whole", "part", "float") and (least is None or math.isnan(least) or least == -math.inf):
-        # The suite compares with `sqnr < limit`, which is false for these.
+        # The reference has nothing but zeros, or there is none.
         result = "bad_test"
         error = f"compared nothing: its SQNR is {least}"
     compared = result in ("whole", "part", "float", "wrong") and least is not None and least > -math.inf

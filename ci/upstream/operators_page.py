@@ -29,7 +29,7 @@ it is. These are measurements: ExecuTorch's own suite for backends, lowered by t
 HTP emulator, each against the quantized model on the CPU. Repeat a row, or measure what is missing:
 
 ```console
-$ nox -s test_upstream -- operators values -k 'test_log. or -log-' --flow 16a4w
+$ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a4w
 $ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
 ```
 
@@ -220,6 +220,8 @@ body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--groun
 input, select { font: inherit; padding: .3rem .5rem; background: var(--ground); color: var(--ink);
   border: 1px solid currentColor; border-radius: 4px; max-width: 100% }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+th[scope=row] { position: sticky; left: 0; background: var(--ground) }
+table { table-layout: fixed; min-width: 900px } td { overflow-wrap: anywhere }
 th, td { border: 1px solid var(--faint); padding: .25rem .5rem; text-align: left; vertical-align: top }
 .whole { background: var(--good) } .float, .part, .cpu { background: var(--half) }
 .wrong, .dies, .crash, .no_kernel { background: var(--bad) }
@@ -249,23 +251,28 @@ def html_of(table: Table) -> str:
     for operator, chips in table.cells.items():
         for soc, row in chips.items():
             cells = "".join(_html_cell(row.get(scheme), scheme) for scheme in SCHEMES)
-            rows.append(f'<tr data-soc="{escape(soc)}"><th>{escape(operator)}</th><td>{soc}</td>{cells}</tr>')
+            head = f'<th scope="row">{escape(operator)}</th><td>{escape(soc)}</td>'
+            rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}</tr>')
     heads = "".join(f'<th data-scheme="{scheme}">{scheme}</th>' for scheme in SCHEMES)
     measured = "; ".join(f"{soc}: {on}" for soc, on in sorted(table.measured.items()))
-    legend = "".join(f"<li><b>{word}</b>: {escape(text)}</li>" for word, text in MEANINGS.values())
+    legend = "".join(
+        f'<li><span class="{name}">{word}</span>: {escape(text)}</li>'
+        for name, (word, text) in MEANINGS.items()
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Operators on HTP</title><style>{STYLE}</style></head><body>
 <h1>Operators on HTP</h1>
-<p>Measured on the emulator. {escape(measured)}.</p>
+<p>Measured on the emulator. {escape(measured)}. Figures are the least signal-to-noise ratio of all models
+in dB, against the quantized model on the CPU. An empty cell was not measured.</p><ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
 {_select("scheme", "every scheme", {s: s for s in SCHEMES})}
 {_select("result", "every result", {name: word for name, (word, _) in MEANINGS.items()})}
 {_select("soc", "every chip", {s: s for s in sorted(table.measured)})}</div>
 <div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>
-<ul>{legend}</ul><script>{SCRIPT}</script></body></html>
+<script>{SCRIPT}</script></body></html>
 """
 
 

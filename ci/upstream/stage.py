@@ -105,7 +105,7 @@ def _run_all(
     environ: Mapping[str, str],
     stage: StageRun,
 ) -> None:
-    empty: list[UsageError] = []
+    empty: list[NothingChosen] = []
     for suite in suites:
         try:
             _run(suite, args, selection, environ, stage)

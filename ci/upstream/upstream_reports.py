@@ -20,9 +20,9 @@ REPORTS = DIRECTORY / "reports.toml"
 
 class UpstreamReport(Model):
     suite: str
-    test: str
-    """The name of a test; `*` stands for anything, as in `-k`."""
-    outcome: Kind
+    test: str = ""
+    """The name of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
+    outcome: Kind | None = None
     title: str
     text: str
     command: str
@@ -39,12 +39,13 @@ def print_reports(profile: str, suites: Collection[str]) -> None:
     """Each report of these suites, as an issue."""
     for each in load(REPORTS, Reports).report:
         if each.suite in suites:
-            tests = tests_of(each, load_ledger(each.suite, profile))
-            shown = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if len(tests) > 3 else "")
             sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
-            sys.stdout.write(
-                f"Tests: {shown or 'none any more: remove this report'}\n\n    {each.command}\n\n"
-            )
+            if each.test:
+                tests = tests_of(each, load_ledger(each.suite, profile))
+                more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
+                shown = ", ".join(tests[:3]) or "none in the ledger: measure them, or remove this report"
+                sys.stdout.write(f"Tests: {shown}{more}\n\n")
+            sys.stdout.write(f"    {each.command}\n\n")
 
 
 def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:

@@ -155,8 +155,10 @@ def verdict_of(
     expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
     outcome, reason = "passed", ""
-    if problems and touched:
-        outcome, reason = "absent", str(shims.NotAvailableHere(touched[0]))
+    missing = next((each["what"] for each in problems if each["what"].startswith("ModuleNotFoundError")), "")
+    if problems and (touched or missing):
+        outcome = "absent"
+        reason = str(shims.NotAvailableHere(touched[0])) if touched else missing
     elif (result := worst(parts)) in OUTCOMES:
         guilty = next(each for each in parts if each["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()

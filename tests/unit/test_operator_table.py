@@ -138,10 +138,10 @@ def test_a_scheme_that_loses_accuracy_is_named_with_a_better_one(monkeypatch: py
         "fp16": Cell(result="whole", sqnr_db=71),
     }
     monkeypatch.setattr(operator_table, "_shipped", lambda: Table(cells={"log": {"SM8650": row}}))
-    ((operator, message, command),) = operator_table.warnings(["aten.log.default", "aten.add"], "16a4w")
+    ((operator, message, command),) = operator_table.inexact(["aten.log.default", "aten.add"], "16a4w")
     assert operator == "aten.log.default" and "(3 dB)" in message and "fp16" in message
     assert "--flow 16a4w" in command
-    assert not list(operator_table.warnings(["aten.log.default"], "fp16"))
+    assert not list(operator_table.inexact(["aten.log.default"], "fp16"))
 
 
 def test_the_page_has_every_cell_and_nothing_of_a_name_becomes_markup() -> None:
