@@ -156,5 +156,7 @@ def _worse(before: Part, now: Part) -> float:
     """Above 0 if a part is worse than it was, below if it is better, 0 if it is the same."""
     if before.result != now.result:
         return ORDER.index(before.result) - ORDER.index(now.result)
-    lost = (before.sqnr_db or 0.0) - (now.sqnr_db or 0.0)
-    return lost if abs(lost) > SAME_DB else 0.0
+    if before.sqnr_db is None or now.sqnr_db is None:
+        return 0.0
+    lost = before.sqnr_db - now.sqnr_db
+    return lost if abs(lost) > SAME_DB else float(len(now.cpu) - len(before.cpu))

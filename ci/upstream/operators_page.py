@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from ci.suites.baseline import baseline_path, load_baseline
 from ci.suites.operator_table import LEAST_DB, MEANINGS, SCHEMES, TABLE, Cell, Table, in_db, key_of, read
 from ci.upstream.adapters import ORDER
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import DIRECTORY, Part, Record, Verdict, load_record
-from ci.upstream.value_cases import VALUES, Values
+from ci.upstream.value_cases import PRECISIONS, VALUES, Values
 from provisioning.base.documents import load
 from provisioning.base.files import replace_text
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, MANIFESTS
 
 OPERATORS = ("operators", "values")
 """The suites that the table is made from."""
@@ -170,6 +171,26 @@ def _markdown(table: Table) -> Iterator[str]:
             yield f"| {operator} | {' | '.join(texts)} | {files} |"
     yield from _bad_values(table)
     yield from _other_chips(table)
+    yield from _onnx()
+
+
+def _onnx() -> Iterator[str]:
+    """The plain cases through ONNX Runtime, from the baseline of their suite."""
+    suite = MANIFESTS / "suites" / "onnx_operators.toml"
+    programs = load_baseline(baseline_path(suite, DEFAULT_PROFILE)).programs
+    if not programs:
+        return
+    yield from ("", "## Through ONNX Runtime", "")
+    yield f"SQNR on {DEFAULT_SOC} in dB, of quantized models against the quantized model on the CPU:"
+    yield "`nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml`."
+    yield from ("", f"| operator | {' | '.join(PRECISIONS)} |", f"| --- |{' --- |' * len(PRECISIONS)}")
+    for operator in sorted({name.partition("/")[0] for name in programs}):
+        rows = [programs.get(f"{operator}/{each}/{DEFAULT_SOC}") for each in PRECISIONS]
+        figures = [
+            row.accuracy.get("reference_sqnr_db", row.accuracy.get("sqnr_db")) if row else None
+            for row in rows
+        ]
+        yield f"| {operator} | {' | '.join('' if db is None else f'{db:.0f}' for db in figures)} |"
 
 
 def _bad_values(table: Table) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from provisioning.base.documents import Model, load
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 VALUES = MANIFESTS / "upstream" / "values.toml"
 
@@ -58,6 +59,43 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.operator}-{self.name}"
+
+
+PRECISIONS = ("fp16", "u8u8", "u16u8")
+
+HEAD = """\
+#:schema ../schema/onnx_suite.json
+# Generated from manifests/upstream/values.toml by `nox -s generate`: its plain cases for the ONNX lane.
+# `nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml --update-baseline` puts figures into
+# docs/operators.md.
+schema = 1
+"""
+
+
+def onnx_suite() -> str:
+    """manifests/suites/onnx_operators.toml."""
+    lines = [HEAD]
+    for case in cases():
+        if case.name == "plain":
+            shape = "x".join(map(str, case.shape))
+            arguments = {
+                "expression": case.expression,
+                "shape": shape,
+                "low": case.range[0],
+                "high": case.range[1],
+            }
+            more = ", is_module = true" if case.is_module else ""
+            pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in arguments.items())
+            lines += [
+                f"[case.{case.operator}]",
+                'factory = "ci.suites.models.operators:drawn"',
+                f"arguments = {{ {pairs}{more} }}",
+                "run = [",
+                *(f'  {{ precision = "{name}", socs = ["{DEFAULT_SOC}"] }},' for name in PRECISIONS),
+                "]",
+                "",
+            ]
+    return "\n".join(lines)
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +29,43 @@ class Between(nn.Module):
 
 
 class Calls(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.function(x)
+
+
+class CallsTwo(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x, y)
+
+
+def alone(expression: str, is_module: bool = False) -> tuple[nn.Module, int]:
+    """An operator alone, of manifests/upstream/values.toml, and how many inputs it has."""
+    if is_module:
+        return eval(expression, {"torch": torch}).eval(), 1  # noqa: S307
+    two = re.search(r"\by\b", expression) is not None
+    function = eval(f"lambda {'x, y' if two else 'x'}: {expression}", {"torch": torch})  # noqa: S307
+    return (CallsTwo if two else Calls)(function).eval(), 1 + two
+
+
+def drawn(
+    expression: str, shape: str, low: float, high: float, is_module: bool = False
+) -> tuple[nn.Module, Inputs]:
+    """With inputs of a shape such as `2x3x7`, uniform between low and high."""
+    model, count = alone(expression, is_module)
+    sizes = [int(size) for size in shape.split("x")]
+
+    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(torch.rand(sizes, generator=generator) * (high - low) + low for _ in range(count))
+
+    return model, inputs
 
 
 def spread(*shape: int) -> Inputs:
