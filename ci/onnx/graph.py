@@ -208,7 +208,7 @@ def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
             continue
         scale, zero = (numpy_helper.to_array(constants[name]) for name in maker.input[1:])
         largest = (1 << 8 * zero.itemsize - (zero.dtype.kind == "i")) - 1
-        if (scale * (largest - zero.astype("int64"))).min() < 1:
+        if ((1 / scale).round() > largest - zero.astype("int64")).any():
             wrong.append(_name(node))
     return wrong
 

@@ -236,6 +236,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 MAY_BE_NOTHING = {"--wait", "--anti-rollback", "--passphrase-fd", "--least"}
+MAY_BE_NOTHING |= {"--perplexity-ratio", "--divergence", "--divergence-99", "--regret"}
 """Numbers for which 0 has a meaning."""
 
 

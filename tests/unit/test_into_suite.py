@@ -70,7 +70,7 @@ def test_refuses_another_model_of_that_name_and_what_is_no_toml(tmp_path: Path) 
 
 def test_a_model_is_named_as_the_suites_folder_finds_it(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "net.py").touch()
+    (tmp_path / "package" / "net.py").write_text("def make(): ...\n")
 
     def named(target: str, suite: Path) -> str:
         return factory_in(user_model(target, tmp_path), suite)
