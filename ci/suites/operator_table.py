@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from ci.suites.precision import MEASURED_SCHEMES
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
@@ -20,7 +21,7 @@ from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
 
-SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
+SCHEMES = MEASURED_SCHEMES
 
 LEAST_DB = 20.0
 """A case with a lower SQNR is wrong, even if the suite's own tolerance lets it pass."""

@@ -52,6 +52,8 @@ ExecutorchScheme = Literal[
 ]
 """`qdq`: a model that is quantized already, taken as it is."""
 SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
+MEASURED_SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
+"""The columns of the table of operators."""
 
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
 """Other spellings, beside `w8a16` and `a16w8` for `16a8w`."""

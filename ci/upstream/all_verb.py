@@ -17,7 +17,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from ci.suites.operator_table import SCHEMES
+    from ci.suites.precision import MEASURED_SCHEMES
     from ci.upstream.suite import DELEGATE, SUITES
 
     names = [f"{name} ({suite.holds})" for name, suite in SUITES.items() if suite is not DELEGATE]
@@ -26,7 +26,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     choice = verb.configure(parser)
     choice.add_argument(
-        "--flow", action="append", choices=SCHEMES, dest="flows", help="of the operators, this scheme alone"
+        "--flow",
+        action="append",
+        choices=MEASURED_SCHEMES,
+        dest="flows",
+        help="of the operators, this scheme alone",
     )
     choice.add_argument(
         "--table", action="store_true", help="put what was measured into the ledger and docs/operators.md"
