@@ -60,7 +60,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
     log.write_text(re.sub(r"^## .*$", f"## {version}", log.read_text(), count=1, flags=re.MULTILINE))
     subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=root, check=True)
     reports = tmp_path_factory.mktemp("reports")
-    return rehearse(reports, "release", "--root", str(root), "--ref", f"refs/tags/v{version}")
+    registry = ("--var", "QNN_CI_REGISTRY=registry.example")
+    return rehearse(reports, "release", "--root", str(root), "--ref", f"refs/tags/v{version}", *registry)
 
 
 def test_every_job_succeeds_in_its_order(released: Rehearsed) -> None:

@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--jobs", "-j", type=count, default=2, metavar="N", help="jobs side by side [%(default)s]"
     )
     repeatable(how, "--env", "NAME=VALUE", "set in every job")
+    repeatable(how, "--var", "NAME=VALUE", "a variable of the repository (`vars`)")
     how.add_argument("--ref", metavar="REF", help="what was pushed [refs/heads/main, or refs/tags/v0.0.0]")
     how.add_argument(
         "--base",

@@ -79,6 +79,8 @@ class Rehearsal:
     aborted: threading.Event = field(default_factory=threading.Event)
     """Those are ended too: after a second interruption, or after an error in the workflow."""
     default_branch: str = "main"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The variables of the repository, `vars` in a workflow."""
 
     def abort(self) -> None:
         self.aborted.set()
@@ -136,11 +138,16 @@ def fresh_environment(environ: Mapping[str, str], settings: Sequence[str], hidde
     env.setdefault("UV_CACHE_DIR", str(home / "uv"))
     path = environ.get("PATH", os.defpath).split(os.pathsep)
     env["PATH"] = os.pathsep.join(entry for entry in path if not entry.startswith(str(hidden)))
+    return env | pairs("--env", settings)
+
+
+def pairs(flag: str, settings: Sequence[str]) -> dict[str, str]:
+    found = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise UsageError(
-                f"--env {shlex.quote(setting)}: expected NAME=VALUE", remedy="--env QNN_CI_SOC=SM8750"
+                f"{flag} {shlex.quote(setting)}: expected NAME=VALUE", remedy=f"{flag} QNN_CI_SOC=SM8750"
             )
-        env[name] = value
-    return env
+        found[name] = value
+    return found

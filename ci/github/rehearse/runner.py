@@ -192,7 +192,7 @@ def _run_job(rehearsal: Rehearsal, run: _WorkflowRun, job: Job, choice: Choice) 
         "github": github_context(rehearsal, run.caller, job.id),
         "needs": Known("needs", needs),
         "inputs": Known("inputs", run.inputs),
-        "vars": {},
+        "vars": dict(rehearsal.variables),
     }
     before = [run.results[name] for name in run.ancestors(job)]
     status: dict[str, Function] = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from ci.github.rehearse.equivalents import Machine, Repository
 from ci.github.rehearse.expression import Value
 from ci.github.rehearse.model import Workflow, matrix_rows, read_workflow
-from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fresh_environment
+from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fresh_environment, pairs
 from ci.github.rehearse.runner import called_from, run_workflow
 from provisioning.base import units
 from provisioning.base.commands import captured
@@ -135,6 +135,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         print=_print,
         logs=logs,
         default_branch=DEFAULT_BRANCH,
+        variables=pairs("--var", args.var),
     )
     if args.list:
         _list(rehearsal, machine.repository, workflow)
