@@ -53,7 +53,7 @@ NOXFILE = """
         what, file = session.posargs
         if what == "releases":
             with open(file, "a") as page:
-                page.write("| executorch | 1.5.1 | 1.6.0 |\n")
+                page.write("| executorch | 1.5.1 | 1.6.0 |\\n")
             return
         pins.run(pins.argparse.Namespace(what=what, file=pathlib.Path(file)))
     """
