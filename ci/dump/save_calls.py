@@ -8,7 +8,7 @@ from ci.dump import written
 
 EXAMPLES = """\
   python -m ci save-calls model.onnx --soc SM8750 -o calls/
-  python -m ci save-calls mymodels:net --scheme 8a8w -o calls/     # ExecuTorch's calls
+  python -m ci save-calls mymodels.py:net --scheme 8a8w -o calls/     # ExecuTorch's calls
 """
 
 

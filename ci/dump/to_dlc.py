@@ -10,7 +10,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 EXAMPLES = """\
   python -m ci to-dlc model.onnx --soc SM8750 -o model.dlc
-  python -m ci to-dlc mymodels:net --scheme 8a8w -o model.dlc     # as ExecuTorch lowers it
+  python -m ci to-dlc mymodels.py:net --scheme 8a8w -o model.dlc     # as ExecuTorch lowers it
 """
 
 

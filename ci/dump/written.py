@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
         "model",
         type=Path,
         metavar="MODEL",
-        help="a MODEL.onnx that is not compiled yet, or FOLDER/module:factory as in a suite, for ExecuTorch",
+        help="a MODEL.onnx that is not compiled yet, or for ExecuTorch FOLDER/file.py:factory",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar=output, help=meaning)
     parser.add_argument(
@@ -104,7 +104,9 @@ def _of_factory(args: argparse.Namespace, selection: Selection) -> tuple[str, li
     soc_named(selection.soc)
     run = {"scheme": args.scheme, "socs": [selection.soc]}
     try:
-        case = Case.model_validate_json(json.dumps({"factory": args.model.name, "run": [run]}))
+        case = Case.model_validate_json(
+            json.dumps({"factory": args.model.name.replace(".py:", ":"), "run": [run]})
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(

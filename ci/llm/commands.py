@@ -34,7 +34,7 @@ from ci.llm.work import (
     setup_of,
 )
 from ci.suites.precision import precision_named, scheme_named
-from provisioning.base.command_line import TIMEOUT
+from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -49,7 +49,7 @@ LOG = Path("reports", "llm", "compile.log")
 
 
 def compile_checkpoint(args: argparse.Namespace) -> int:
-    selection, folder, output = selection_of(args), Path(args.model).absolute(), args.output.absolute()
+    selection, folder, output = selection_of(args), Parser.user_folder() / args.model, args.output.absolute()
     shape, order = _compile_order(args, selection, folder)
     require_installed()
     if _taken(output):
@@ -99,7 +99,7 @@ def _compile_order(
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", remedy="name one --soc")
     soc_named(selection.soc)
-    text = Path(args.calibrate) if args.calibrate else None
+    text = Parser.user_folder() / args.calibrate if args.calibrate else None
     precision = _precision(args.precision or "fp16", through)
     shape = read_architecture(folder)
     if through == "genie":

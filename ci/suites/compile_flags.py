@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.suites.flags import require_host
 from ci.suites.user_model import MODEL_HELP
-from provisioning.base.command_line import add_timeout, count, repeatable
+from provisioning.base.command_line import Parser, add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
 
@@ -43,7 +43,7 @@ def is_onnx(model: str) -> bool:
 
 def is_checkpoint(model: str) -> bool:
     """Whether it is a folder in the Hugging Face format, or what is often taken for one."""
-    folder = Path(model)
+    folder = Parser.user_folder() / model
     return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
