@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base import units
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import hash_file, remove_interrupted, replace_text
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.disk import BLOCK, digest_of, disk_errors, sync_folder, write_all
@@ -420,7 +420,7 @@ class Transfer:
             )
         with disk_errors(self.into.parent, None):
             self.part.replace(self.into)
-            self.record.unlink(missing_ok=True)
+            self._discard()
             if self.sha256 is None:
                 sync_folder(self.into.parent)
         return Fetched(self.into, found, size)
@@ -428,6 +428,7 @@ class Transfer:
     def _discard(self) -> None:
         self.record.unlink(missing_ok=True)
         self.part.unlink(missing_ok=True)
+        remove_interrupted(self.record)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 from tests.support.lowering_suites import environment, suite
 from tests.support.typed import typed
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 
 def test_the_operator_that_the_emulator_computes_wrongly_is_named(tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ def left_over(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir()} - {"file.bin", "file.bin.lock"}
 
 
+def test_what_a_kill_left_of_the_record_is_removed(tmp_path: Path) -> None:
+    into = tmp_path / "file.bin"
+    (tmp_path / ".file.bin.part.json.1-1").touch()
+    with FileServer(BODY) as server:
+        fetch(server.url(), into, sha256=SHA, size=None)
+    assert left_over(tmp_path) == set()
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["hash known", "hash not known"])
 def test_after_a_kill_at_any_moment_the_next_run_succeeds(known: bool, tmp_path: Path) -> None:
     chance = random.Random(4 + known)

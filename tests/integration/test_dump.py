@@ -44,6 +44,7 @@ def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path) -> None:
 FACTORY = "ci.suites.models.operators:convolution"
 
 
+@pytest.mark.whole
 def test_executorchs_calls_are_saved_and_no_program(tmp_path: Path) -> None:
     done = typed("save-calls", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "calls")
     assert done.returncode == 0, done.stderr
@@ -63,7 +64,11 @@ def test_executorchs_graph_becomes_a_dlc(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "scheme", "code"),
-    [(FACTORY, "9a9w", 2), ("no_such_module:net", "fp16", 1), ("missing.onnx", "fp16", 2)],
+    [
+        (FACTORY, "9a9w", 2),
+        pytest.param("no_such_module:net", "fp16", 1, marks=pytest.mark.whole),
+        ("missing.onnx", "fp16", 2),
+    ],
 )
 def test_what_cannot_be_made_into_calls_leaves_nothing(
     model: str, scheme: str, code: int, tmp_path: Path
