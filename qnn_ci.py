@@ -48,7 +48,9 @@ def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
 def main() -> int:
     argv = sys.argv[1:]
     verbs = {name: verb for name, verb in VERBS.items() if CLONE or name not in NEEDS_CLONE}
-    if not argv or argv[0] not in verbs:
+    # Help needs none of the packages; on a new machine they are minutes away.
+    helps = argv[-1:] in (["-h"], ["--help"]) and (len(argv) == 2 or argv[0] != "shell")
+    if helps or not argv or argv[0] not in verbs:
         return command_line.main("qnn-ci", "CI and provisioning for Qualcomm's NPUs.", verbs, argv)
     return command_line.guarded(lambda: _start(argv[0], argv[1:]), debug="--debug" in argv)
 

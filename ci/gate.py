@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
-    os.environ.setdefault(RUN, uuid.uuid4().hex)
+    os.environ.setdefault(RUN, os.urandom(16).hex())
     selection = selection_of(args)
     flags = selection_flags(args)
     names = [stage.name for stage in stages]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.mutex import mutex
+from provisioning.base.units import utc_now
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Licence
@@ -114,7 +114,7 @@ def _acceptance(component: str, version: str, licence: Licence, means: str) -> A
         url=licence.url,
         component=component,
         version=version,
-        when=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        when=utc_now(),
         means=means,
     )
 

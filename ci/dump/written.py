@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +49,8 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
 @contextmanager
 def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
     """A folder with the child's files; it is removed afterwards."""
+    import tempfile
+
     selection = selection_of(args)
     lane, arguments, environ = (_of_onnx if is_onnx(args.model) else _of_factory)(args, selection)
     output = args.output.absolute()

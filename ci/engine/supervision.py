@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ci.engine.stage_output import shown_and_logged
-from ci.engine.workers.parent import how_it_ended, tail
-from provisioning.base.diagnosis import explain
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.rendering.text import one_line, plural
+
+if TYPE_CHECKING:
+    import subprocess
 
 LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
@@ -48,6 +48,10 @@ def log_of(stage: str, reports: Path) -> Path:
 def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
     """Run a process to its end and return its exit code. On an interruption, end it and give it time to clean
     up."""
+    import subprocess
+
+    from ci.engine.stage_output import shown_and_logged
+
     with shown_and_logged(log) as output:
         process = subprocess.Popen(
             argv,
@@ -68,6 +72,8 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 
     `stand_in` replaces a missing or unreadable report. `killed` is how many processes the kernel has killed
     meanwhile for lack of memory."""
+    from ci.engine.workers.parent import how_it_ended
+
     try:
         report = Report.read(file)
         if code == 0 and report.outcome is Outcome.PASS:
@@ -86,6 +92,9 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
     """Why a stage ended without a report, by its log and the system."""
+    from ci.engine.workers.parent import tail
+    from provisioning.base.diagnosis import explain
+
     text = tail(log, READ)
     known = explain(text)[:MOST_CAUSES]
     words, remedy = last_words(text)
@@ -119,6 +128,9 @@ def last_words(text: str) -> tuple[str, str]:
 
 def with_causes(report: Report, log: Path) -> Report:
     """Add a note for each known failure in the log that no finding explains."""
+    from ci.engine.workers.parent import tail
+    from provisioning.base.diagnosis import explain
+
     explained = "\n".join(finding.message for finding in report.findings)
     new = [each for each in explain(tail(log, READ)) if each.cause not in explained]
     notes = [
@@ -139,13 +151,15 @@ def memory_kills() -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
+    from subprocess import TimeoutExpired
+
     for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             if number is not None:
                 process.send_signal(number)
             process.wait(PATIENCE)
             return
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             continue
         except KeyboardInterrupt:
             process.kill()

@@ -10,18 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_environment, ready_runner
+from ci.engine.installed import ready_runner
 from ci.engine.work import Result
-from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
-from ci.executorch.judge import failure_in_words
-from ci.executorch.one_model import program_of, pytorch_model, samples_folder, scheme_of
+from ci.executorch.compile import PROGRAM
+from ci.executorch.one_model import (
+    plan_of_models,
+    program_of,
+    pytorch_model,
+    require_done,
+    samples_folder,
+    scheme_of,
+)
 from ci.executorch.profile import measure
-from ci.suites.baseline import Baseline
 from ci.suites.operator_table import inexact
 from ci.suites.suggestions import suggestion_for
 from ci.suites.user_model import UserModel
+from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import Selection
-from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
@@ -37,39 +42,23 @@ def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[st
         scheme: program_of(named, scheme, selection.soc, selection, samples=samples) for scheme in schemes
     }
     runner = ready_runner(os.environ, selection.reports) if args.measure else None
-    found = ready_environment(selection, os.environ)
-    settings = Settings(
-        selection.store,
-        Path(selection.reports).absolute() / "audit",
-        jobs=args.jobs,
-        timeout=args.timeout,
-        cache=not args.no_cache,
-        why=args.why,
-        keep_going=True,
-    )
-    results = compile_programs(
-        list(programs.values()),
-        found,
-        os.environ,
-        settings,
-        basis_of(found.root(QNN_SDK).path, selection.store),
-        lambda program: Baseline(program.suite, {}),
-    )
+    plan = plan_of_models(args, selection, "audit", list(programs.values()), keep_going=True)
+    results = plan.compiled(os.environ)
     rows: dict[str, dict[str, Any]] = {}
     for scheme, program in programs.items():
-        result = results[program.name]
-        if result.failure:
-            message, remedy = failure_in_words(program, result.failure)
-            rows[scheme] = {"error": message, "remedy": remedy}
-        else:
-            rows[scheme] = {
-                **_facts(result),
-                "inexact": [
-                    each._asdict() for each in inexact(operators_of(result.facts), scheme, selection.soc)
-                ],
-            }
-            if runner:
-                rows[scheme]["measured"] = _measured(runner, result, found, args.timeout)
+        try:
+            result = require_done(program, plan, results)
+        except CheckFailed as error:
+            rows[scheme] = {"error": error.message, "remedy": error.remedy}
+            continue
+        rows[scheme] = {
+            **_facts(result),
+            "inexact": [
+                each._asdict() for each in inexact(operators_of(result.facts), scheme, selection.soc)
+            ],
+        }
+        if runner:
+            rows[scheme]["measured"] = _measured(runner, result, plan.found, args.timeout)
     return rows
 
 

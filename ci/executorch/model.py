@@ -22,9 +22,16 @@ from ci.executorch import QUANTIZED
 from ci.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.executorch.compile import PROGRAM
 from ci.executorch.emulate import findings_of, measure, ran, rounded, update
-from ci.executorch.judge import artifact, costs_of, delegation, failure_in_words
-from ci.executorch.one_model import program_of, pytorch_model, samples_folder, scheme_of
-from ci.executorch.stage import Plan, plan_of
+from ci.executorch.judge import artifact, costs_of, delegation
+from ci.executorch.one_model import (
+    plan_of_models,
+    program_of,
+    pytorch_model,
+    require_done,
+    samples_folder,
+    scheme_of,
+)
+from ci.executorch.stage import Plan
 from ci.executorch.suite import Program, Suite
 from ci.suites.baseline import load_tolerances
 from ci.suites.elsewhere import export_with
@@ -75,9 +82,6 @@ class Request:
 
     @classmethod
     def of(cls, args: argparse.Namespace, selection: Selection) -> Request:
-        # Of the suites' stages, which one model does not need.
-        for name, value in {"worker_memory": None, "jobs": None, "keep_going": False}.items():
-            setattr(args, name, getattr(args, name, value))
         named = pytorch_model(args.model)
         return cls(args, selection, named, scheme_of(named, args.precision), samples_folder(args.calibrate))
 
@@ -104,7 +108,7 @@ def compile_model(args: argparse.Namespace) -> int:
         request = request.exported(scratch, publish)
         extended = Extended.of(request, suite) if suite else None
         programs = extended.programs if extended else [request.program(soc) for soc in request.socs]
-        plan = plan_of(args, selection, os.environ, "compile", programs)
+        plan = plan_of_models(args, selection, "compile", programs)
         compiled = plan.compiled(os.environ)
         for program in plan.programs:
             _require_compiled(program, plan, compiled)
@@ -140,12 +144,10 @@ def quantize_model(args: argparse.Namespace) -> int:
         programs = [request.program(soc) for soc in request.socs]
         if not programs[0].run.quantizes:
             raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
-        plan = plan_of(args, selection, os.environ, "quantize", programs)
-        plan = replace(plan, settings=replace(plan.settings, quantize_only=True))
+        plan = plan_of_models(args, selection, "quantize", programs, quantize_only=True)
         compiled = plan.compiled(os.environ)
         for program in plan.programs:
-            _require_done(program, plan, compiled)
-            _quantized(scratch, program, compiled[program.name])
+            _quantized(scratch, program, require_done(program, plan, compiled))
         for path in publish([path for path in scratch.iterdir() if path.is_file()]):
             if path.suffix == ".pt2":
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {path}\n")
@@ -166,20 +168,8 @@ def _require_measured(args: argparse.Namespace) -> None:
         )
 
 
-def _require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
-    if (refused := plan.refused.get(program.name)) is not None:
-        remedy = "leave --backend out" if program.backend == "gpu" else refused.remedy
-        raise CheckFailed(refused.message, remedy=remedy)
-    if failure := compiled[program.name].failure:
-        message, remedy = failure_in_words(program, failure)
-        if failure.kind == "factory" and not failure.remedy:
-            remedy = "correct the model or the samples: docs/compile.md says what they may be"
-        raise CheckFailed(message, remedy=remedy)
-
-
 def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
-    _require_done(program, plan, compiled)
-    result = compiled[program.name]
+    result = require_done(program, plan, compiled)
     if result.facts.get("lacks"):
         findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, remedy=findings[LIBRARY_MISSING].remedy)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from ci.engine.work import Result
+from ci.executorch.judge import failure_in_words
+from ci.executorch.stage import Plan, plan_of
 from ci.executorch.suite import Case, Program, Run
 from ci.suites.precision import scheme_named
 from ci.suites.user_model import UserModel, user_model
 from provisioning.base.command_line import Parser
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection, user_path
 from provisioning.manifest import soc_named
 
@@ -98,3 +104,26 @@ def program_named(args: argparse.Namespace, selection: Selection) -> Program:
     named = pytorch_model(args.model)
     scheme, samples = scheme_of(named, args.precision), samples_folder(args.calibrate)
     return program_of(named, scheme, selection.soc, selection, samples=samples)
+
+
+def plan_of_models(
+    args: argparse.Namespace, selection: Selection, name: str, programs: Sequence[Program], **settings: Any
+) -> Plan:
+    """The plan for models that no suite has. `settings` replace those of the flags."""
+    for flag, value in {"worker_memory": None, "jobs": None, "keep_going": False}.items():
+        setattr(args, flag, getattr(args, flag, value))
+    plan = plan_of(args, selection, os.environ, name, programs)
+    return replace(plan, settings=replace(plan.settings, **settings))
+
+
+def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> Result:
+    if (refused := plan.refused.get(program.name)) is not None:
+        remedy = "leave --backend out" if program.backend == "gpu" else refused.remedy
+        raise CheckFailed(refused.message, remedy=remedy)
+    result = compiled[program.name]
+    if failure := result.failure:
+        message, remedy = failure_in_words(program, failure)
+        if failure.kind == "factory" and not failure.remedy:
+            remedy = "correct the model or the samples: docs/compile.md says what they may be"
+        raise CheckFailed(message, remedy=remedy)
+    return result

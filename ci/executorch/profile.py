@@ -15,19 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
-from ci.engine.work import Result
 from ci.engine.workers.parent import how_it_ended, tail
-from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
-from ci.executorch.judge import failure_in_words
-from ci.executorch.one_model import program_named
-from ci.suites.baseline import Baseline
+from ci.executorch.compile import PROGRAM
+from ci.executorch.one_model import plan_of_models, program_named, require_done
 from ci.suites.profile import PROCESSES, RUNS, Cost, Measured, OnCpu, costs_of, merged
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection, user_path
-from provisioning.components import QNN_SDK
-from provisioning.environment import Environment
 
 CYCLES = " (cycles)"
 DETAILED = 2
@@ -39,56 +34,40 @@ ADDED = "(added by the compiler)"
 def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
     """What was profiled, and its figures."""
     path = Parser.user_folder() / args.model
-    if path.suffix == ".pte":
-        _require_program(args, path)
+    wanted = None if path.suffix == ".pte" else program_named(args, selection)
+    _require_fitting(args, path)
     runner = ready_runner(os.environ, selection.reports)
     found = ready_environment(selection, os.environ)
-    about: dict[str, str] = {}
+    about, facts = dict[str, str](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)
-        if path.suffix == ".pte":
-            program, facts = path, dict[str, Any]()
-            inputs = inputs_of_program(program, args.input, folder)
+        if wanted is None:
+            program, inputs = path, inputs_of_program(path, args.input, folder)
         else:
-            if args.input:
-                raise UsageError(
-                    "--input is for a .pte or an .onnx; the model here brings its own inputs",
-                    remedy="leave --input out, or give samples with --calibrate",
-                )
-            result, scheme = _compiled(args, selection, found)
+            plan = plan_of_models(args, selection, "profile", [wanted])
+            result = require_done(wanted, plan, plan.compiled(os.environ))
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
-            about = {"precision": scheme, "soc": selection.soc}
+            about = {"precision": wanted.run.scheme, "soc": selection.soc}
         environment = {**found.merged(os.environ), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, args.timeout)
 
 
-def _require_program(args: argparse.Namespace, path: Path) -> None:
+def _require_fitting(args: argparse.Namespace, path: Path) -> None:
+    """Before anything is built."""
+    if path.suffix != ".pte":
+        if args.input:
+            raise UsageError(
+                "--input is for a .pte or an .onnx; the model here brings its own inputs",
+                remedy="leave --input out, or give samples with --calibrate",
+            )
+        return
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file", remedy="name a .pte that is there")
     for flag in ("precision", "calibrate"):
         if getattr(args, flag):
             raise UsageError(f"--{flag}: {args.model} is compiled already", remedy=f"leave --{flag} out")
-
-
-def _compiled(args: argparse.Namespace, selection: Selection, found: Environment) -> tuple[Result, str]:
-    """The compiled program, and its scheme."""
-    program = program_named(args, selection)
-    settings = Settings(
-        selection.store,
-        Path(selection.reports).absolute() / "profile",
-        timeout=args.timeout,
-        cache=not args.no_cache,
-        why=args.why,
-    )
-    basis = basis_of(found.root(QNN_SDK).path, selection.store)
-    empty = Baseline(program.suite, {})
-    result = compile_programs([program], found, os.environ, settings, basis, lambda _: empty)[program.name]
-    if result.failure:
-        message, remedy = failure_in_words(program, result.failure)
-        raise CheckFailed(message, remedy=remedy)
-    return result, program.run.scheme
 
 
 def measure(

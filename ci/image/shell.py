@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.image.verb import CACHE
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
@@ -25,6 +24,8 @@ EXAMPLES = """\
   python -m ci shell --image wheels -- python export.py
 """
 
+CACHE = "/var/cache/qnn-ci"
+"""The only writable folder of an image: home, store and caches."""
 USER_OF_IMAGES = 1000
 PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "QNN_CI_REQUIREMENTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
 INDEX = {

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.image.shell import CACHE
 from provisioning.base import units
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
@@ -37,8 +36,6 @@ EXAMPLES = """\
 """
 
 DIST = ROOT / "dist" / "images"
-CACHE = "/var/cache/qnn-ci"
-"""The only writable folder of an image: home, store and caches."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +142,8 @@ def _order(plan: ImagePlan, base: str, base_id: str) -> Order:
 
 def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     """The labels of an image. All come from manifests, so every build has the same."""
+    import datetime as dt
+
     created = dt.datetime.fromtimestamp(plan.system.epoch, dt.timezone.utc)
     names = {
         "org.opencontainers.image.title": f"qnn-ci {plan.name}",
@@ -213,6 +212,8 @@ def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args:
 
 def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
+    import tempfile
+
     from ci.image.engine import Job, Mount
     from provisioning.base.errors import CheckFailed
 
@@ -277,6 +278,8 @@ def _renewed(plan: ImagePlan, engine: Engine) -> ImagePlan:
 
 def newest_base(system: System, engine: Engine) -> System:
     """What the name without a date means today, under its name with the date."""
+    import datetime as dt
+
     from provisioning.base.errors import UpstreamError
 
     dated = re.compile(r"-\d{8}(?=-|$)")
@@ -293,6 +296,8 @@ def newest_base(system: System, engine: Engine) -> System:
 
 
 def _lock(plan: ImagePlan, engine: Engine, base: str, apt: Apt) -> None:
+    import tempfile
+
     from ci.image.context import fetch_packages, packages_in
     from ci.image.image_plan import PACKAGES, PackageLock, render_packages
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.inspect.error_names import error_names
 from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code
 from provisioning.base.errors import UsageError
 
@@ -50,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.codes_of:
+        from ci.inspect.error_names import error_names
+
         names = error_names(Path(args.codes_of))
         print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
         return 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +89,9 @@ def _word(name: str) -> str:
 
 def _is_quantized(path: Path) -> bool:
     """Whether an exported program quantizes. A .pt2 that is no archive of an exported program is an error."""
+    import zipfile
+    import zlib
+
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +126,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import subprocess
+    from concurrent.futures import ThreadPoolExecutor
+
     selection = selection_of(args)
     checks: dict[str, Callable[[], list[Finding]]] = {
         **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
@@ -293,6 +294,8 @@ def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) ->
     output.
 
     `places` has the real names of temporary files."""
+    import subprocess
+
     try:
         done = subprocess.run(
             tool.command,

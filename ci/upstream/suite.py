@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci.engine.jobs import default_slots
-from ci.upstream import shims
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.files import hash_file
-from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
-from provisioning.build_id import build_ids
-from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES, Environment
+
+if TYPE_CHECKING:
+    from provisioning.base.findings import Metric
+    from provisioning.environment import Environment
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
@@ -160,6 +159,8 @@ class Machinery:
         return {"sdk": self.sdk, "runner": self.runner.parent.parent}
 
     def as_metrics(self) -> dict[str, Metric]:
+        from provisioning.base.files import hash_file
+
         return {
             "versions": dict(self.versions),
             "sdk": {"build_id": self.build_id},
@@ -169,6 +170,11 @@ class Machinery:
 
 
 def machinery(found: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
+    from ci.upstream.shims import OPTIONAL
+    from provisioning.build_id import build_ids
+    from provisioning.components import QNN_SDK
+    from provisioning.environment import HOST_LIBRARIES
+
     sdk = found.root(QNN_SDK).path
     emulator = sdk / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
     if not emulator.is_file():
@@ -181,8 +187,8 @@ def machinery(found: Environment, environment: Mapping[str, str], runner: Path) 
         runner=runner,
         soc=found.soc,
         environment=environment,
-        versions={name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        absent=tuple(name for name in shims.OPTIONAL if importlib.util.find_spec(name) is None),
+        versions={name: _version(name) for name in PACKAGES} | {"python": sys.version.split()[0]},
+        absent=tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None),
         build_id=", ".join(build_ids(emulator)) or "unknown",
     )
 

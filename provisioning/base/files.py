@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -62,6 +61,8 @@ def write_named(path: Path, text: str, *, append: bool = False, remedy: str = ""
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
     """The hexadecimal digest of a file's bytes."""
+    import hashlib
+
     digest = hashlib.new(algorithm)
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
 from provisioning.base.rendering import terminal
+from provisioning.base.units import utc_now
 
 RUN = "QNN_CI_RUN"
 """Names the run that a stage is part of: the noxfile and the gate set it where nobody has."""
@@ -31,9 +31,7 @@ class StageRun:
     findings: list[Finding] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     metrics: dict[str, Metric] = field(default_factory=dict)
-    started: str = field(
-        default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-    )
+    started: str = field(default_factory=utc_now)
     _clock: float = field(default_factory=time.monotonic)
 
     @classmethod

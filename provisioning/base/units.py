@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 
 def size(count: float) -> str:
@@ -29,3 +30,7 @@ def seconds(value: float) -> str:
     if minutes < 120:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import errno
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from provisioning.base.files import hash_file
+from provisioning.base.units import utc_now
 from provisioning.components import QNN_SDK, identity_of
 from provisioning.manifest import Component, Part
 from provisioning.store.inventory import Inventory, Item, Origin, difference
@@ -100,7 +100,7 @@ class Assembly:
             manifest=self._component.model_dump(mode="json"),
             origins=origins,
             items=tuple(items),
-            created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            created=utc_now(),
         )
 
     def again(self, inventory: Inventory, damaged: Mapping[str, Item]) -> dict[str, Path]:

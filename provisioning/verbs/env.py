@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import FORMATS, github
 from provisioning.base.settings import add_selection, selection_of
-from provisioning.environment import Environment, resolve
+
+if TYPE_CHECKING:
+    from provisioning.environment import Environment
 
 EXAMPLES = """\
   eval "$(python -m provisioning env)"
@@ -36,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from provisioning.environment import resolve
+
     if args.append and (args.format != "github" or args.name or args.output):
         raise UsageError(
             "--append is for --format github alone",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 import re
@@ -19,7 +18,6 @@ from provisioning.base.progress import for_stream
 from provisioning.base.settings import add_selection, selection_of, store_path
 from provisioning.base.units import size
 from provisioning.components import QNN_SDK
-from provisioning.verbs.provision import table
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component
@@ -75,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from provisioning.store import Store
+    from provisioning.verbs.provision import table
 
     store = Store(store_path(args.store))
     rows = [_described(store, tree) for tree in store.trees()]
@@ -206,6 +205,8 @@ class _Described:
 
 
 def _described(store: Store, tree: Tree) -> _Described:
+    import datetime as dt
+
     inventory = tree.inventory
     when = dt.datetime.fromtimestamp(store.last_used(tree), dt.timezone.utc)
     return _Described(

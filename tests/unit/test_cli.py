@@ -18,7 +18,7 @@ from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import STARTED_IN, Verb, count, duration, guarded, main
 from provisioning.base.settings import ROOT
 
-HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
+HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
 
 VERB = """
 import provisioning.base.errors as errors
@@ -198,8 +198,9 @@ def _present(verbs: dict[str, Verb]) -> list[str]:
 MODULES = sorted({*_present(PROVISIONING), *_present(CI)})
 
 
-def test_help_of_no_verb_loads_a_heavy_package() -> None:
-    """Start-up costs what is imported. Of several verbs that load a package the first is named."""
+def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
+    """Start-up costs what is imported, and no package may be installed yet (-S: none is seen). Of several
+    verbs that load a module the first is named."""
     script = (
         "import argparse, importlib, sys\n"
         "for name in sys.argv[1:]:\n"
@@ -209,7 +210,7 @@ def test_help_of_no_verb_loads_a_heavy_package() -> None:
         "    print(name, *loaded) if loaded else None\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script, *MODULES],
+        [sys.executable, "-S", "-c", script, *MODULES],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -217,6 +218,12 @@ def test_help_of_no_verb_loads_a_heavy_package() -> None:
         timeout=120,
     )
     assert ran.stdout == ""
+
+
+def test_help_of_the_installed_command_makes_no_environment() -> None:
+    command = [sys.executable, "-S", "qnn_ci.py", "compile", "--help"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.startswith("usage: qnn-ci compile")
 
 
 def test_a_verb_offers_what_the_frame_needs() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ci.image import image_plan, published
 from ci.image.image_plan import DOCKER, plan_of
-from ci.image.verb import CACHE
+from ci.image.shell import CACHE
 from provisioning.base.settings import ROOT
 
 TEXT = (ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8")

@@ -6,18 +6,19 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from ci.upkeep.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
 from provisioning.base.command_line import Verb, count
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
 from provisioning.base.stage_run import StageRun
+
+if TYPE_CHECKING:
+    from ci.upkeep.bench.frame import Benchmark, Measured
 
 BENCHMARKS = {
     "parity": Verb(
@@ -66,6 +67,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import tempfile
+
+    from ci.upkeep.bench.frame import measure, rendered
+
     if args.list:
         for name, verb in BENCHMARKS.items():
             sys.stdout.write(f"{name}  {verb.summary}\n")
@@ -108,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(stage: StageRun, benchmark: Benchmark, measured: Measured, *, check: bool) -> None:
+    from ci.upkeep.bench.frame import metrics_of
+
     stage.metrics.update(metrics_of(benchmark, measured))
     stage.metrics["cores"] = len(os.sched_getaffinity(0))
     for aim in benchmark.aims:

@@ -5,8 +5,8 @@ changed.
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 
 from provisioning.base.errors import UsageError
@@ -86,7 +86,7 @@ def _dotenv_value(name: str, value: str) -> str:
 def _delimiter(value: str) -> str:
     """A line that is not in the value and cannot be guessed, so that no value can end its block early."""
     while True:
-        delimiter = f"end_{secrets.token_hex(16)}"
+        delimiter = f"end_{os.urandom(16).hex()}"
         if delimiter not in value:
             return delimiter
 
