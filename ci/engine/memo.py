@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -67,6 +68,9 @@ RETIRED = ("programs", "lowering", "emulator", "figures")
 """Folders beside this memory that earlier versions wrote."""
 
 PACKAGES, ENTRY_POINTS = ("/site-packages", "/dist-packages"), ".dist-info/entry_points.txt"
+EDITABLE = re.compile(r"/(?:site|dist)-packages/(?:[^/]+\.pth|__editable__[^/]+)$")
+"""Files that hold the absolute paths of editable projects."""
+
 """Torch looks through all distributions for plugins. Those that are imported count by their files."""
 
 Input = tuple[str, str, str]
@@ -109,6 +113,13 @@ class Roots:
                 return f"{{{name}}}{path[len(prefix) :]}"
         return path
 
+    def names_in(self, text: str) -> str:
+        """The text with a name for each root. Its own braces are doubled, so that none looks like a name."""
+        names = {path: name for name, path in reversed(self._prefixes)}
+        roots = "|".join(re.escape(path) for _, path in self._prefixes)
+        found = rf"(?<![\w./-])({roots})(?![\w.-])"
+        return re.sub(found, lambda match: f"{{{names[match[1]]}}}", text.replace("{", "{{"))
+
     def with_home(self, environ: Mapping[str, str]) -> Roots:
         """With the folders of the current user added, so that another home directory means other files."""
         home = environ.get("HOME") or os.path.expanduser("~")
@@ -137,11 +148,11 @@ def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
     }
 
 
-def roots_of(suite: Path, store: Path, python: str = "") -> Roots:
-    """The roots of a suite's programs: the suite's repository, this toolkit, the interpreter, the store."""
-    return Roots(
-        {"toolkit": ROOT, "suite": repository_of(suite), "python": python or sys.prefix, "store": store}
-    )
+def roots_of(suite: Path, store: Path, packages: Path | None = None) -> Roots:
+    """The roots of a suite's programs: the suite's repository, this toolkit, the interpreter, the store, and
+    the environment with the suite's own packages."""
+    roots = {"toolkit": ROOT, "suite": repository_of(suite), "python": Path(sys.prefix), "store": store}
+    return Roots(roots | ({"packages": packages} if packages else {}))
 
 
 @dataclass
@@ -263,7 +274,16 @@ class _State:
             digest, _ = self._digests.of(path)
         except OSError:
             return "absent"
-        return digest + self.target(path)
+        return self.content(path, digest) + self.target(path)
+
+    def content(self, path: str, digest: str) -> str:
+        """The digest. Paths of an editable project are named by root, so that clones share results."""
+        if EDITABLE.search(path):
+            with contextlib.suppress(OSError):
+                text = Path(path).read_bytes()
+                if hashlib.sha256(text).hexdigest() == digest:
+                    return digest_of_value(self.roots.names_in(os.fsdecode(text)))
+        return digest
 
     def target(self, path: str) -> str:
         """The target of a path after symbolic links, so that re-pointing a link is a change."""
@@ -538,7 +558,7 @@ class Memo:
                 reasons.append(f"{path} changed while it was read")
                 return
             folders[path] = None
-            yield "file", name(path), digest + today.target(path)
+            yield "file", name(path), today.content(path, digest) + today.target(path)
         searched = self._searched(touched)
         above = tuple(f"{each}/" for each in self.roots.named.values())
         for path, state in touched.looked.items():

@@ -190,7 +190,7 @@ def _compile_with(
     basis: Basis,
     baseline: Callable[[Program], Baseline],
 ) -> dict[str, Result]:
-    memos = memos_of(programs, "lowering", settings, environ)
+    memos = memos_of(programs, "lowering", settings, environ, own.folder)
     tasks = [
         Lowering(
             program,
@@ -260,12 +260,20 @@ def started(
 
 
 def memos_of(
-    programs: Sequence[Program], kind: str, settings: Settings, environ: Mapping[str, str]
+    programs: Sequence[Program],
+    kind: str,
+    settings: Settings,
+    environ: Mapping[str, str],
+    packages: Path | None = None,
 ) -> dict[Path, Memo]:
     """One memo for each suite, because each has other roots."""
     return {
         suite: Memo(
-            settings.store, kind, roots_of(suite, settings.store), environ=environ, reuse=settings.cache
+            settings.store,
+            kind,
+            roots_of(suite, settings.store, packages),
+            environ=environ,
+            reuse=settings.cache,
         )
         for suite in dict.fromkeys(program.suite for program in programs)
     }

@@ -252,7 +252,7 @@ def tasks_of(
     own: OwnPackages | None = None,
 ) -> list[Compilation]:
     memos = {
-        suite: Memo(store, "onnx", roots_of(suite, store), reuse=reuse)
+        suite: Memo(store, "onnx", roots_of(suite, store, own.folder if own else None), reuse=reuse)
         for suite in dict.fromkeys(program.suite for program in programs)
     }
     groups = model_names(programs)

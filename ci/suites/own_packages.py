@@ -74,7 +74,7 @@ NONE = Needs()
 class OwnPackages:
     """An environment with a suite's own packages."""
 
-    python: str = sys.executable
+    folder: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Its own packages, without the locked ones."""
@@ -82,6 +82,10 @@ class OwnPackages:
     """The digest of the resolved packages: a part of every key."""
     without_hash: tuple[str, ...] = ()
     """Packages without a hash in the author's requirements."""
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python") if self.folder else sys.executable
 
     def key(self) -> dict[str, Metric]:
         return {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
@@ -150,14 +154,9 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
         return OwnPackages()
     texts = list(_texts(needs))
     pins = locked_versions()
-    question = [
-        1,
-        sys.version,
-        sysconfig.get_platform(),
-        texts,
-        sorted(pins.items()),
-        str(needs.project or ""),
-    ]
+    # The project's path too: what is installed editable points at one clone.
+    platform, project = sysconfig.get_platform(), str(needs.project or "")
+    question = [1, sys.version, platform, texts, sorted(pins.items()), project]
     name = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
     home = store / "cache" / "packages" / name
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +178,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     entries = lock_files.parse(text)
     hashed = {one.name for _, each in texts for one in _hashed(each)}
     return OwnPackages(
-        python=str(home / "environment" / "bin" / "python"),
+        folder=home / "environment",
         variables={LOCKED: sysconfig.get_paths()["purelib"]},
         versions={one.name: one.line.partition("==")[2].partition(" ")[0] for one in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),

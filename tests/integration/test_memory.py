@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from ci.engine.installed import find_runner
-from ci.engine.memo import Entry, Memo, Miss, roots_of
+from ci.engine.memo import Entry, Memo, Miss, Roots, roots_of
 from ci.executorch.compile import basis_of, key
 from ci.executorch.suite import programs_of
 from provisioning.base.settings import ROOT, Selection, store_path
@@ -237,7 +237,7 @@ def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, b
 def look(clone: Clone, base: Path, environ: Mapping[str, str], **options: str) -> dict[str, Entry | Miss]:
     """What the plan of test_lowering finds, without any work."""
     store = base / "store"
-    roots = roots_of(clone.suite, store, **options)
+    roots = Roots(roots_of(clone.suite, store).named | options)
     memo = Memo(store, "lowering", roots, environ=environ)
     basis = basis_of(Path(environ["QNN_SDK_ROOT"]), store)
     keys = {each.name: key(each, basis, memo.roots, environ) for each in programs_of(clone.suite)}
@@ -255,7 +255,8 @@ def change_inputs(
 ) -> Counter[str]:
     """Change that many recorded inputs, one at a time: some program must be done again, and none once it is
     as it was. How many of each kind there were."""
-    roots = Memo(base / "store", "lowering", roots_of(clone.suite, base / "store", **options)).roots
+    named = roots_of(clone.suite, base / "store").named | options
+    roots = Memo(base / "store", "lowering", Roots(named)).roots
     changes = Changes(roots, base, chance)
     found = look(clone, base, environ, **options)
     folders = [each.folder for each in found.values() if isinstance(each, Entry) and each.folder]

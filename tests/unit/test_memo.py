@@ -831,6 +831,26 @@ def test_a_clone_in_another_place_with_other_folders_on_path_shares_the_result(t
     assert isinstance(other.find("net", {"a": 1}), Entry)
 
 
+@pytest.mark.parametrize("name", ["net.pth", "__editable___net_finder.py"])
+def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_a_change(
+    name: str, tmp_path: Path
+) -> None:
+    def installed(clone: str, source: str) -> tuple[Memo, Path]:
+        packages, folder = tmp_path / "store" / clone, f"{tmp_path}/{clone}/{source}"
+        file = packages / "site-packages" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{folder}\n" if name == "net.pth" else f"MAPPING = {{'net': '{folder}'}}\n")
+        roots = Roots({"suite": tmp_path / clone, "packages": packages, "store": tmp_path / "store"})
+        return Memo(tmp_path / "store", "test", roots, environ={}), file
+
+    memo, file = installed("one", "src")
+    touched = Touched(opened={str(file): stamp_of(file.stat())}, unoffered={str(file.parent): ["net"]})
+    assert not memo.remember("net", {"a": 1}, {"value": 1}, touched).not_remembered
+    assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), Entry)
+    assert isinstance(installed("other", "source")[0].find("net", {"a": 1}), Miss)
+    assert isinstance(installed("other", "../one/src")[0].find("net", {"a": 1}), Miss)
+
+
 def test_a_program_that_comes_first_on_path_now_is_another(tmp_path: Path) -> None:
     memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
     memo.remember("net", {"a": 1}, {"value": 1}, touched)
