@@ -1,36 +1,25 @@
-"""The delegate suite's fixed sample: ours against the suite's plain run in one process, on the same tests.
-
-`five seconds` is a time limit: with nothing changed, a run takes no longer.
-"""
+"""The delegate suite's fixed sample: ours against the suite's plain run in one process, on the same tests."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ci.engine.installed import find_runner
-from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender, default_selection, run_stage, run_whole
 from ci.upstream.ledger import load_ledger
 from ci.upstream.suite import worker_environment
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
-from provisioning.base.settings import (
-    DEFAULT_PROFILE,
-    DEFAULT_SOC,
-    DEFAULT_TARGET,
-    ROOT,
-    Selection,
-    store_path,
-)
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 
-COLD, CACHED, PLAIN, CLOCK = "ours, cold", "ours, nothing changed", "plain unittest", "five seconds"
-AIMS = (Aim(COLD, PLAIN, 1.9), Aim(CACHED, CLOCK, 1.0))
+COLD, CACHED, PLAIN = "ours, cold", "ours, nothing changed", "plain unittest"
+AIMS = (Aim(COLD, PLAIN, 1.9), Aim(CACHED, 5.0))
 
 QUICK = 6
 
@@ -53,8 +42,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     sample = passing[: QUICK if quick else None]
     if not sample:
         raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in its ledger")
-    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
-    found = resolve(selection, os.environ)
+    found = resolve(default_selection(work / "reports"), os.environ)
     sdk = str(found.root(QNN_SDK).path)
     ours = {**os.environ, "QNN_SDK_ROOT": sdk}
     plain = worker_environment(found, os.environ, find_runner(os.environ), 1)
@@ -67,7 +55,6 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             Contender(COLD, lambda into: _ours(sample, ours, into / "store", into), _check(len(sample), 0)),
             Contender(PLAIN, lambda into: _plain(sample, plain, into)),
             Contender(CACHED, lambda into: _ours(sample, ours, kept, into), _check(len(sample), len(sample))),
-            Contender(CLOCK, lambda into: time.sleep(5)),
         ),
         aims=AIMS,
         facts={"tests": len(sample), "sdk": found.root(QNN_SDK).version or sdk},
@@ -76,9 +63,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 
 def _ours(sample: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
     names = " or ".join(f"*{test}" for test in sample)
-    command = [sys.executable, "-m", "ci", "test_delegate", "--sample", "-k", names]
-    command += ["--store", str(store), "--reports", str(into)]
-    run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
+    run_stage("test_delegate", ["--sample", "-k", names], store, into, environment)
 
 
 def _check(tests: int, cached: int) -> Callable[[Path], None]:

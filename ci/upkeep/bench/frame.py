@@ -6,6 +6,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,14 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    store_path,
+)
 
 if TYPE_CHECKING:
     from provisioning.base.findings import Metric
@@ -43,17 +52,29 @@ def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapp
         raise CheckFailed(f"{' '.join(command[:4])} … ended with {ended.returncode}:\n{tail}{causes(tail)}")
 
 
+def default_selection(reports: Path) -> Selection:
+    return Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), reports)
+
+
+def run_stage(
+    stage: str, flags: Sequence[str], store: Path, into: Path, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Run a stage of ours as a contender, with this store and with its report in `into`."""
+    command = [sys.executable, "-m", "ci", stage, *flags, "--store", str(store), "--reports", str(into)]
+    run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
+
+
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """`fast` takes at most the `at_least`-th part of the time of `slow`."""
+    """`fast` takes at most the `at_least`-th part of the time of `slow`, another contender or seconds."""
 
     fast: str
-    slow: str
-    at_least: float
+    slow: str | float
+    at_least: float = 1.0
 
     @property
     def name(self) -> str:
-        return f"{self.fast} vs {self.slow}"
+        return f"{self.fast} vs {self.slow}" + (" s" if isinstance(self.slow, float) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +114,9 @@ class Measured:
 
     def ratio(self, aim: Aim) -> Spread:
         """How many times as long the slow one takes, by the pairs of each round."""
-        pairs = zip(self.seconds[aim.slow], self.seconds[aim.fast], strict=True)
-        return Spread.of([slow / fast for slow, fast in pairs])
+        fast = self.seconds[aim.fast]
+        slow = [aim.slow] * len(fast) if isinstance(aim.slow, float) else self.seconds[aim.slow]
+        return Spread.of([one / other for one, other in zip(slow, fast, strict=True)])
 
 
 def measure(

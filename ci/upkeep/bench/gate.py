@@ -15,18 +15,11 @@ from pathlib import Path
 
 from ci.engine.dist import RUNNER
 from ci.executorch.suite import all_programs, choose
-from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender, default_selection, run_stage, run_whole
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
-from provisioning.base.settings import (
-    DEFAULT_PROFILE,
-    DEFAULT_SOC,
-    DEFAULT_TARGET,
-    ROOT,
-    Selection,
-    store_path,
-)
+from provisioning.base.settings import DEFAULT_TARGET, ROOT
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 
@@ -43,8 +36,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", remedy="nox -s build_runner")
     words = QUICK if quick else ()
     programs = choose(all_programs([]), tags=["pr"], words=words)
-    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
-    found = resolve(selection, os.environ)
+    found = resolve(default_selection(work / "reports"), os.environ)
     ours = {**os.environ, "QNN_SDK_ROOT": str(found.root(QNN_SDK).path)}
     plain = found.merged(os.environ)
     kept = work / "kept"
@@ -65,9 +57,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 def _ours(words: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
     chosen = [part for word in words for part in ("-k", word)]
     for stage in STAGES:
-        command = [sys.executable, "-m", "ci", stage, "--tag", "pr", *chosen]
-        command += ["--store", str(store), "--reports", str(into)]
-        run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
+        run_stage(stage, ["--tag", "pr", *chosen], store, into, environment)
 
 
 def _plain(words: Sequence[str], environment: Mapping[str, str], into: Path) -> None:

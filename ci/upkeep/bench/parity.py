@@ -2,7 +2,7 @@
 
 The check lets CMake read the tree for every platform too, so it is measured against as many configure steps,
 one after another. All are for the host: Android and Hexagon need compilers that a machine may not have.
-`one second` is a clock: the claim is that the check, from listing the tree to the findings, takes no longer.
+The check is timed from listing the tree to the findings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +22,8 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
 
-CHECK, PARITY, CMAKE, SECOND = (
-    "check",
-    "parity, whole process",
-    "cmake configure, each platform",
-    "one second",
-)
-AIMS = (Aim(CHECK, SECOND, 1.0), Aim(CHECK, CMAKE, 1.0))
+CHECK, PARITY, CMAKE = "check", "parity, whole process", "cmake configure, each platform"
+AIMS = (Aim(CHECK, 1.0), Aim(CHECK, CMAKE))
 LEAST_CMAKE = "3.28"
 REMEDY = "nox -s tests -- tests/unit/test_parity.py"
 
@@ -54,7 +48,6 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             Contender(CHECK, lambda into: _check(root)),
             Contender(PARITY, lambda into: _parity(root, into), _check_report),
             Contender(CMAKE, configure, _check_configured),
-            Contender(SECOND, lambda into: time.sleep(1.0)),
         ),
         aims=AIMS,
         facts={

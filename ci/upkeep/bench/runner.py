@@ -17,16 +17,9 @@ from ci.builds.emulator_runner import CONFIG, find_executorch
 from ci.builds.programs import find_cmake, find_compiler, find_ninja
 from ci.builds.qemu_check import INPUTS, PROGRAM, SHAPE, probe_in
 from ci.engine.dist import RUNNER
-from ci.upkeep.bench.frame import Aim, Benchmark, Contender
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender, default_selection
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.settings import (
-    DEFAULT_PROFILE,
-    DEFAULT_SOC,
-    DEFAULT_TARGET,
-    ROOT,
-    Selection,
-    store_path,
-)
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, ROOT
 from provisioning.manifest import load_profile
 
 OURS, BARE, CUSTOMARY = "runner", "bare module", "runner, with the customary files"
@@ -41,21 +34,13 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     runner = ROOT / "dist" / DEFAULT_TARGET / RUNNER
     if not runner.is_file():
         raise EnvironmentLacking(f"{runner}: expected the runner, found none", remedy="nox -s build_runner")
-    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work)
-    executorch = find_executorch(None, selection)
+    executorch = find_executorch(None, default_selection(work))
     bare = _bare_module(executorch.root, work / "bare")
     probe = probe_in(work / "probe")
     starts = QUICK_STARTS if quick else STARTS
     model = str(probe / PROGRAM)
-    ours = [
-        str(runner),
-        "--model_path",
-        model,
-        "--input_list_path",
-        str(probe / INPUTS),
-        "--output_folder_path",
-        ".",
-    ]
+    ours = [str(runner), "--model_path", model, "--input_list_path", str(probe / INPUTS)]
+    ours += ["--output_folder_path", "."]
     theirs = [str(bare), model, str(probe / "probe.raw"), "output_0_0.raw", *map(str, SHAPE)]
     yield Benchmark(
         contenders=(
