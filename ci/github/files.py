@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from provisioning.base.files import write_named
+from provisioning.base.findings import Report
+from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.variables import github
+from provisioning.base.rendering.workflow_commands import github_annotations
 
 
 def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
@@ -24,6 +27,12 @@ def export(variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
 
 def summarise(markdown: str, environ: Mapping[str, str]) -> None:
     append("GITHUB_STEP_SUMMARY", markdown, environ)
+
+
+def annotate(report: Report, environ: Mapping[str, str]) -> None:
+    """Show a stage's findings beside the change, and in the job's summary."""
+    sys.stdout.write(github_annotations(report))
+    summarise(markdown([report]), environ)
 
 
 def append(variable: str, text: str, environ: Mapping[str, str]) -> None:

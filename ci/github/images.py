@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ci.github.files import set_outputs
-from ci.github.release import project_version
+from ci.github.release import tagged_version
 from ci.upkeep import generate
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.files import replace_text
@@ -50,12 +50,7 @@ def push(environ: Mapping[str, str]) -> int:
     if shutil.which("skopeo") is None:
         raise EnvironmentLacking("skopeo is not on PATH", remedy="apt-get install skopeo")
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_ARCHIVES", "")).absolute()
-    registry, version = environ.get("QNN_CI_REGISTRY", ""), project_version(ROOT)
-    if (
-        environ.get("GITHUB_REF_TYPE") != "tag"
-        or environ.get("GITHUB_REF_NAME", "").removeprefix("v") != version
-    ):
-        raise UsageError(f"expected the tag v{version}", remedy=f"push the tag v{version}")
+    registry, version = environ.get("QNN_CI_REGISTRY", ""), tagged_version(environ)
     for name in NAMES:
         check(folder / f"{name}.tar", name)
     # Where docker keeps it: the action that attests an image reads it there.

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ci.engine.memo import RESTORED, prune
 from ci.github.files import export, set_outputs
-from ci.github.place import store_of
+from ci.github.place import saves, store_of
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.lock_files import lock_path
@@ -42,6 +42,7 @@ def run(environ: Mapping[str, str]) -> int:
         run_ = f"{environ.get('GITHUB_RUN_ID', '0')}-{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
         export({"QNN_CI_STORE": str(store_of(environ))}, environ)
         outputs = {"memo": str(memo), "prefix": prefix, "key": f"{prefix}{run_}", "new": str(new)}
+        outputs["saves"] = str(saves(environ)).lower()
         set_outputs({**outputs, **packages(environ)}, environ)
     elif what == "restored":
         restored(memo)

@@ -22,10 +22,14 @@ def run(environ: Mapping[str, str]) -> int:
     for name in wanted:
         sys.stdout.write(f"{name}: {'to be installed' if name in lacking else 'installed'}\n")
     sys.stdout.flush()
-    if lacking:
-        remedy = quoted("apt-get", "install", *lacking)
-        _as_root(["apt-get", "update", "--quiet"], remedy)
-        _as_root(["apt-get", "install", "--quiet", "--yes", "--no-install-recommends", *lacking], remedy)
+    install = ["install", "--quiet", "--yes", "--no-install-recommends", *lacking]
+    for arguments in (["update", "--quiet"], install) if lacking else ():
+        command = as_root(["apt-get", *arguments], {"DEBIAN_FRONTEND": "noninteractive"})
+        if code := subprocess.run(command, check=False).returncode:
+            raise UpstreamError(
+                f"apt-get {' '.join(arguments)} ended with exit code {code}",
+                remedy=quoted("apt-get", "install", *lacking),
+            )
     return 0
 
 
@@ -37,13 +41,14 @@ def installed(package: str) -> bool:
     return done.stdout == "installed"
 
 
-def _as_root(command: Sequence[str], remedy: str) -> None:
-    # With `env`, because sudo passes on no variables.
-    silent = ["env", "DEBIAN_FRONTEND=noninteractive", *command]
-    if os.geteuid() != 0:
-        if shutil.which("sudo") is None:
-            raise EnvironmentLacking(f"{command[0]} needs root, and there is no sudo", remedy=remedy)
-        silent = ["sudo", "--non-interactive", *silent]
-    done = subprocess.run(silent, check=False)
-    if done.returncode:
-        raise UpstreamError(f"{' '.join(command)} ended with exit code {done.returncode}", remedy=remedy)
+def as_root(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The command for root, with these variables: sudo passes on none."""
+    with_variables = ["env", *(f"{name}={value}" for name, value in environ.items()), *command]
+    if os.geteuid() == 0:
+        return with_variables
+    if shutil.which("sudo") is None:
+        raise EnvironmentLacking(
+            f"{command[0]} needs root here, and there is no sudo",
+            remedy="run the job as root, in a container",
+        )
+    return ["sudo", "--non-interactive", *with_variables]

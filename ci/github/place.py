@@ -48,8 +48,19 @@ def run(environ: Mapping[str, str]) -> int:
     store = store_of(environ)
     export({"QNN_CI_STORE": str(store)}, environ)
     cacheable = may_be_cached(wanted)
-    set_outputs({"store": str(store), "key": cache_key(wanted), "cacheable": str(cacheable).lower()}, environ)
+    yes_or_no = {"cacheable": cacheable, "saves": cacheable and saves(environ)}
+    outputs = {"store": str(store), "key": cache_key(wanted)}
+    set_outputs({**outputs, **{name: str(one).lower() for name, one in yes_or_no.items()}}, environ)
     return 0
+
+
+def saves(environ: Mapping[str, str]) -> bool:
+    """Whether this job may save caches: on the default branch only, since what ran there is trusted."""
+    if environ.get("GITHUB_EVENT_NAME") not in ("push", "schedule", "workflow_dispatch"):
+        return False
+    event = json.loads(Path(environ["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
+    branch = event.get("repository", {}).get("default_branch")
+    return environ.get("GITHUB_REF") == f"refs/heads/{branch}"
 
 
 def store_of(environ: Mapping[str, str]) -> Path:

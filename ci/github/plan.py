@@ -18,6 +18,7 @@ from ci.engine.gate_table import GateTable, Row, gate_table, matches
 from ci.engine.stage_names import GATE_TABLE
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
+from ci.github.place import Wanted, may_be_cached, saves
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
@@ -91,7 +92,7 @@ def run(environ: Mapping[str, str]) -> int:
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
     outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}
-    remembers = any(job["remembers"] for job in jobs)
+    remembers = saves(environ) and any(job["remembers"] for job in jobs)
     set_outputs({**outputs, "remembers": str(remembers).lower()}, environ)
     return 0
 
@@ -231,8 +232,6 @@ def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
     """The targets that two jobs share, to provision once into the cache for the jobs that follow.
 
     None if a licence keeps components out of the cache."""
-    from ci.github.place import Wanted, may_be_cached
-
     if not may_be_cached(Wanted(profile, (), (), ())):
         return ""
     needed = Counter(job["targets"] for job in jobs if job["provision"])

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci.github.release import NAME, SUMS, notes, project_version
+from ci.github.release import NAME, SUMS, notes, tagged_version
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.files import hash_file
@@ -23,9 +23,7 @@ def run(environ: Mapping[str, str]) -> int:
 
     The program gh reads its token from GH_TOKEN. A draft that an earlier try left is filled again.
     """
-    tag, version = environ.get("GITHUB_REF_NAME", ""), project_version(ROOT)
-    if environ.get("GITHUB_REF_TYPE") != "tag" or tag.removeprefix("v") != version:
-        raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", remedy=f"push the tag v{version}")
+    version, tag = tagged_version(environ), environ["GITHUB_REF_NAME"]
     if shutil.which("gh") is None:
         raise EnvironmentLacking("gh is not on PATH", remedy="install GitHub's command line, gh")
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_RELEASE", "")).absolute()

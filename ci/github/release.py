@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ci.github.files import set_outputs
 from provisioning.base.bill_of_materials import Item, document, package_url
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.lock_files import parse
@@ -26,14 +26,10 @@ FOR_DEVELOPERS = ("lint", "tests")
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Write to dist/release. The tag must be the version of pyproject.toml."""
+    """Write to dist/release. If a tag was pushed, it must be the version of pyproject.toml."""
     version = project_version(ROOT)
-    tag = environ.get("GITHUB_REF_NAME", "")
-    if environ.get("GITHUB_REF_TYPE") == "tag" and tag.removeprefix("v") != version:
-        raise CheckFailed(
-            f"the tag {tag} is not the version {version} of pyproject.toml", remedy=f"tag v{version}"
-        )
     if environ.get("GITHUB_REF_TYPE") == "tag":
+        tagged_version(environ)
         notes(ROOT, version)  # so that their absence is known before anything is attested
     into = ROOT / "dist" / "release"
     shutil.rmtree(into, ignore_errors=True)
@@ -54,6 +50,14 @@ def project_version(root: Path) -> str:
     match = re.search(r'^version = "([^"]+)"$', (root / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     assert match is not None
     return match[1]
+
+
+def tagged_version(environ: Mapping[str, str]) -> str:
+    """The version of pyproject.toml, which the tag that was pushed must name."""
+    version, tag = project_version(ROOT), environ.get("GITHUB_REF_NAME", "")
+    if environ.get("GITHUB_REF_TYPE") != "tag" or tag.removeprefix("v") != version:
+        raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", remedy=f"push the tag v{version}")
+    return version
 
 
 def notes(root: Path, version: str) -> str:

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ci.github.files import export, set_outputs, summarise
+from ci.github.files import annotate, export, set_outputs
 from ci.github.place import Wanted, store_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
-from provisioning.base.rendering.job_summary import markdown
-from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
 
@@ -24,7 +22,8 @@ def run(environ: Mapping[str, str]) -> int:
     wanted = Wanted.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
     if code := _verb(["provision", *wanted.flags()], environ):
-        _annotate(reports_path(None, environ) / "provision.json", environ)
+        with suppress(OSError, ValueError):  # there may be no report
+            annotate(Report.read(ROOT / reports_path(None, environ) / "provision.json"), environ)
         return code
     selection = Selection(
         profile=wanted.profile,
@@ -86,14 +85,6 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
         root, version = str(tree.root), tree.version
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
     return {"ndk-root": root, "version": version} if component == ANDROID_NDK else {}
-
-
-def _annotate(report: Path, environ: Mapping[str, str]) -> None:
-    """Show the change's author why provisioning failed."""
-    with suppress(OSError, ValueError):
-        read = Report.read(ROOT / report)
-        sys.stdout.write(github_annotations(read))
-        summarise(markdown([read]), environ)
 
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:

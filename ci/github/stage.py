@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -14,13 +13,12 @@ from pathlib import Path
 from ci.engine.supervision import death, log_of, memory_kills, report_of, supervise
 from ci.engine.workers.parent import how_it_ended
 from ci.gate import without_annotations
-from ci.github.files import set_outputs, summarise
+from ci.github.files import annotate, set_outputs
+from ci.github.packages import as_root
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report
-from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.text import LOG
-from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import StageRun
 
@@ -76,8 +74,7 @@ def run(environ: Mapping[str, str]) -> int:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)
     if stage not in ANNOTATE_THEMSELVES:
-        sys.stdout.write(github_annotations(report))
-        summarise(markdown([report]), environ)
+        annotate(report, environ)
     set_outputs({"outcome": report.outcome.value, "report": str(report_file)}, environ)
     return code or (0 if report.outcome is Outcome.PASS else 1)
 
@@ -99,17 +96,6 @@ def variables_of(text: str) -> dict[str, str]:
             raise UsageError(f"QNN_CI_VARIABLES={text!r}: expected NAME=VALUE, found {word!r}")
         variables[name] = value
     return variables
-
-
-def as_root(command: list[str], environ: Mapping[str, str]) -> list[str]:
-    """The command for root, with the whole environment: sudo passes on none of it."""
-    if os.geteuid() == 0:
-        return command
-    if shutil.which("sudo") is None:
-        raise EnvironmentLacking(
-            "there is no sudo, and this stage needs root", remedy="run the job as root, in a container"
-        )
-    return ["sudo", "--non-interactive", "env", *(f"{k}={v}" for k, v in environ.items()), *command]
 
 
 def reports_of(environ: Mapping[str, str]) -> Path:

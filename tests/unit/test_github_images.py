@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.github import images
+from ci.github import images, release
 from ci.github.rehearse.commands import pairs
 from ci.github.rehearse.job import STAND_INS
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -25,7 +25,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     program.write_text(STAND_INS["skopeo"])
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(images, "project_version", lambda root: "1.2")
+    monkeypatch.setattr(release, "project_version", lambda root: "1.2")
     (tmp_path / "images").mkdir()
     for name in images.NAMES:
         (tmp_path / "images" / f"{name}.tar").write_bytes(archive(name, OURS))

@@ -37,9 +37,9 @@ def workflow(tmp_path: Path, text: str) -> Path:
         ("on: push\njobs: {a: {steps: [{if: steps.b.outcome, run: a}, {id: b, run: b}]}}", "steps.b"),
         (f"on: push\njobs: {{a: {{outputs: {{x: '${{{{ steps.z.outputs.x }}}}'}}, {STEP}}}}}", "steps.z"),
         ("on: [", "no YAML"),
-        (f"on: {{workflow_call: {{inputs: {{a: {{tpye: x}}}}}}}}\njobs: {{a: {{{STEP}}}}}", "found tpye"),
-        ("on: push\njobs: [a]", "expected a mapping"),
-        (f"on: push\npermissions: {{contents: all}}\njobs: {{a: {{{STEP}}}}}", "found all"),
+        (f"on: {{workflow_call: {{inputs: {{a: {{tpye: x}}}}}}}}\njobs: {{a: {{{STEP}}}}}", "tpye"),
+        ("on: push\njobs: [a]", "jobs"),
+        (f"on: push\npermissions: {{contents: all}}\njobs: {{a: {{{STEP}}}}}", "permissions.contents"),
     ],
 )
 def test_what_would_not_be_honoured_is_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -76,14 +76,14 @@ def test_a_workflow_is_read_as_it_is_written(tmp_path: Path) -> None:
     read = read_workflow(workflow(tmp_path, WHOLE), "w.yml")
     assert list(read.events) == ["push", "schedule", "workflow_call"]
     assert read.inputs == {
-        "n": Input(False, None, "number"),
-        "bare": Input(False, None, "string"),
-        "flag": Input(False, True, "boolean"),
-        "text": Input(True, None, "string"),
+        "n": Input(required=False, default=None, type="number"),
+        "bare": Input(required=False, default=None, type="string"),
+        "flag": Input(required=False, default=True, type="boolean"),
+        "text": Input(required=True, default=None, type="string"),
     }
     assert read.outputs == {"made": "${{ jobs.a.outputs.x }}"}
     a, b = read.jobs["a"], read.jobs["b"]
-    assert (a.matrix, a.fail_fast, a.timeout_minutes) == ({"x": [1]}, True, 5)
+    assert (a.strategy.matrix, a.strategy.fail_fast, a.timeout_minutes) == ({"x": [1]}, True, 5)
     assert (b.needs, b.uses, b.timeout_minutes) == (("a",), "./b.yml", 360)
     assert [allowed_in(read, job) for job in (a, b)] == [{"contents": "read"}, {}]
     assert [
@@ -102,14 +102,14 @@ def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str) -> No
         "runs: {using: composite, steps: [{id: s, shell: sh, run: x}]}"
     )
     action = read_action(tmp_path, ".")
-    assert action.inputs == {"a": Input(True, None, "string")}
+    assert action.inputs == {"a": Input(required=True, default=None, type="string")}
     assert action.outputs == {"b": "${{ steps.s.outputs.b }}"}
     assert [(step.id, step.shell) for step in action.steps] == [("s", "sh")]
 
 
 def test_only_composite_actions_are_run(tmp_path: Path) -> None:
     (tmp_path / "action.yml").write_text("runs: {using: node20, main: x.js}")
-    with pytest.raises(UsageError, match="expected composite, found node20"):
+    with pytest.raises(UsageError, match="composite', found 'node20"):
         read_action(tmp_path, ".")
 
 
@@ -129,10 +129,10 @@ def test_a_matrix_has_githubs_combinations(matrix: object, rows: list[object]) -
 
 
 DECLARED = {
-    "need": Input(True, None, "string"),
-    "flag": Input(False, None, "boolean"),
-    "n": Input(False, 3, "number"),
-    "m": Input(False, None, "number"),
+    "need": Input(required=True, default=None, type="string"),
+    "flag": Input(required=False, default=None, type="boolean"),
+    "n": Input(required=False, default=3, type="number"),
+    "m": Input(required=False, default=None, type="number"),
 }
 
 

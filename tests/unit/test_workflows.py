@@ -15,7 +15,7 @@ import yaml
 
 from ci import github as verb
 from ci.engine.gate_table import Row, gate_table
-from ci.github import plan, verdict
+from ci.github import place, plan, verdict
 from ci.github.rehearse.equivalents import EQUIVALENTS
 from ci.github.rehearse.model import (
     Action,
@@ -368,25 +368,31 @@ def test_what_is_restored_is_verified_before_it_is_used() -> None:
         ("merge_group", "refs/heads/gh-readonly-queue/main/pr-1", False),
     ],
 )
-def test_a_cache_is_saved_from_the_default_branch_only(event: str, ref: str, saved: bool) -> None:
+def test_a_cache_is_saved_from_the_default_branch_only(
+    event: str, ref: str, saved: bool, tmp_path: Path
+) -> None:
     from ci.github.rehearse.expression import Value, condition
 
-    steps = [*actions()["setup-qnn"].steps, *workflows()["gate.yml"].jobs["stage"].steps]
-    saving = [step for step in steps if step.uses.startswith("actions/cache/save@")]
-    assert len(saving) == 2
+    payload = tmp_path / "event.json"
+    payload.write_text('{"repository": {"default_branch": "main"}}')
+    environ = {"GITHUB_EVENT_NAME": event, "GITHUB_REF": ref, "GITHUB_EVENT_PATH": str(payload)}
+    saves = {"saves": str(place.saves(environ)).lower()}
+    gate = workflows()["gate.yml"].jobs
+    steps = [*actions()["setup-qnn"].steps, *gate["stage"].steps]
+    saving = [step for step in steps if "save@" in step.uses or step.env.get("QNN_CI_MEMORY") == "pack"]
+    assert len(saving) == 3
     contexts: dict[str, Value] = {
-        "github": {"event_name": event, "ref": ref, "event": {"repository": {"default_branch": "main"}}},
         "inputs": {"cache": "true"},
-        "matrix": {"remembers": True},
         "steps": {
-            "place": {"outputs": {"cacheable": "true"}},
+            "place": {"outputs": saves},
             "restore": {"outputs": {}},
-            "memory": {"outputs": {"packages": "uv"}},
+            "memory": {"outputs": {"packages": "uv", **saves}},
             "packages": {"outputs": {}},
         },
     }
+    status: dict[str, Any] = {"success": lambda: True, "cancelled": lambda: False}
     for step in saving:
-        assert condition(step.condition, contexts, {"success": lambda: True}) is saved
+        assert condition(step.condition, contexts, status) is saved
 
 
 @pytest.mark.parametrize("name", WITHOUT_CACHE)

@@ -234,7 +234,7 @@ class JobRun:
     def _use_equivalent(self, step: Step, scope: _Scope, result: StepResult) -> None:
         stand_in = equivalent(step.uses)
         inputs = self._inputs(step, scope)
-        declared = {name: Input(name in stand_in.required, None, "string") for name in stand_in.inputs}
+        declared = {name: Input(required=name in stand_in.required) for name in stand_in.inputs}
         complete_inputs(step.uses, declared, inputs, typed=False)
         self._log(f"{step.uses.partition('@')[0]}: {stand_in.what}")
         place = JobSpace(

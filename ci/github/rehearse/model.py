@@ -4,130 +4,191 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ci.github.rehearse import availability
+from provisioning.base.documents import Model, parse
 from provisioning.base.errors import UsageError
 
-_ONLY_ON_GITHUB = {"concurrency", "run-name", "runs-on", "environment"}
-"""Keys about GitHub's machines and rights. A rehearsal runs on this machine as this user and ignores them."""
+LEVELS = ("none", "read", "write")
 
-_WORKFLOW = {"name", "on", "env", "jobs", "defaults", "permissions"} | _ONLY_ON_GITHUB
-_JOB = {
-    "name", "needs", "if", "steps", "uses", "with", "secrets", "outputs", "env", "strategy",
-    "timeout-minutes", "continue-on-error", "permissions",
-} | _ONLY_ON_GITHUB  # fmt: skip
-_STEP = {
-    "id", "name", "if", "uses", "run", "with", "env", "shell", "working-directory",
-    "timeout-minutes", "continue-on-error",
-}  # fmt: skip
-_ACTION = {"name", "description", "author", "branding", "inputs", "outputs", "runs"}
-_INPUT = {"description", "required", "default", "type", "deprecationMessage", "options"}
+Permissions = Mapping[str, Literal["none", "read", "write"]]
+Condition = Annotated[str, BeforeValidator(lambda one: str(one).lower() if isinstance(one, bool) else one)]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda one: tuple(one) if isinstance(one, list) else (one,))
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    required: bool
-    default: object
-    type: str
+def _or_empty(value: object) -> object:
+    return {} if value is None else value
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    id: str
-    name: str
-    condition: str
-    uses: str
-    run: str
-    inputs: Mapping[str, object]
-    env: Mapping[str, object]
-    shell: str
-    working_directory: str
-    timeout_minutes: object
-    continue_on_error: object
+def _value(output: object) -> object:
+    return output["value"] if isinstance(output, dict) and {*output} <= {"value", "description"} else output
+
+
+class Part(Model):
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+
+class Input(Part):
+    required: bool = False
+    default: Any = None
+    type: str = "string"
+    description: Any = ""
+    options: Any = None
+    deprecation_message: Any = Field(None, alias="deprecationMessage")
+
+
+Inputs = Annotated[
+    Mapping[str, Annotated[Input, BeforeValidator(_or_empty)]],
+    BeforeValidator(_or_empty),
+]
+Outputs = Annotated[
+    Mapping[str, Annotated[str, BeforeValidator(_value)]],
+    BeforeValidator(_or_empty),
+]
+
+
+class Step(Part):
+    id: str = ""
+    name: str = ""
+    condition: Condition = Field("", alias="if")
+    uses: str = ""
+    run: str = ""
+    inputs: Mapping[str, Any] = Field({}, alias="with")
+    env: Mapping[str, Any] = {}
+    shell: str = ""
+    working_directory: str = ""
+    timeout_minutes: Any = None
+    continue_on_error: Any = False
+
+    @model_validator(mode="after")
+    def _does_one_thing(self) -> Step:
+        if bool(self.uses) == bool(self.run):
+            raise ValueError("either uses or run")
+        return self
 
     @property
     def title(self) -> str:
         return self.name or self.uses.partition("@")[0] or self.run.strip().splitlines()[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    id: str
-    name: str
-    needs: tuple[str, ...]
-    condition: str
-    steps: tuple[Step, ...]
-    uses: str
-    inputs: Mapping[str, object]
-    outputs: Mapping[str, str]
-    permissions: Mapping[str, str] | None
-    env: Mapping[str, object]
-    matrix: object
-    fail_fast: object
-    max_parallel: object
-    passes_secrets: bool
-    timeout_minutes: object
-    continue_on_error: object
+class Strategy(Part):
+    matrix: Any = None
+    fail_fast: Any = True
+    max_parallel: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Workflow:
-    path: str
-    name: str
-    events: Mapping[str, Mapping[str, object]]
-    inputs: Mapping[str, Input]
-    """Of `workflow_call`."""
-    outputs: Mapping[str, str]
-    permissions: Mapping[str, str] | None
+class OnlyOnGithub(Part):
+    """Keys about GitHub's machines and rights. A rehearsal runs on this machine as this user and ignores
+    them."""
+
+    concurrency: Any = None
+    run_name: Any = None
+    runs_on: Any = None
+    environment: Any = None
+
+
+class Job(OnlyOnGithub):
+    id: str = Field("", alias="(its key)")
+    name: str = ""
+    needs: Names = ()
+    condition: Condition = Field("", alias="if")
+    steps: tuple[Step, ...] = ()
+    uses: str = ""
+    inputs: Mapping[str, Any] = Field({}, alias="with")
+    secrets: Any = None
+    outputs: Mapping[str, str] = {}
+    permissions: Permissions | None = None
+    env: Mapping[str, Any] = {}
+    strategy: Strategy = Strategy()
+    timeout_minutes: Any = 360
+    continue_on_error: Any = False
+
+    @model_validator(mode="after")
+    def _does_one_thing(self) -> Job:
+        if bool(self.uses) == bool(self.steps):
+            raise ValueError("either uses or steps")
+        return self
+
+
+class Call(Part):
+    """What `workflow_call` says."""
+
+    inputs: Inputs = Field({})
+    outputs: Outputs = Field({})
+    secrets: Any = None
+
+
+class Workflow(OnlyOnGithub):
+    path: str = Field(alias="(its path)")
+    name: str = ""
+    events: Mapping[str, Any] = Field(alias="on")
+    call: Call = Field(Call(), alias="on.workflow_call")
+    permissions: Permissions | None = None
     """None if the file has no such key: the repository's settings then decide."""
-    env: Mapping[str, object]
+    env: Mapping[str, Any] = {}
     jobs: Mapping[str, Job]
 
+    @property
+    def inputs(self) -> Mapping[str, Input]:
+        return self.call.inputs
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    path: str
-    inputs: Mapping[str, Input]
-    outputs: Mapping[str, str]
-    steps: tuple[Step, ...] = field(default=())
+    @property
+    def outputs(self) -> Mapping[str, str]:
+        return self.call.outputs
+
+
+class Runs(Part):
+    using: Literal["composite"]
+    steps: tuple[Step, ...]
+
+
+class Action(Part):
+    name: str = ""
+    description: str = ""
+    author: str = ""
+    branding: Any = None
+    inputs: Inputs = Field({})
+    outputs: Outputs = Field({})
+    runs: Runs
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.runs.steps
 
 
 def read_workflow(root: Path, name: str) -> Workflow:
     """`name` is relative to `root`."""
     data = _read(root, name)
-    _known(name, data, _WORKFLOW)
     availability.check(name, data, availability.WORKFLOW)
-    events = data.get("on")
-    if isinstance(events, str):
-        events = [events]
-    if isinstance(events, list):
-        events = dict.fromkeys(events)
-    events = {str(event): _event(value) for event, value in _mapping(f"{name}: on", events).items()}
-    call = _mapping(f"{name}: on.workflow_call", events.get("workflow_call", {}))
-    _known(f"{name}: on.workflow_call", call, {"inputs", "outputs", "secrets"})
-    jobs = {
-        str(key): _job(f"{name}: jobs.{key}", str(key), value)
-        for key, value in _mapping(f"{name}: jobs", data.get("jobs")).items()
-    }
-    for job in jobs.values():
+    events = data.get("on", {})
+    if isinstance(events, (str, list)):
+        events = dict.fromkeys([events] if isinstance(events, str) else events)
+    events = {event: _settings(one) for event, one in events.items()}
+    own = {"(its path)": name, "on": events, "on.workflow_call": events.get("workflow_call", {})}
+    workflow = parse({"name": name, **data, **own}, Workflow, Path(name))
+    for key, job in workflow.jobs.items():
         for need in job.needs:
-            if need not in jobs:
-                raise _wrong(f"{name}: jobs.{job.id}.needs", f"one of {', '.join(jobs)}", need)
-    if data.get("defaults"):
-        raise _wrong(f"{name}: defaults", "none: each step says what it needs", data["defaults"])
-    return Workflow(
-        path=name,
-        name=str(data.get("name", name)),
-        events=events,
-        inputs=_inputs(f"{name}: on.workflow_call", call.get("inputs")),
-        outputs=_output_values(f"{name}: on.workflow_call", call.get("outputs")),
-        permissions=_permissions(f"{name}: permissions", data.get("permissions")),
-        env=_mapping(f"{name}: env", data.get("env", {})),
-        jobs=jobs,
-    )
+            if need not in workflow.jobs:
+                raise _wrong(f"{name}: jobs.{key}.needs", f"one of {', '.join(workflow.jobs)}", need)
+        _check_ids(f"{name}: jobs.{key}", data["jobs"][key].get("steps", ()), job.outputs)
+    jobs = {key: job.model_copy(update={"id": key}) for key, job in workflow.jobs.items()}
+    return workflow.model_copy(update={"jobs": jobs})
+
+
+def _settings(event: object) -> object:
+    """Those of `schedule` are a list."""
+    return {"schedule": event} if isinstance(event, list) else event or {}
 
 
 def read_action(root: Path, name: str) -> Action:
@@ -140,15 +201,28 @@ def read_action(root: Path, name: str) -> Action:
         )
     where = str(Path(name, file))
     data = _read(root, where)
-    _known(where, data, _ACTION)
     availability.check(where, data, availability.ACTION)
-    runs = _mapping(f"{where}: runs", data.get("runs"))
-    if runs.get("using") != "composite":
-        raise _wrong(f"{where}: runs.using", "composite", runs.get("using"))
-    steps = _steps(f"{where}: runs.steps", runs.get("steps"), composite=True)
-    outputs = _output_values(where, data.get("outputs"))
-    availability.check_step_ids(f"{where}: outputs", outputs, [step.id for step in steps if step.id])
-    return Action(path=name, inputs=_inputs(where, data.get("inputs")), outputs=outputs, steps=steps)
+    action = parse(dict(data), Action, Path(where))
+    for number, step in enumerate(action.steps, 1):
+        if step.run and not step.shell:
+            raise _wrong(f"{where}: runs.steps[{number}]", "a shell, as in every step of an action", step.run)
+        if step.timeout_minutes is not None:
+            raise _wrong(f"{where}: runs.steps[{number}]", "no timeout-minutes", str(step.timeout_minutes))
+    _check_ids(f"{where}: runs", data["runs"]["steps"], action.outputs)
+    return action
+
+
+def _check_ids(where: str, steps: Sequence[Mapping[str, Any]], outputs: Mapping[str, str]) -> None:
+    """Each id occurs once, and expressions name only ids of earlier steps."""
+    ids: list[str] = []
+    for number, step in enumerate(steps, 1):
+        rest = {key: each for key, each in step.items() if key != "if"}
+        place = f"{where}.steps[{number}]"
+        availability.check_step_ids(place, rest, ids, condition=str(step.get("if", "")))
+        if (name := step.get("id")) in ids:
+            raise _wrong(place, "each id once", str(name))
+        ids += [name] if name else []
+    availability.check_step_ids(f"{where}.outputs", outputs, ids)
 
 
 def complete_inputs(
@@ -176,108 +250,6 @@ def complete_inputs(
     return values
 
 
-def _event(value: object) -> object:
-    """The settings of an event. Those of `schedule` are a list."""
-    return {"schedule": value} if isinstance(value, list) else value or {}
-
-
-def _job(where: str, key: str, value: object) -> Job:
-    data = _mapping(where, value)
-    _known(where, data, _JOB)
-    strategy = _mapping(f"{where}.strategy", data.get("strategy", {}))
-    steps = _steps(f"{where}.steps", data.get("steps", []), composite=False)
-    outputs = _mapping(f"{where}.outputs", data.get("outputs", {}))
-    availability.check_step_ids(f"{where}.outputs", outputs, [step.id for step in steps if step.id])
-    _known(f"{where}.strategy", strategy, {"matrix", "fail-fast", "max-parallel"})
-    needs = data.get("needs", [])
-    if bool(data.get("uses")) == bool(data.get("steps")):
-        raise _wrong(where, "either uses or steps", sorted(data))
-    return Job(
-        id=key,
-        name=str(data.get("name", "")),
-        needs=(needs,) if isinstance(needs, str) else tuple(needs),
-        condition=_condition(data.get("if", "")),
-        steps=steps,
-        uses=str(data.get("uses", "")),
-        inputs=_mapping(f"{where}.with", data.get("with", {})),
-        outputs={str(k): str(v) for k, v in outputs.items()},
-        permissions=_permissions(f"{where}.permissions", data.get("permissions")),
-        env=_mapping(f"{where}.env", data.get("env", {})),
-        matrix=strategy.get("matrix"),
-        fail_fast=strategy.get("fail-fast", True),
-        max_parallel=strategy.get("max-parallel"),
-        passes_secrets="secrets" in data,
-        timeout_minutes=data.get("timeout-minutes", 360),
-        continue_on_error=data.get("continue-on-error", False),
-    )
-
-
-def _steps(where: str, value: object, *, composite: bool) -> tuple[Step, ...]:
-    if not isinstance(value, list):
-        raise _wrong(where, "a list of steps", value)
-    steps: list[Step] = []
-    for number, one in enumerate(value, 1):
-        place = f"{where}[{number}]"
-        data = _mapping(place, one)
-        _known(place, data, _STEP - {"timeout-minutes"} if composite else _STEP)
-        if bool(data.get("uses")) == bool(data.get("run")):
-            raise _wrong(place, "either uses or run", sorted(data))
-        earlier = [step.id for step in steps if step.id]
-        rest = {key: each for key, each in data.items() if key != "if"}
-        availability.check_step_ids(place, rest, earlier, condition=str(data.get("if", "")))
-        if composite and data.get("run") and not data.get("shell"):
-            raise _wrong(place, "a shell, as in every step of an action that runs something", sorted(data))
-        steps.append(
-            Step(
-                id=str(data.get("id", "")),
-                name=str(data.get("name", "")),
-                condition=_condition(data.get("if", "")),
-                uses=str(data.get("uses", "")),
-                run=str(data.get("run", "")),
-                inputs=_mapping(f"{place}.with", data.get("with", {})),
-                env=_mapping(f"{place}.env", data.get("env", {})),
-                shell=str(data.get("shell", "")),
-                working_directory=str(data.get("working-directory", "")),
-                timeout_minutes=data.get("timeout-minutes"),
-                continue_on_error=data.get("continue-on-error", False),
-            )
-        )
-    named = [step.id for step in steps if step.id]
-    for name in named:
-        if named.count(name) > 1:
-            raise _wrong(where, "each id once", name)
-    return tuple(steps)
-
-
-def _inputs(where: str, value: object) -> dict[str, Input]:
-    inputs: dict[str, Input] = {}
-    for name, one in _mapping(f"{where}.inputs", value or {}).items():
-        data = _mapping(f"{where}.inputs.{name}", one or {})
-        _known(f"{where}.inputs.{name}", data, _INPUT)
-        inputs[name] = Input(bool(data.get("required")), data.get("default"), str(data.get("type", "string")))
-    return inputs
-
-
-def _output_values(where: str, value: object) -> dict[str, str]:
-    return {
-        name: str(_mapping(f"{where}.outputs.{name}", one)["value"])
-        for name, one in _mapping(f"{where}.outputs", value or {}).items()
-    }
-
-
-LEVELS = ("none", "read", "write")
-
-
-def _permissions(where: str, value: object) -> dict[str, str] | None:
-    if value is None:
-        return None
-    found = {scope: str(level) for scope, level in _mapping(where, value).items()}
-    for scope, level in found.items():
-        if level not in LEVELS:
-            raise _wrong(f"{where}.{scope}", f"one of {', '.join(LEVELS)}", level)
-    return found
-
-
 def allowed_in(workflow: Workflow, job: Job) -> Mapping[str, str] | None:
     """The rights of a job's token."""
     return workflow.permissions if job.permissions is None else job.permissions
@@ -294,10 +266,6 @@ def check_permissions(where: str, allowed: Mapping[str, str] | None, called: Wor
                     f"{level}, as {called.path} has in its job {job.id}",
                     has,
                 )
-
-
-def _condition(value: object) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
 def _read(root: Path, name: str) -> Mapping[str, Any]:
@@ -345,12 +313,6 @@ def _mapping(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _wrong(where, "a mapping", value)
     return cast(Mapping[str, Any], value)
-
-
-def _known(where: str, data: Mapping[str, object], known: set[str]) -> None:
-    for key in data:
-        if key not in known:
-            raise _wrong(where, f"one of {', '.join(sorted(known))}", key)
 
 
 def _wrong(where: str, expected: str, found: object) -> UsageError:

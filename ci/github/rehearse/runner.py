@@ -212,15 +212,15 @@ def _run_job(rehearsal: Rehearsal, run: _WorkflowRun, job: Job, choice: Choice) 
         _record(run, job, result, [JobResult(name, result)])
         return
     rows: Sequence[dict[str, Any]] = [{}]
-    if job.matrix is not None:
-        rows = matrix_rows(expand_all(job.matrix, contexts, {}))
+    if job.strategy.matrix is not None:
+        rows = matrix_rows(expand_all(job.strategy.matrix, contexts, {}))
     titles = [_row_name(job, row, contexts) for row in rows]
     columns = {key for row in rows for key in row}
     results = [JobResult(run.prefix + title, "left out") for title in titles]
     called: dict[int, list[JobResult]] = {}
     outputs: dict[str, str] = {}
     stop = threading.Event()
-    side_by_side = expression.number(expand_all(job.max_parallel, contexts, {}))
+    side_by_side = expression.number(expand_all(job.strategy.max_parallel, contexts, {}))
     slots = threading.Semaphore(int(side_by_side) or len(rows))
 
     def run_row(number: int) -> None:
@@ -238,7 +238,7 @@ def _run_job(rehearsal: Rehearsal, run: _WorkflowRun, job: Job, choice: Choice) 
                 else:
                     job_run = JobRun(rehearsal, run.workflow, run.repository, job, inner, title)
                     results[number] = job_run.run()
-            if results[number].result == "failure" and truthy(expand_all(job.fail_fast, inner, {})):
+            if results[number].result == "failure" and truthy(expand_all(job.strategy.fail_fast, inner, {})):
                 stop.set()
             outputs.update(results[number].outputs)
         except BaseException as error:
@@ -248,7 +248,7 @@ def _run_job(rehearsal: Rehearsal, run: _WorkflowRun, job: Job, choice: Choice) 
     threads = [
         threading.Thread(target=run_row, args=(number,))
         for number, title in enumerate(titles)
-        if job.matrix is None or not choice.rows or _matches(title, choice.rows)
+        if job.strategy.matrix is None or not choice.rows or _matches(title, choice.rows)
     ]
     if not threads:
         raise UsageError(
@@ -289,7 +289,7 @@ def _call(
     if "workflow_call" not in called.events:
         raise UsageError(f"{called.path} cannot be called", remedy="add `on: workflow_call` to it")
     where = f"{run.workflow.path}: jobs.{job.id}"
-    if job.passes_secrets:
+    if job.secrets is not None:
         raise UsageError(
             f"{where}.secrets: a rehearsal has no secrets", remedy="choose other jobs with --only"
         )

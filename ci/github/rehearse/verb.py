@@ -288,9 +288,9 @@ def _list(rehearsal: Rehearsal, repository: Repository, workflow: Workflow, inde
     for job in workflow.jobs.values():
         needs = f", needs {', '.join(job.needs)}" if job.needs else ""
         rows = ""
-        if isinstance(job.matrix, Mapping) and "${{" not in str(job.matrix):
-            rows = f", {len(matrix_rows(job.matrix))} rows"
-        elif job.matrix is not None:
+        if isinstance(job.strategy.matrix, Mapping) and "${{" not in str(job.strategy.matrix):
+            rows = f", {len(matrix_rows(job.strategy.matrix))} rows"
+        elif job.strategy.matrix is not None:
             rows = ", rows known when it runs"
         _print(f"{indent}{job.id}{needs}{rows}")
         for step in job.steps:
