@@ -14,33 +14,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from provisioning.base.command_line import add_timeout
-from provisioning.base.commands import captured_module
+from ci.suites.user_model import MODEL_HELP, UserModel, user_model
+from provisioning.base.command_line import Parser, add_timeout
+from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection, add_selection, selection_of
 
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
-AUDIT = {
-    "onnx": "nox -s audit -- {model} --soc {soc}",
-    "executorch": "a suite with this factory, and nox -s test_lowering -- --suite it, names the operator",
-}
-_LAST_LINES = 12
 
 
 def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> None:
     parser.add_argument(
         "model",
-        type=Path,
         metavar="MODEL",
-        help="a MODEL.onnx that is not compiled yet, or for ExecuTorch FOLDER/file.py:factory",
+        help=f"{MODEL_HELP}; not compiled yet",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar=output, help=meaning)
     parser.add_argument(
         "--scheme",
-        default="fp16",
         metavar="S",
-        help="how a factory's model is quantized, as in a suite: 8a8w, 16a8w, … [%(default)s]",
+        help="how a PyTorch model is quantized, as in a suite: 8a8w, 16a8w, … [fp16]",
     )
     add_selection(parser)
     add_timeout(parser, "it")
@@ -51,8 +45,12 @@ def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
     """A folder with the child's files; it is removed afterwards."""
     import tempfile
 
+    from provisioning.manifest import soc_named
+
     selection = selection_of(args)
-    lane, arguments, environ = (_of_onnx if is_onnx(args.model) else _of_factory)(args, selection)
+    soc_named(selection.soc)
+    named = user_model(args.model, Parser.user_folder())
+    lane, arguments, environ = (_of_onnx if named.onnx else _of_pytorch)(named, args, selection)
     output = args.output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -66,57 +64,33 @@ def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
         done = captured_module(module, arguments, environ, args.timeout, args.model, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            raise CheckFailed(
-                f"{args.model}: refused for {selection.soc}: {lines[-1] if lines else 'it ended'}",
-                remedy=AUDIT[lane].format(model=args.model, soc=selection.soc),
-                output="\n".join(lines[-_LAST_LINES:]),
-            )
+            remedy = session("audit", args.model, "--soc", selection.soc)
+            raise without_result(done, f"{args.model}: refused for {selection.soc}", remedy)
         yield Path(name)
 
 
-def is_onnx(model: Path) -> bool:
-    return ":" not in model.name or model.suffix == ".onnx"
+Child = tuple[str, list[str], dict[str, str]]
+"""The lane, the arguments and the environment."""
 
 
-def _of_onnx(args: argparse.Namespace, selection: Selection) -> tuple[str, list[str], dict[str, str]]:
+def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
     from ci.onnx.compile import require_installed
     from provisioning.manifest import soc_named
 
-    soc, model = soc_named(selection.soc), args.model
     require_installed()
-    if model.suffix != ".onnx" or not model.is_file():
-        raise UsageError(
-            f"{model}: expected an ONNX model that is there, or module:factory",
-            remedy="name a .onnx file; of a program that is prepared on the device: python -m ci inspect"
-            " MODEL.pte --extract DIR",
-        )
-    return "onnx", [str(model.absolute()), str(soc.id), str(soc.arch)], dict(os.environ)
+    soc = soc_named(selection.soc)
+    return "onnx", [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
 
 
-def _of_factory(args: argparse.Namespace, selection: Selection) -> tuple[str, list[str], dict[str, str]]:
-    from pydantic import ValidationError
-
-    from ci.executorch.suite import Case
+def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+    from ci.executorch.user_program import CALIBRATION, program_of, scheme_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
-    from provisioning.manifest import soc_named
 
-    soc_named(selection.soc)
-    run = {"scheme": args.scheme, "socs": [selection.soc]}
-    try:
-        case = Case.model_validate_json(
-            json.dumps({"factory": args.model.name.replace(".py:", ":"), "run": [run]})
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(
-            f"{args.model.name}, --scheme {args.scheme}: {first['msg']}",
-            remedy="module:factory, --scheme 8a8w",
-        ) from error
+    scheme = scheme_of(named, args.scheme)
+    program = program_of(named, scheme, selection.soc, selection, calibration=CALIBRATION)
     found = resolve(selection, os.environ, needs=(QNN_SDK,))
-    words = [case.model_dump_json(by_alias=True), selection.soc, str(args.model.absolute().parent)]
-    return "executorch", words, found.merged(os.environ)
+    return "executorch", [json.dumps(program.order)], found.merged(os.environ)
 
 
 def move(source: Path, target: Path) -> None:

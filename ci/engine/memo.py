@@ -703,9 +703,9 @@ class Memo:
         """What another machine remembers, put into our own store. Nothing for work that failed here since."""
         if self.remote is None or (self._folder(key) / REFUSED).exists():
             return None
-        for shared in self.remote.find(self._remote_key(key)):
+        for document in self.remote.find(self._remote_key(key)):
             with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-                if entry := self._take(key, shared.document, self.remote):
+                if entry := self._take(key, document, self.remote):
                     return entry
         return None
 

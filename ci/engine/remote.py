@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ci.engine.protobuf import Malformed, Message
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 
@@ -54,13 +55,6 @@ class _Off(Exception):
     """The server does not behave as it should; the message says how."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """An entry of another machine. Its digests are signed, so any files with these digests may be used."""
-
-    document: Mapping[str, Any]
-
-
 @dataclass
 class Remote:
     url: str
@@ -86,24 +80,22 @@ class Remote:
     def writes(self) -> bool:
         return self.signer is not None
 
-    def find(self, key: str) -> Iterator[Shared]:
-        """The entries of a key that a known writer signed, the newest first."""
+    def find(self, key: str) -> Iterator[Mapping[str, Any]]:
+        """The entries of a key that a known writer signed, the newest first. Their digests are signed, so any
+        files with these digests may be used."""
         if self.off or not self.writers:
             return
         try:
             answer = self._get(f"ac/{key}")
-            for path, digest in entries_of(answer) if answer else ():
-                if path.startswith("entries/") and (entry := self._verified(key, digest)):
+            for path, digest, _ in files_of(answer or b"")[: 64 * ENTRIES]:
+                if path.startswith("entries/") and (entry := self._verified(key, digest)) is not None:
                     yield entry
         except _Off as why:
             self._switch_off(str(why))
 
-    def _verified(self, key: str, digest: str) -> Shared | None:
-        text = self._get(f"cas/{digest}")
+    def _verified(self, key: str, digest: str) -> Mapping[str, Any] | None:
+        text = self._small_blob(digest)
         if text is None:
-            return None
-        if hashlib.sha256(text).hexdigest() != digest:
-            self._say(f"{self.shown} answers other bytes than it was given; they are not used")
             return None
         try:
             whole = json.loads(text)
@@ -118,19 +110,25 @@ class Remote:
         if not isinstance(signed, dict) or (signed.get("schema"), signed.get("key")) != (SCHEMA, key):
             self._say(f"{self.shown} has an entry in another's place; it is not used")
             return None
-        return Shared(signed["document"])
+        document: Mapping[str, Any] = signed["document"]
+        return document
+
+    def _small_blob(self, digest: str) -> bytes | None:
+        content = self._get(f"cas/{digest}")
+        return content if content is None or self._is(digest, hashlib.sha256(content).hexdigest()) else None
+
+    def _is(self, digest: str, found: str) -> bool:
+        if found != digest:
+            self._say(f"{self.shown} answers other bytes than it was given; they are not used")
+        return found == digest
 
     def text(self, digest: str) -> bytes | None:
         """A small blob, with its digest."""
         try:
-            content = None if self.off else self._get(f"cas/{digest}")
+            return None if self.off else self._small_blob(digest)
         except _Off as why:
             self._switch_off(str(why))
             return None
-        if content is None or hashlib.sha256(content).hexdigest() == digest:
-            return content
-        self._say(f"{self.shown} answers other bytes than it was given; they are not used")
-        return None
 
     def download(self, digest: str, into: Path) -> bool:
         """Fetch a blob into a new file; False if it is missing or has another digest."""
@@ -140,10 +138,7 @@ class Remote:
         except (_Off, OSError) as why:
             self._switch_off(str(why))
             return False
-        if hash_file(into) != digest:
-            self._say(f"{self.shown} answers other bytes than it was given; they are not used")
-            return False
-        return True
+        return self._is(digest, hash_file(into))
 
     def offer(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
         """Send an entry in the background. `blobs` by digest are all that it names."""
@@ -304,32 +299,12 @@ def files_of(result: bytes) -> list[tuple[str, str, int]]:
     """Path, digest and size of each output file; empty if it is no ActionResult."""
     found = []
     try:
-        for number, file in _fields(result):
-            if number == 2 and isinstance(file, bytes):
-                parts = dict(_fields(file))
-                place = dict(_fields(bytes(parts[2])))
-                found.append((bytes(parts[1]).decode(), bytes(place[1]).decode(), int(place.get(2, 0))))
-    except (ValueError, KeyError, IndexError, TypeError):
+        for file in Message(memoryview(result)).messages(2):
+            digest = file.message(2)
+            found.append((file.text(1), digest.text(1), digest.number(2)))
+    except Malformed:
         return []
     return [each for each in found if len(each[1]) == 64 and set(each[1]) <= set("0123456789abcdef")]
-
-
-def entries_of(result: bytes) -> list[tuple[str, str]]:
-    return [(path, digest) for path, digest, _ in files_of(result)][: 64 * ENTRIES]
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    at = 0
-    while at < len(message):
-        tag, at = _number(message, at)
-        value, at = _number(message, at)
-        if tag & 7 == 0:
-            yield tag >> 3, value
-        elif tag & 7 == 2 and at + value <= len(message):
-            yield tag >> 3, message[at : at + value]
-            at += value
-        else:
-            raise ValueError("no ActionResult")
 
 
 def _varint(value: int) -> bytes:
@@ -338,16 +313,6 @@ def _varint(value: int) -> bytes:
         found += bytes([value & 127 | 128])
         value >>= 7
     return found + bytes([value])
-
-
-def _number(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        byte = message[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
-    raise ValueError("no ActionResult")
 
 
 def remote_of(environ: Mapping[str, str]) -> Remote | None:

@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     elif compile_flags.is_onnx(args.model):
         from ci.onnx.one_model import compile_model
     else:
-        from ci.executorch.model import compile_model
+        from ci.executorch.one_model import compile_model
     return compile_model(args)

@@ -41,8 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.report.profiles import profile_page
     from ci.suites.profile import as_text, document, read_document, report_profile
-    from ci.suites.profile_page import page_of
     from provisioning.base.errors import CheckFailed
     from provisioning.base.files import write_named
     from provisioning.base.settings import DEFAULT_TARGET
@@ -65,6 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_named(args.json, text)
     if args.page:
-        write_named(args.page, page_of(args.model, measured))
+        write_named(args.page, profile_page(args.model, measured))
     print("\n".join(as_text(measured, earlier, args.against)))
     return 0

@@ -27,5 +27,5 @@ def run(args: argparse.Namespace) -> int:
     if compile_flags.is_onnx(args.model):
         from ci.onnx.one_model import quantize_model
     else:
-        from ci.executorch.model import quantize_model
+        from ci.executorch.one_model import quantize_model
     return quantize_model(args)

@@ -8,5 +8,11 @@ NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
 DIES_OF = "the compiler dies of "
 """The start of a log line that names operators."""
 
+PROGRAM = "program.pte"
+"""The file of a program in a result's folder."""
+
 QUANTIZED = "quantized.pt2"
 """The file of a quantized model in a result's folder."""
+
+KEPT = "programs"
+"""The folder of the reports that `--keep-programs` fills."""

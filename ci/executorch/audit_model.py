@@ -12,8 +12,9 @@ from typing import Any
 
 from ci.engine.installed import ready_runner
 from ci.engine.work import Result
-from ci.executorch.compile import PROGRAM
-from ci.executorch.one_model import (
+from ci.executorch import PROGRAM
+from ci.executorch.profile import measure
+from ci.executorch.user_program import (
     plan_of_models,
     program_of,
     pytorch_model,
@@ -21,7 +22,6 @@ from ci.executorch.one_model import (
     samples_folder,
     scheme_of,
 )
-from ci.executorch.profile import measure
 from ci.suites.operator_table import inexact
 from ci.suites.suggestions import suggestion_for
 from ci.suites.user_model import UserModel

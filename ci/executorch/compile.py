@@ -21,7 +21,8 @@ from ci.executorch import DIES_OF
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
 from ci.suites.baseline import Baseline
-from ci.suites.own_packages import OwnPackages, installed
+from ci.suites.own_packages import OwnPackages
+from ci.suites.stage import by_packages
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.findings import Metric
 from provisioning.environment import Environment
@@ -29,7 +30,7 @@ from provisioning.environment import Environment
 JUDGED_LATER = {"thresholds", "emulator_fault", "tags", "socs", "label", "delegates", "cpu_budget"}
 """Fields of a run that do not affect the program's bytes."""
 
-PROGRAM, LOG = "program.pte", "compile.log"
+LOG = "compile.log"
 
 WORKER = ("-m", "ci.executorch.worker")
 
@@ -112,6 +113,13 @@ class ProgramTask:
     def group(self) -> str:
         return self.program.name
 
+    @property
+    def log(self) -> Path:
+        raise NotImplementedError
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        return Failure(gone.kind, gone.sentence(self.log), log=self.log, of_machine=gone.of_machine)
+
 
 @dataclass(frozen=True)
 class Lowering(ProgramTask):
@@ -175,9 +183,7 @@ def compile_programs(
     """Every program by name; its files are in the result's folder."""
     environ = found.merged(environ)
     results: dict[str, Result] = {}
-    for needs in dict.fromkeys(program.needs for program in programs):
-        mine = [program for program in programs if program.needs == needs]
-        own = installed(needs, settings.store)
+    for own, mine in by_packages(programs, settings.store):
         results |= _compile_with(own, mine, {**environ, **own.variables}, settings, basis, baseline)
     return results
 

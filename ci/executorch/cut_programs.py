@@ -20,6 +20,7 @@ from torch.fx import Node
 from ci.executorch.audit import is_quantizer, module_of, source_of
 from ci.executorch.guilty import restore_builtins
 from ci.executorch.lower import Patterns, calibration_of, compiler_spec, inputs_of, quantized_model
+from ci.executorch.runner import runner_command, write_inputs
 from ci.executorch.suite import ordered
 from ci.suites.accuracy import Pair
 from ci.suites.divergence import Cuts
@@ -139,15 +140,14 @@ def _described(node: Node) -> dict[str, str]:
 
 
 def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:
-    lines = []
-    for number, sample in enumerate(samples):
-        paths = [folder / f"input_{number}_{index}.raw" for index in range(len(sample))]
-        for path, tensor in zip(paths, sample, strict=True):
+    paths = [
+        [folder / f"input_{number}_{index}.raw" for index in range(len(sample))]
+        for number, sample in enumerate(samples)
+    ]
+    for of_sample, sample in zip(paths, samples, strict=True):
+        for path, tensor in zip(of_sample, sample, strict=True):
             tensor.contiguous().numpy().tofile(path)
-        lines.append(" ".join(f'"{path}"' for path in paths) + "\n")
-    listed = folder / "inputs.txt"
-    listed.write_text("".join(lines), encoding="utf-8")
-    return listed
+    return write_inputs(folder / "inputs.txt", paths)
 
 
 def _run(
@@ -157,11 +157,7 @@ def _run(
 
     folder.mkdir()
     (folder / "cut.pte").write_bytes(program)
-    command = [
-        str(runner),
-        *("--model_path", str(folder / "cut.pte"), "--input_list_path", str(inputs)),
-        *("--output_folder_path", str(folder), "--etdump_path=", "--performance_output_path="),
-    ]
+    command = runner_command(runner, folder / "cut.pte", inputs, folder)
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the runner ended with {done.returncode}")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
-from ci.executorch.one_model import program_named
-from ci.executorch.stage import chosen
+from ci.executorch.stage import chosen_programs
 from ci.executorch.suite import Program
+from ci.executorch.user_program import program_named
 from ci.suites.divergence import LEAST_DB
-from provisioning.base.commands import captured_module
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.commands import captured_module, without_result
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 
 CHILD = "ci.executorch.cut_programs"
@@ -35,11 +35,8 @@ def searched(args: argparse.Namespace, selection: Selection) -> tuple[str, dict[
         done = captured_module(CHILD, [scratch], environ, args.timeout, program.name, cwd=scratch)
         answer = Path(scratch) / "answer.json"
         if not answer.is_file():
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            raise CheckFailed(
-                f"{program.name}: {lines[-1] if lines else 'the search ended without a word'}",
-                remedy="nox -s audit says what does not compile, and what to write instead",
-            )
+            remedy = "nox -s audit says what does not compile, and what to write instead"
+            raise without_result(done, program.name, remedy)
         return program.name, json.loads(answer.read_text(encoding="utf-8"))
 
 
@@ -47,7 +44,7 @@ def _program(args: argparse.Namespace, selection: Selection) -> Program:
     if args.model:
         return program_named(args, selection)
     args.shard = None
-    programs = [each for each in chosen(args, selection) if each.backend == "htp"]
+    programs = [each for each in chosen_programs(args, selection) if each.backend == "htp"]
     if len(programs) != 1:
         names = ", ".join(program.name for program in programs[:5])
         raise UsageError(

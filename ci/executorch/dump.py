@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from pathlib import Path
 
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
 from ci.executorch.lower import calibration_of, compiler_spec, quantized_model
-from ci.executorch.suite import Case
+from ci.executorch.suite import ordered
 from ci.suites.factory import copied, make
 
 ONLINE = {"calls": False, "dlc": True}
 """The format of a graph that the device compiles: it is passed on as a DLC."""
 
 
-def _child(kind: str, case_text: str, soc: str, search_path: str) -> None:
-    case = Case.model_validate_json(case_text)
-    (run,) = case.runs
-    place = Path(search_path)
+def _child(kind: str, order: str) -> None:
+    case, run, soc, place = ordered(json.loads(order))
     loaded = make(case.factory, case.arguments, place)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)

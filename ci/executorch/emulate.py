@@ -14,28 +14,26 @@ from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
 from ci.engine.memo import Touched
 from ci.engine.progress import Line, failed
-from ci.engine.work import Done, Failure, How, Result, cached_from, do, empty_folder
-from ci.engine.workers.parent import Gone, Worker
-from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key, started
-from ci.executorch.emulator_verb import KEPT
+from ci.engine.work import Done, Failure, How, Result, do, empty_folder
+from ci.engine.workers.parent import Worker
+from ci.executorch import KEPT, PROGRAM
+from ci.executorch.compile import LOG, ProgramTask, memos_of, search_key, started
 from ci.executorch.judge import (
     costs_of,
     failure_finding,
     kept_on_cpu,
     missing_kernels,
     program_file,
-    repeat,
 )
 from ci.executorch.reload import judged, reloads
-from ci.executorch.stage import Plan, chosen, identity, plan_of
+from ci.executorch.stage import Plan, chosen_programs, lane_row, plan_of
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
-from ci.suites.baseline import Recorded, agree, load_tolerances
+from ci.suites.baseline import Recorded, agree
 from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
 from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
-from ci.suites.stage import finish, print_list
-from ci.suites.thresholds import update_suite
+from ci.suites.stage import counts, finish, print_list, rounded, update_baselines, with_thresholds
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -67,19 +65,19 @@ class Run(ProgramTask):
             }
         )
         if "killed" in reply:
-            return Failure("crash", reply["killed"], log=self.folder / "run.log", of_machine=True)
+            return Failure("crash", reply["killed"], log=self.log, of_machine=True)
         touched = Touched.of(reply.pop("touched"))
         return Done(reply, touched, evidence=self.folder, own=(self.compiled.folder,))
 
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        log = self.folder / "run.log"
-        return Failure(gone.kind, gone.sentence(log), log=log, of_machine=gone.of_machine)
+    @property
+    def log(self) -> Path:
+        return self.folder / "run.log"
 
 
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
-        return print_list(chosen(args, selection))
+        return print_list(chosen_programs(args, selection))
     stage = StageRun.as_typed("test_emulator", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "emulator-not-run"):
         _run(args, selection, stage, os.environ)
@@ -98,7 +96,7 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
                     Severity.ERROR,
                     program.name,
                     f"the emulator has the HTP alone, and this program is for the {program.backend}",
-                    repeat(program, "test_lowering"),
+                    SUITES.repeat(program, "test_lowering"),
                 ),
             )
     compiled = plan.compiled(environ)
@@ -109,7 +107,7 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
     if args.update_baseline:
         update(plan, compiled, measured)
     if args.update_thresholds:
-        plan = with_thresholds(plan, figures)
+        plan = replace(plan, programs=with_thresholds(SUITES, plan.programs, figures))
     judge(stage, plan, compiled, measured)
     if args.keep_programs:
         _keep(stage, compiled, selection.reports / KEPT)
@@ -205,7 +203,7 @@ def judge(
 ) -> None:
     rows: dict[str, Metric] = {}
     for program in plan.programs:
-        again = repeat(program, "test_emulator")
+        again = SUITES.repeat(program, "test_emulator")
         lowered, result = compiled.get(program.name), measured.get(program.name)
         findings: list[Finding]
         if lowered is None:
@@ -224,18 +222,14 @@ def judge(
         rows[program.name] = row(program, lowered, result, findings, plan.baseline(program).of(program.name))
     stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
     stage.metrics |= {
-        "selected": len(plan.programs),
-        "cached": sum(result.cached for result in measured.values()),
-        **cached_from([*compiled.values(), *measured.values()]),
-        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        **counts(rows, measured.values(), compiled.values()),
         "build_id": plan.basis.build_id,
-        "programs": rows,
     }
 
 
 def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -> list[Finding]:
     """What is wrong with the run of a program with these compile facts."""
-    again = repeat(program, "test_emulator")
+    again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
     def wrong(rule: str, message: str, remedy: str = again) -> Finding:
@@ -269,7 +263,7 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         wrong(
             "accuracy",
             accuracy_message(misses, figures, lost),
-            f"{repeat(program, 'divergence')} names the first operator that differs; then {again}"
+            f"{SUITES.repeat(program, 'divergence')} names the first operator that differs; then {again}"
             if on_chip
             else again,
         )
@@ -289,10 +283,7 @@ def row(
     findings: Sequence[Finding],
     agreed: Recorded | None,
 ) -> dict[str, Metric]:
-    shown: dict[str, Metric] = {
-        **identity(program),
-        "verdict": verdict(findings),
-        "command": repeat(program, "test_emulator"),
+    shown = lane_row(program, findings, "test_emulator") | {
         "thresholds": shown_thresholds(program),
         "expected_fault": program.run.emulator_fault,
     }
@@ -323,33 +314,14 @@ def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None
 
 def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> None:
     """Update the costs and accuracy of the programs that ran, all from one build."""
-    for suite, baseline in list(plan.baselines.items()):
-        values: dict[str, dict[str, object]] = {}
-        for program in plan.programs:
-            result = measured.get(program.name)
-            if program.suite != suite or result is None or not ran(result):
-                continue
-            values[program.name] = {
+    values: dict[str, dict[str, object]] = {}
+    for name, result in measured.items():
+        if ran(result):
+            values[name] = {
                 "build_id": plan.basis.build_id,
-                **costs_of(compiled[program.name]),
+                **costs_of(compiled[name]),
                 "accuracy": rounded(result.facts["figures"]),
             }
             if not result.cached:
-                values[program.name]["run_seconds"] = round(result.facts["seconds"], 1)
-        known = [program.name for program in SUITES.all_programs([suite])]
-        plan.baselines[suite] = baseline.rewritten(values, known)
-
-
-def rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures as the baseline stores them, so that thresholds are derived from those."""
-    return {name: round(value, 6) for name, value in figures.items()}
-
-
-def with_thresholds(plan: Plan, figures: Mapping[str, Mapping[str, float]]) -> Plan:
-    """Write the figures to the suites as thresholds, and return the plan with them."""
-    changed: dict[str, Program] = {}
-    for suite in plan.baselines:
-        update_suite(suite, SUITES.programs_of, figures, load_tolerances().sqnr_margin_db)
-        programs = SUITES.programs_of(suite, profile=plan.selection.profile)
-        changed |= {program.name: program for program in programs}
-    return replace(plan, programs=tuple(changed.get(program.name, program) for program in plan.programs))
+                values[name]["run_seconds"] = round(result.facts["seconds"], 1)
+    update_baselines(SUITES, plan.baselines, values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ci.executorch import KEPT
 from ci.executorch.verb import add_flags
 from ci.suites.flags import add_accuracy, check_args
 from provisioning.base.command_line import add_timeout
@@ -17,9 +18,6 @@ EXAMPLES = """\
   nox -s test_emulator -- --reload
   nox -s build_android test_emulator
 """
-
-KEPT = "programs"
-"""The folder of the reports that `--keep-programs` fills."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

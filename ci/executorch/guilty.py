@@ -20,6 +20,7 @@ from typing import Any
 from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
+from ci.engine.workers.child import size_of, text_since
 from ci.executorch import DIES_OF, NATIVE_ERROR
 from ci.executorch.audit import Watch, is_glue, module_of, operator_name, source_of
 from ci.executorch.parts import Partition, smallest_failing
@@ -103,7 +104,7 @@ class Search:
             return whole(programs, compile_specs)
 
         def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
-            self.begin, self.visited = _size(self.log), ""
+            self.begin, self.visited = size_of(self.log), ""
             self.partition = Partition(edge_program, specs[id(edge_program)])
             wrappers = build(edge_program, *rest, **options)
             self.visited = ""
@@ -148,7 +149,7 @@ class Search:
         messages: dict[str, str] = {}
 
         def fails(nodes: Sequence[Node]) -> bool:
-            begin = _size(self.log)
+            begin = size_of(self.log)
             failed = bool(partition.error_of(nodes))
             restore_builtins()
             if failed and len(nodes) == 1:
@@ -195,10 +196,7 @@ class Search:
         return found
 
     def _errors(self, begin: int) -> list[str]:
-        _flush()
-        with self.log.open("rb") as stream:
-            stream.seek(begin)
-            return [each.strip() for each in NATIVE_ERROR.findall(stream.read().decode("utf-8", "replace"))]
+        return [each.strip() for each in NATIVE_ERROR.findall(text_since(self.log, begin))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,16 +300,3 @@ def _more_bits(node: Node) -> str:
 
 def _dequantizes(node: Node) -> bool:
     return "dequantize_per" in operator_name(node) and bool(node.all_input_nodes)
-
-
-def _size(log: Path) -> int:
-    _flush()
-    return log.stat().st_size
-
-
-def _flush() -> None:
-    import ctypes
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)

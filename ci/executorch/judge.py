@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.work import Failure, Result
-from ci.executorch import NATIVE_ERROR
-from ci.executorch.compile import LOG, PROGRAM
+from ci.executorch import NATIVE_ERROR, PROGRAM
+from ci.executorch.compile import LOG
 from ci.executorch.suite import SUITES, Program
 from ci.suites.baseline import Baseline, Tolerances, growth
 from ci.suites.findings import not_in_fp16
@@ -31,14 +31,9 @@ REMEDIES = {
 }
 
 
-def repeat(program: Program, stage: str) -> str:
-    """The command that runs this program again."""
-    return SUITES.repeat(program, stage)
-
-
 def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
     message, remedy = failure_in_words(program, failure)
-    remedy = f"{remedy}; then {repeat(program, stage)}"
+    remedy = f"{remedy}; then {SUITES.repeat(program, stage)}"
     return Finding(f"lowering-{failure.kind}", Severity.ERROR, program.name, message, remedy)
 
 
@@ -71,7 +66,7 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
             Severity.ERROR if over else Severity.NOTE,
             program.name,
             f"{_on_cpu(each)} ({allowed})",
-            suggestion_for(each["operator"], each["code"]) or repeat(program, "test_lowering"),
+            suggestion_for(each["operator"], each["code"]) or SUITES.repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:
         yield Finding(
@@ -118,7 +113,7 @@ def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Find
     def wrong(rule: str, message: str, remedy: str) -> Finding:
         return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, remedy)
 
-    again = repeat(program, "test_lowering") + " --no-cache"
+    again = SUITES.repeat(program, "test_lowering") + " --no-cache"
     try:
         inside = read(program_file(compiled))
     except CheckFailed as error:
@@ -214,5 +209,5 @@ def cost(
             f"found {compiled.facts['graphs']}",
             f"read {program_file(compiled).with_name(LOG)}",
         )
-    again = f"{repeat(program, 'test_lowering')} --update-baseline"
+    again = f"{SUITES.repeat(program, 'test_lowering')} --update-baseline"
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,8 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ci.executorch import DIES_OF, QUANTIZED, lpai
+from ci.engine.workers.child import size_of, text_since
+from ci.executorch import DIES_OF, PROGRAM, QUANTIZED, lpai
 from ci.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
 from ci.executorch.audit import (
     CpuOperator,
@@ -69,7 +69,6 @@ from ci.suites.user_model import BadFactory
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""
 
-PROGRAM = "program.pte"
 OBSERVERS = {
     (scheme, "min_max"): MinMaxObserver
     for scheme in ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
@@ -179,8 +178,7 @@ def lower(
 
     def lowered_with(nodes: Patterns) -> Any:
         nonlocal begin
-        _flush()
-        begin, watch.on_cpu = log.stat().st_size, nodes
+        begin, watch.on_cpu = size_of(log), nodes
         return to_edge_transform_and_lower_to_qnn(
             module, copied(samples[0]), spec, skip_node_id_set=nodes, skip_node_op_set=on_cpu[1]
         )
@@ -205,8 +203,7 @@ def lower(
         each.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
-    _flush()
-    graphs = traffic(log.read_bytes()[begin:].decode("utf-8", "replace"))
+    graphs = traffic(text_since(log, begin))
     return {
         "kept_on_cpu": _kept(remedy) if remedy else None,
         "left": [asdict(each) for each in left],
@@ -540,19 +537,7 @@ def _new_text(log: Path) -> Any:
 
     def read() -> str:
         nonlocal position
-        _flush()
-        with log.open("rb") as stream:
-            stream.seek(position)
-            text = stream.read()
-        position += len(text)
-        return text.decode("utf-8", "replace")
+        begin, position = position, size_of(log)
+        return text_since(log, begin)
 
     return read
-
-
-def _flush() -> None:
-    import ctypes
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)

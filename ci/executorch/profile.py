@@ -16,8 +16,9 @@ from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.workers.parent import how_it_ended, tail
-from ci.executorch.compile import PROGRAM
-from ci.executorch.one_model import plan_of_models, program_named, require_done
+from ci.executorch import PROGRAM
+from ci.executorch.runner import runner_command, write_inputs
+from ci.executorch.user_program import plan_of_models, program_named, require_done
 from ci.suites.profile import PROCESSES, RUNS, Cost, Measured, OnCpu, costs_of, merged
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
@@ -81,8 +82,7 @@ def measure(
 ) -> Measured:
     """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the
     source lines."""
-    listed = folder / "inputs.txt"
-    listed.write_text(" ".join(f'"{path}"' for path in inputs) + "\n", encoding="utf-8")
+    listed = write_inputs(folder / "inputs.txt", [inputs])
     profiles, calls, whole = [], list[list[float]](), list[float]()
     for number in range(PROCESSES):
         trace = folder / f"{number}.etdp"
@@ -113,12 +113,8 @@ def _traced(
     environment: Mapping[str, str],
     timeout: float,
 ) -> None:
-    command = [
-        str(runner),
-        *("--model_path", str(program), "--input_list_path", str(inputs)),
-        *("--output_folder_path", str(trace.with_suffix("")), "--etdump_path", str(trace)),
-        *("--profile_level", str(DETAILED), "--iteration", str(RUNS), "--performance_output_path="),
-    ]
+    more = ("--profile_level", str(DETAILED), "--iteration", str(RUNS))
+    command = runner_command(runner, program, inputs, trace.with_suffix(""), *more, trace=trace)
     log = trace.with_suffix(".log")
     try:
         with log.open("wb") as stream:

@@ -10,10 +10,11 @@ from typing import Any
 from ci.engine.jobs import Job
 from ci.engine.memo import Touched
 from ci.engine.work import Done, Failure, How, Result, do
-from ci.engine.workers.parent import Gone, Worker
-from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key, started
-from ci.executorch.judge import repeat
+from ci.engine.workers.parent import Worker
+from ci.executorch import PROGRAM
+from ci.executorch.compile import LOG, ProgramTask, memos_of, search_key, started
 from ci.executorch.stage import Plan
+from ci.executorch.suite import SUITES
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import size
 
@@ -27,7 +28,11 @@ class Reload(ProgramTask):
     compiled: Result
     neighbour: tuple[str, Result] | None
     """The other program is one of the same chip, because an app may have several models."""
-    log: Path
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -36,9 +41,6 @@ class Reload(ProgramTask):
         touched = Touched.of(reply.pop("touched"))
         folders = [each.folder for each in (self.compiled, *(self.neighbour or ())[1:]) if each.folder]
         return Done(reply, touched, own=(self.log.parent, *folders))
-
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        return Failure(gone.kind, gone.sentence(self.log), log=self.log, of_machine=gone.of_machine)
 
 
 def _files(compiled: Result) -> dict[str, Any]:
@@ -70,8 +72,8 @@ def reloads(
         }
         if neighbour and (folder := neighbour[1].folder):
             key["beside"] = {"name": neighbour[0], **memo.files_of(folder, without=LOG)}
-        log = plan.settings.logs / "reload" / f"{name}.log"
-        tasks.append(Reload(known[name], key, memo, Job(name, SECONDS, MEMORY), compiled, neighbour, log))
+        cost, folder = Job(name, SECONDS, MEMORY), plan.settings.logs / "reload"
+        tasks.append(Reload(known[name], key, memo, cost, compiled, neighbour, folder))
 
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.executorch.reload_worker"), "nox -s test_emulator -- --reload"
@@ -118,7 +120,7 @@ def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
     found = [
         finding
         for name, result in results.items()
-        for finding in findings_of(name, f"{repeat(names[name], 'test_emulator')} --reload", result)
+        for finding in findings_of(name, f"{SUITES.repeat(names[name], 'test_emulator')} --reload", result)
     ]
     broken = {
         name: str(result.facts["released"])

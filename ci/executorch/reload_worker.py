@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, serve
+from ci.engine.workers.child import Answer, memory_of_process, serve
 
 LOADS = 5
 """How many loads are made; memory is compared after each."""
@@ -105,10 +105,7 @@ def _tensor(folder: Path, row: Mapping[str, Any]) -> Any:
 
 def _resident() -> int:
     gc.collect()
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return memory_of_process()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import Answer, serve
 from ci.engine.workers.parent import how_it_ended, in_words, killed, tail
+from ci.executorch.runner import runner_command, write_inputs
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
@@ -34,16 +34,16 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     folder, compiled = Path(order["folder"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
     outputs.mkdir()
-    listed = [
-        " ".join(f'"{compiled / row["file"]}"' for row in inference) + "\n" for inference in order["inputs"]
-    ]
-    (folder / INPUTS).write_text("".join(listed), encoding="utf-8")
+    listed = ((compiled / row["file"] for row in inference) for inference in order["inputs"])
+    inputs = write_inputs(folder / INPUTS, listed)
+    metrics = ("--metrics_path", str(folder / METRICS))
+    command = runner_command(Path(order["runner"]), Path(order["program"]), inputs, outputs, *metrics)
     facts: dict[str, Any] = {"figures": {}, "times": {}, "rule": "", "message": ""}
     began = time.monotonic()
     with (folder / LOG).open("wb") as log:
         # The runner finds its own libraries; this process needs none of the SDK's.
         code = subprocess.run(
-            _command(order, folder), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
         ).returncode
     facts["seconds"] = time.monotonic() - began
     if killed(how := how_it_ended(code)):
@@ -60,15 +60,6 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     except Unusable as error:
         return {**facts, "rule": error.rule, "message": str(error)}
     return facts
-
-
-def _command(order: Mapping[str, Any], folder: Path) -> list[str]:
-    return [
-        str(order["runner"]),
-        *("--model_path", str(order["program"]), "--input_list_path", str(folder / INPUTS)),
-        *("--output_folder_path", str(folder / OUTPUTS), "--metrics_path", str(folder / METRICS)),
-        *("--etdump_path=", "--performance_output_path="),
-    ]
 
 
 def _message(code: int, log: Path) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.installed import ready_environment
-from ci.engine.jobs import Job, shard_named
-from ci.engine.work import Result, cached_from
+from ci.engine.jobs import Job
+from ci.engine.work import Result
 from ci.executorch.backends import findings_before_compile, only_library_missing, refusal
 from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
 from ci.executorch.judge import (
@@ -21,14 +21,21 @@ from ci.executorch.judge import (
     failure_finding,
     kept_on_cpu,
     program_file,
-    repeat,
 )
-from ci.executorch.suite import Program, all_programs, choose
-from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
-from ci.suites.findings import notes, verdict
+from ci.executorch.suite import SUITES, Program
+from ci.suites.baseline import Baseline, Recorded, beside, load_tolerances
+from ci.suites.findings import notes
 from ci.suites.own_packages import record
 from ci.suites.programs.against_sdk import sdk_arches
-from ci.suites.stage import finish, print_list
+from ci.suites.stage import (
+    baselines_of,
+    chosen,
+    counts,
+    finish,
+    print_list,
+    row_of,
+    update_baselines,
+)
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.stage_run import StageRun
@@ -58,28 +65,20 @@ class Plan:
         return compile_programs(wanted, self.found, environ, self.settings, self.basis, self.baseline)
 
 
-def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
+def chosen_programs(args: argparse.Namespace, selection: Selection) -> list[Program]:
     """The programs that the flags select."""
-    suites = [path.absolute() for path in args.suite or ()]
-    programs = choose(
-        all_programs(suites, selection.named_socs, profile=selection.profile),
-        tags=args.tag or (),
-        words=args.words or (),
-        cases=args.case or (),
-    )
-    if args.shard:
-        mine = {job.name for job in shard_named(jobs_of(programs, selection.profile), args.shard)}
-        programs = [program for program in programs if program.name in mine]
-    return programs
+
+    def jobs(programs: Sequence[Program]) -> dict[str, Job]:
+        return {job.name: job for job in jobs_of(programs, selection.profile)}
+
+    return chosen(SUITES, args, selection, jobs)
 
 
-def jobs_of(programs: Iterable[Program], profile: str) -> list[Job]:
+def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
     """Each program with the time in its baseline for compiling and running it."""
-    baselines: dict[Path, Baseline] = {}
+    baselines = baselines_of(programs, profile)
     jobs = []
     for program in programs:
-        if program.suite not in baselines:
-            baselines[program.suite] = load_baseline(baseline_path(program.suite, profile))
         recorded = baselines[program.suite].of(program.name) or Recorded()
         seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
         jobs.append(Job(program.name, seconds))
@@ -95,12 +94,14 @@ def plan_of(
 ) -> Plan:
     # Lowering and the emulator run on this machine; another target beside it belongs to another session.
     selection = replace(selection, target=DEFAULT_TARGET)
-    programs = chosen(args, selection) if programs is None else programs
+    programs = chosen_programs(args, selection) if programs is None else programs
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     found = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
     found.explain()
     sdk = found.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
+    # The commands of one model have fewer flags.
+    flags = {"jobs": None, "worker_memory": None, "keep_going": False, **vars(args)}
     return Plan(
         selection=selection,
         programs=tuple(programs),
@@ -109,17 +110,14 @@ def plan_of(
         settings=Settings(
             store=selection.store,
             logs=Path(selection.reports).absolute() / name,
-            jobs=args.jobs,
+            jobs=flags["jobs"],
             timeout=args.timeout,
             cache=not args.no_cache,
             why=args.why,
-            worker_memory=args.worker_memory << 20 if args.worker_memory else None,
-            keep_going=args.keep_going,
+            worker_memory=flags["worker_memory"] and flags["worker_memory"] << 20,
+            keep_going=flags["keep_going"],
         ),
-        baselines={
-            suite: load_baseline(baseline_path(suite, selection.profile))
-            for suite in dict.fromkeys(program.suite for program in programs)
-        },
+        baselines=baselines_of(programs, selection.profile),
         refused=dict(refusals(programs, sdk, basis.build_id)),
     )
 
@@ -147,7 +145,7 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
-        return print_list(chosen(args, selection))
+        return print_list(chosen_programs(args, selection))
     stage = StageRun.as_typed("test_lowering", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of(args, selection, os.environ, "lowering")
@@ -162,7 +160,6 @@ def run(args: argparse.Namespace) -> int:
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     tolerances = load_tolerances()
     rows: dict[str, Metric] = {}
-    cached = 0
     for program in plan.programs:
         result = results.get(program.name)
         baseline = plan.baseline(program)
@@ -171,13 +168,12 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         elif result.failure:
             findings = [failure_finding(program, result.failure, "test_lowering")]
         else:
-            cached += result.cached
             findings = [*findings_before_compile(program, result.facts)] if program.backend == "lpai" else []
         if result is not None and compiled(result):
             findings += [
                 *delegation(program, result.facts),
                 *kept_on_cpu(program, result.facts),
-                *notes(program, result.facts, repeat(program, "test_lowering")),
+                *notes(program, result.facts, SUITES.repeat(program, "test_lowering")),
                 *artifact(program, result, plan.basis.build_id),
                 *cost(program, result, plan.basis.build_id, baseline, tolerances),
             ]
@@ -185,13 +181,9 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         agreed = baseline.of(program.name)
         rows[program.name] = row(program, result, findings, plan.basis.build_id, agreed)
     stage.metrics |= {
-        "selected": len(plan.programs),
-        "cached": cached,
-        **cached_from(results.values()),
-        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        **counts(rows, results.values()),
         "build_id": plan.basis.build_id,
         "sdk": str(plan.found.root(QNN_SDK).path),
-        "programs": rows,
     }
 
 
@@ -208,11 +200,7 @@ def row(
     agreed: Recorded | None,
 ) -> dict[str, Metric]:
     """The program's row on the page."""
-    shown: dict[str, Metric] = {
-        **identity(program),
-        "verdict": verdict(findings),
-        "command": repeat(program, "test_lowering"),
-    }
+    shown = lane_row(program, findings, "test_lowering")
     if result is not None and program.backend == "lpai" and not result.failure:
         shown["figures"] = dict(result.facts["figures"])
     if result is None or not compiled(result):
@@ -232,29 +220,24 @@ def row(
     }
 
 
-def identity(program: Program) -> dict[str, Metric]:
+def lane_row(program: Program, findings: Sequence[Finding], stage: str) -> dict[str, Metric]:
+    """What the rows of both stages have."""
     return {
-        "suite": str(program.suite),
+        **row_of(program, findings, SUITES.repeat(program, stage)),
         "backend": program.backend,
-        "case": program.case_name,
-        "run": program.run.name,
         "scheme": program.run.scheme,
-        "soc": program.soc,
-        "tags": list(program.run.tags),
     }
 
 
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
     """Replace the baseline's costs by those of compiled programs, remembered ones included."""
-    for suite, baseline in list(plan.baselines.items()):
-        values: dict[str, dict[str, object]] = {}
-        for program in plan.programs:
-            result = results.get(program.name)
-            if program.suite == suite and result and compiled(result):
-                fields: dict[str, object] = dict(costs_of(result))
-                values[program.name] = fields | {
-                    "build_id": plan.basis.build_id,
-                    "peak_mb": int(result.facts["peak"]) >> 20,
-                }
-        known = [program.name for program in all_programs([suite])]
-        plan.baselines[suite] = baseline.rewritten(values, known)
+    values = {
+        name: {
+            **costs_of(result),
+            "build_id": plan.basis.build_id,
+            "peak_mb": int(result.facts["peak"]) >> 20,
+        }
+        for name, result in results.items()
+        if compiled(result)
+    }
+    update_baselines(SUITES, plan.baselines, values)

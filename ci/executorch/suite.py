@@ -22,7 +22,7 @@ from ci.suites.model import (
     Word,
 )
 from ci.suites.precision import ExecutorchScheme, scheme_named
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 
@@ -191,16 +191,6 @@ class Program(AnyProgram[Case, Run]):
         return self.run.backend or self.case.backend
 
     @property
-    def order(self) -> dict[str, Any]:
-        """For the process that works on it, as JSON; `ordered` reads it there."""
-        return {
-            "case": json.loads(self.case.model_dump_json(by_alias=True)),
-            "run": json.loads(self.run.model_dump_json()),
-            "soc": self.soc,
-            "search_path": str(self.search_path),
-        }
-
-    @property
     def cpu_budget(self) -> int:
         return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
 
@@ -212,9 +202,6 @@ def ordered(order: dict[str, Any]) -> tuple[Case, Run, str, Path]:
     return case, run, order["soc"], Path(order["search_path"])
 
 
-def load_suite(path: Path) -> Suite:
-    return load(path, Suite)
-
-
-SUITES = Suites("test_lowering", SHIPPED, Program, lambda path: load_suite(path).cases, load_suite)
-programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose
+SUITES = Suites("test_lowering", SHIPPED, Program, Suite)
+load_suite, programs_of = SUITES.load, SUITES.programs_of
+all_programs, choose = SUITES.all_programs, SUITES.choose

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from provisioning.base.command_line import add_timeout
-from provisioning.base.commands import captured_module
+from provisioning.base.commands import captured_module, without_result
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replacing
 from provisioning.base.settings import add_selection, selection_of
@@ -20,7 +20,6 @@ EXAMPLES = """\
 
 OPERATOR = "context"
 _ALIGNMENT = 4096
-_LAST_LINES = 12
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +56,8 @@ def run(args: argparse.Namespace) -> int:
         environ = environment.merged(os.environ)
         done = captured_module(__name__, arguments, environ, args.timeout, args.context)
         if done.returncode or not part.is_file():
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            raise CheckFailed(
-                f"{args.context}: ExecuTorch cannot take it: {lines[-1] if lines else 'it ended'}",
-                remedy="python -m ci diagnose, with what --debug shows",
-                output="\n".join(lines[-_LAST_LINES:]),
-            )
+            subject = f"{args.context}: ExecuTorch cannot take it"
+            raise without_result(done, subject, "python -m ci diagnose, with what --debug shows")
     print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.executorch.emulator_verb import KEPT
+from ci.executorch import KEPT
 from ci.github.files import summarise
 from ci.inspect.attestation import PREDICATE, Verdict, Verdicts
 from provisioning.base.errors import CheckFailed, UsageError

@@ -5,13 +5,12 @@ keep.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds, Word
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "llm.toml"
@@ -99,8 +98,4 @@ class Program(AnyProgram[Case, Run]):
     pass
 
 
-def load_suite(path: Path) -> Suite:
-    return load(path, Suite)
-
-
-SUITES = Suites("test_llm", SHIPPED, Program, lambda path: load_suite(path).cases)
+SUITES = Suites("test_llm", SHIPPED, Program, Suite)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import sys
@@ -122,8 +121,11 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
     """What is known before any work. Code, model and files are discovered by the work itself."""
     search = [str(program.search_path), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
+    case = program.case.model_dump(mode="json", exclude={"runs"})
+    if case["model"]:
+        case["model"] = roots.name(os.path.abspath(program.file(case["model"])))  # noqa: PTH100
     return {
-        "case": program.case.model_dump(mode="json", exclude={"runs"}),
+        "case": case,
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
         "soc": program.soc,
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
@@ -168,32 +170,21 @@ class Compilation:
         prepared = self._once(worker, shared, "prepare", "model")
         if isinstance(prepared, Failure):
             return prepared
+        of_model = {"prepared": prepared["into"], "source": prepared["model"]}
         quantized = self._once(
-            worker,
-            shared,
-            "quantize_run",
-            f"run {run.name}",
-            prepared=prepared["into"],
-            model=prepared["model"],
+            worker, shared, "quantize", f"run {run.name}", model=prepared["model"], **of_model
         )
         if isinstance(quantized, Failure):
             return quantized
-        reply = self._ordered(
-            worker,
-            "case",
-            prepared=prepared["into"],
-            variant=quantized["into"],
-            model=quantized["model"],
-            source=prepared["source"],
-            into=str(empty_folder(self.compiled)),
-        )
+        of_run = {"quantized": quantized["into"], "model": quantized["model"]}
+        reply = self._ordered(worker, "case", into=str(empty_folder(self.compiled)), **of_model, **of_run)
         if isinstance(reply, Failure):
             return reply
         self.log.unlink(missing_ok=True)
         touched = prepared["touched"] | quantized["touched"] | Touched.of(reply.pop("touched"))
         facts = {
             **reply,
-            "made_up_inputs": prepared["made_up_inputs"],
+            "made_up_inputs": not prepared["compared"],
             "notes": prepared["notes"],
             "calibrated_by": quantized["calibrated_by"],
         }
@@ -226,14 +217,7 @@ class Compilation:
         return known
 
     def _ordered(self, worker: Worker, what: str, **more: Any) -> dict[str, Any] | Failure:
-        program = self.program
-        order = {
-            "case": json.loads(program.case.model_dump_json(by_alias=True)),
-            "run": json.loads(program.run.model_dump_json()),
-            "soc": program.soc,
-            "search_path": str(program.search_path),
-            **more,
-        }
+        order = {**self.program.order, **more}
         try:
             return ordered(worker, what, self.log, **order)
         except Refused as refused:
@@ -276,13 +260,15 @@ def tasks_of(
     return tasks
 
 
-def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> list[Job]:
-    """One job for each model, for shards, because a model is exported once."""
-    seconds: Counter[str] = Counter()
+def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:
+    """By program the job of its model, for shards, because a model is exported once."""
+    seconds: dict[str, float] = {}
     groups = model_names(programs)
     for program in programs:
-        seconds[groups[program.name]] += _seconds(program, baselines)  # type: ignore[assignment]
-    return [Job(name, SECONDS_PREPARE + each, WORKER_MEMORY) for name, each in seconds.items()]
+        group = groups[program.name]
+        seconds[group] = seconds.get(group, SECONDS_PREPARE) + _seconds(program, baselines)
+    jobs = {name: Job(name, each, WORKER_MEMORY) for name, each in seconds.items()}
+    return {name: jobs[group] for name, group in groups.items()}
 
 
 def model_names(programs: Sequence[Program]) -> dict[str, str]:

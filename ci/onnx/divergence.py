@@ -22,8 +22,8 @@ def searched(args: argparse.Namespace, selection: Selection) -> tuple[str, dict[
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
         logs_folder() as logs,
         steps(logs, args.timeout) as order_of,
-        step(f"searching {program.name}"),
     ):
-        order = prepared(program, order_of, logs / "compile.log", Path(scratch))
-        reply = order("diverge", Path(scratch) / "cuts", least=args.least or LEAST_DB)
+        order, _ = prepared(program, order_of, logs / "compile.log", Path(scratch), drawn=True)
+        with step(f"searching {program.name}"):
+            reply = order("diverge", Path(scratch) / "cuts", least=args.least or LEAST_DB)
         return program.name, dict(reply["result"])

@@ -20,8 +20,8 @@ from ci.suites.findings import (
     notes,
     placeholder,
     shown_thresholds,
-    verdict,
 )
+from ci.suites.stage import row_of
 from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Metric, Severity
 
@@ -142,14 +142,8 @@ def row(
 ) -> dict[str, Metric]:
     """The program's row on the page."""
     shown: dict[str, Metric] = {
-        "suite": str(program.suite),
-        "case": program.case_name,
-        "run": program.run.name,
+        **row_of(program, findings, SUITES.repeat(program)),
         "precision": program.run.precision,
-        "soc": program.soc,
-        "tags": list(program.run.tags),
-        "verdict": verdict(findings),
-        "command": SUITES.repeat(program),
         "thresholds": shown_thresholds(program),
     }
     if not result.facts:

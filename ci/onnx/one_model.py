@@ -5,204 +5,103 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.memo import Entry, Memo, native_variables, roots_of
+from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.onnx import into_suite
-from ci.onnx.asking import (
-    Steps,
-    count,
-    dimensions_of,
-    logs_folder,
-    precision_of,
-    require_file,
-    say,
-    search_path,
-    step,
-    steps,
-)
-from ci.onnx.compile import Refused, require_installed
+from ci.onnx.asking import Steps, count, say, search_path, step
+from ci.onnx.compile import key
+from ci.onnx.findings import findings_of
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.onnx.profile import slowest
+from ci.onnx.stage import Plan, compile_programs, figures_of, update
+from ci.onnx.suite import SUITES, Program
+from ci.onnx.user_program import memory, prepared, program_of, remembered
 from ci.suites.findings import not_in_fp16
-from ci.suites.into_suite import require_place
+from ci.suites.into_suite import Extension, require_place
 from ci.suites.precision import precision_named
-from ci.suites.user_model import user_model
+from ci.suites.stage import baselines_of
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
+from provisioning.base.findings import Severity
 from provisioning.base.settings import Selection, selection_of
 from provisioning.manifest import soc_named
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for."""
-
-    args: argparse.Namespace
-    selection: Selection
-    model: Path
-    precision: str
-    dimensions: Mapping[str, int]
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Request:
-        selection = selection_of(args)
-        for chip in selection.socs:
-            soc_named(chip)
-        named = user_model(args.model, search_path())
-        assert named.file is not None
-        return cls(
-            args,
-            selection,
-            named.file,
-            precision_of(named.file, args.precision),
-            dimensions_of(args.dimension),
-        )
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """Parameters of every step."""
-        return {
-            "precision": self.precision,
-            "calibrate": self.args.calibrate or "",
-            "search_path": str(search_path()),
-        }
-
-    def key(self, memo: Memo, **more: Any) -> dict[str, Any]:
-        """The inputs that are known before any work; the files that it touches are discovered by the work."""
-        name = memo.roots.name
-        search = [str(search_path()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        return {
-            "model": name(str(self.model)),
-            "precision": self.precision,
-            "samples": self.args.calibrate or "",
-            "dimensions": dict(self.dimensions),
-            "per channel": self.args.per_channel,
-            "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
-            "variables": native_variables(os.environ),
-            "search path": [name(os.path.abspath(each)) for each in search],  # noqa: PTH100
-            **more,
-        }
-
-    def quantized(
-        self, step_of: Steps, logs: Path, into: Path, looked: Mapping[str, Any], name: str = ""
-    ) -> Any:
-        with step(f"quantizing to {self.precision} by {looked['samples']} samples"):
-            return step_of(
-                "quantize",
-                logs / "compile.log",
-                model=looked["model"],
-                per_channel=self.args.per_channel,
-                name=name or "model_qdq",
-                compare=bool(name),
-                into=str(into),
-                **self.common,
-            )
-
-    def looked(self, step_of: Steps, logs: Path, into: Path) -> dict[str, Any]:
-        with step(f"checking {self.args.model}"):
-            looked = step_of(
-                "look",
-                logs / "compile.log",
-                model=str(self.model),
-                dimensions=dict(self.dimensions),
-                into=str(into),
-                **self.common,
-            )
-        for constant in looked["constant"]:
-            say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
-        return looked
-
-
-@contextmanager
-def memory(
-    args: argparse.Namespace, model: Path, store: Path, kind: str, *, reuse: bool = True
-) -> Iterator[Memo]:
-    memo = Memo(store, kind, roots_of(model, store), reuse=reuse and not args.no_cache)
-    try:
-        yield memo
-    finally:
-        memo.close()
-
-
-def remembered(
-    args: argparse.Namespace,
-    memo: Memo,
-    subject: str,
-    key: Mapping[str, Any],
-    work: Callable[[Steps, Path, Path], dict[str, Any]],
-    own: Path,
-) -> tuple[Mapping[str, Any], Path]:
-    """The facts and the folder of a result, remembered or of `work` done now."""
-    found = memo.find(subject, key)
-    if isinstance(found, Entry):
-        assert found.folder is not None
-        say(f"{subject} is cached")
-        return found.result, found.folder
-    if args.why:
-        say(f"{subject}: {found.why}")
-    folder = memo.scratch()
-    with logs_folder() as logs, steps(logs, args.timeout, forks=True) as step_of:
-        try:
-            facts = work(step_of, logs, folder)
-        except Refused:
-            memo.forget(key)
-            raise
-        done = memo.remember(subject, key, facts, step_of.touched, folder, step_of.common, (own, logs))
-    if done.not_remembered:
-        say(f"{subject} is not remembered: {done.not_remembered}")
-    assert done.folder is not None
-    return done.result, done.folder
-
-
 def compile_model(args: argparse.Namespace) -> int:
-    request = Request.of(args)
+    selection = selection_of(args)
     settings = {
         chip: settings_of(parse_assignments(args.option), soc=soc_named(chip), embed=args.embed)
-        for chip in (*request.selection.socs, *args.and_soc)
+        for chip in (*selection.socs, *args.and_soc)
     }
-    _require_fitting(request)
+    _require_fitting(args, selection)
     suite = args.suite and args.suite.absolute()
     if suite:
-        require_place(suite)
-        into_suite.require_run(args)
-    require_installed()
-    require_file(request.model)
-    several = len(request.selection.socs) > 1
+        require_place(suite, measured=args.verify == "emulator" and not args.and_soc)
+    program = program_of(args, args.precision, selection, with_options=False)
+    model, several = Path(program.case.model), len(selection.socs) > 1
     with (
-        writing_into(args.output.absolute(), request.selection.store) as (scratch, publish),
-        memory(
-            args, request.model, request.selection.store, "onnx-compile", reuse=not _writes_more(args)
-        ) as memo,
+        writing_into(args.output.absolute(), selection.store) as (scratch, publish),
+        memory(args, model, selection.store, "onnx-compile", reuse=not _writes_more(args)) as memo,
     ):
-        compiled = [
-            Compiled.of(request, memo, chip, settings[chip], scratch, several=several)
-            for chip in request.selection.socs
-        ]
-        new = [Path(shutil.copy(path, scratch)) for each in compiled for path in each.files]
-        written = publish(new)
+        compiled = []
+        for chip in selection.socs:
+            name = f"{model.stem}{f'-{chip}' if several else ''}_ctx"
+            one = replace(program, soc=chip)
+            compiled.append(Compiled.of(args, one, memo, settings[chip], scratch / chip, name))
+        written = publish([Path(shutil.copy(path, scratch)) for each in compiled for path in each.files])
         for each in compiled:
             each.say([path for path in written if path.name in {file.name for file in each.files}])
     if suite:
-        model = request.model, request.precision, request.dimensions
-        into_suite.extend(suite, *model, args, request.selection)
+        _extend(suite, program, args, selection)
     return 0
 
 
-def _require_fitting(request: Request) -> None:
-    args = request.args
-    for chip in args.and_soc:
-        soc_named(chip)
-    if args.and_soc and len(request.selection.socs) > 1:
+def _extend(suite: Path, program: Program, args: argparse.Namespace, selection: Selection) -> None:
+    """Write the model to the suite, with thresholds and a baseline from what the stage measures."""
+    case: dict[str, Any] = {"model": os.path.relpath(program.case.model, suite.parent)}
+    if args.calibrate:
+        folder = search_path() / args.calibrate
+        case["calibrate"] = os.path.relpath(folder, suite.parent) if folder.is_dir() else args.calibrate
+    if program.case.dimensions:
+        case["dimensions"] = dict(program.case.dimensions)
+    run = {
+        "precision": program.run.precision,
+        "per_channel": args.per_channel or None,
+        "options": dict(parse_assignments(args.option)) or None,
+    }
+    extension = Extension(
+        SUITES,
+        suite,
+        program.case_name,
+        case,
+        "precision",
+        lambda text: precision_named(text).name,
+        run,
+        selection.socs,
+        selection.profile,
+    )
+    programs = tuple(extension.programs)
+    logs = selection.reports.absolute() / "onnx"
+    plan = Plan(programs, baselines_of(programs, selection.profile), logs)
+    args.keep = False
+    results = compile_programs(args, plan, selection)
+    for each in programs:
+        for finding in findings_of(each, results[each.name]):
+            if finding.severity is Severity.ERROR:
+                raise CheckFailed(f"{finding.subject}: {finding.message}", remedy=finding.remedy)
+    extension.write([*figures_of(results).values()], {})
+    update(plan, results)
+
+
+def _require_fitting(args: argparse.Namespace, selection: Selection) -> None:
+    if args.and_soc and len(selection.socs) > 1:
         raise UsageError("--and-soc with several --soc", remedy="one --soc, and --and-soc for others")
     if args.verify == "none" and (args.and_soc or args.profile_run):
         flag = "--and-soc" if args.and_soc else "--profile-run"
@@ -214,11 +113,17 @@ def _writes_more(args: argparse.Namespace) -> bool:
     return any("dump" in name or name.endswith("_dir") for name in parse_assignments(args.option))
 
 
+def _whose(facts: Mapping[str, Any]) -> str:
+    compared = facts["compared"]
+    return f"{count(compared, 'sample')} held back" if compared else "made-up inputs"
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """One chip's context, compiled now or earlier."""
 
-    request: Request
+    args: argparse.Namespace
+    program: Program
     chips: tuple[str, ...]
     name: str
     facts: Mapping[str, Any]
@@ -226,35 +131,36 @@ class Compiled:
 
     @classmethod
     def of(
-        cls, request: Request, memo: Memo, chip: str, settings: Settings, scratch: Path, *, several: bool
+        cls,
+        args: argparse.Namespace,
+        program: Program,
+        memo: Memo,
+        settings: Settings,
+        scratch: Path,
+        name: str,
     ) -> Compiled:
-        args = request.args
-        name = f"{request.model.stem}{f'-{chip}' if several else ''}_ctx"
-        chips = tuple(dict.fromkeys([chip, *args.and_soc]))
+        chips = tuple(dict.fromkeys([program.soc, *args.and_soc]))
         options = parse_assignments(args.option)
-        key = request.key(
-            memo,
-            name=name,
-            chips=list(chips),
-            options=dict(options),
-            embed=args.embed,
-            profiled=args.profile_run,
-            verify=args.verify,
-            **{
-                "files of options": [memo.roots.name(str(path.absolute())) for path in files_of(options)],
-                # Relative paths in options begin there.
-                "working directory": memo.roots.name(str(search_path())),
-            },
-        )
+        inputs = {
+            **key(program, memo.roots, os.environ),
+            "name": name,
+            "chips": list(chips),
+            "options": dict(options),
+            "files of options": [memo.roots.name(str(path.absolute())) for path in files_of(options)],
+            "embed": args.embed,
+            "profiled": args.profile_run,
+            "verify": args.verify,
+        }
 
-        def work(step_of: Steps, logs: Path, folder: Path) -> dict[str, Any]:
-            return _compile(request, step_of, logs, folder, scratch, chips, settings, name)
+        def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
+            return _compile(args, program, step_of, log, folder, scratch, chips, settings, name)
 
-        facts, folder = remembered(args, memo, f"{request.args.model} for {chip}", key, work, scratch)
-        return cls(request, chips, name, facts, tuple(sorted(folder.iterdir())))
+        subject = f"{args.model} for {program.soc}"
+        facts, folder = remembered(args, memo, subject, inputs, work, scratch.parent)
+        return cls(args, program, chips, name, facts, tuple(sorted(folder.iterdir())))
 
     def say(self, written: list[Path]) -> None:
-        args, facts = self.request.args, self.facts
+        args, facts = self.args, self.facts
         for path in written:
             print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
         if figures := facts["for each"]:
@@ -263,14 +169,11 @@ class Compiled:
                 " each alone:"
             )
             print("".join(f"  {chip} {figure:.1f} dB SQNR\n" for chip, figure in figures.items()), end="")
-        looked, reply = facts["looked"], facts["reply"]
-        near = reply["near"]
-        whose = f"{count(looked['compared'], 'sample')} held back" if looked["compared"] else "made-up inputs"
-        result = f"{near['sqnr_db']:.1f} dB SQNR against float on {whose}" if near else "not run"
-        if near:
-            result = f"reload is bit-equal; {result}"
+        reply, result = facts["reply"], "not run"
+        if near := reply["near"]:
+            result = f"reload is bit-equal; {near['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}"
         nodes, build = count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
-        precision = self.request.precision
+        precision = self.program.run.precision
         print(f"{self.chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
         if precision == "fp16" and reply["half_floats"] is False:
             say(f"warning: {not_in_fp16(self.chips[0])}")
@@ -285,9 +188,10 @@ class Compiled:
 
 
 def _compile(
-    request: Request,
+    args: argparse.Namespace,
+    program: Program,
     step_of: Steps,
-    logs: Path,
+    log: Path,
     folder: Path,
     scratch: Path,
     chips: tuple[str, ...],
@@ -295,24 +199,15 @@ def _compile(
     name: str,
 ) -> dict[str, Any]:
     """Put the context and what belongs to it into the folder."""
-    args, log = request.args, logs / "compile.log"
-    looked = request.looked(step_of, logs, scratch)
-    ready = looked["model"]
-    if precision_named(request.precision).quantized:
-        ready = request.quantized(step_of, logs, scratch, looked)["model"]
-    what: dict[str, Any] = {
-        "model": ready,
-        "source": looked["model"],
+    order, facts = prepared(program, step_of, log, scratch, verify=args.verify == "emulator")
+    how = {
         "settings": settings.as_dict(),
         "path": str(folder / f"{name}.onnx"),
         "embed": args.embed,
-        "verify": args.verify == "emulator",
-        "into": str(scratch),
-        **request.common,
     }
     with step(f"compiling for {chips[0]}, running and reloading it"):
         profile = str(folder / f"{name}_profile.csv") if args.profile_run else ""
-        reply = step_of("compile", log, soc=chips[0], profile=profile, **what)
+        reply = order("compile", scratch, profile=profile, **how)
     if not reply["reload_equal"]:
         raise CheckFailed(
             f"{args.model}: the reloaded context gives other outputs than the session that compiled it",
@@ -323,54 +218,50 @@ def _compile(
         for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
             path.unlink()
         with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
-            figures = step_of("flexible", log, chips=list(chips), scratch=str(scratch), **what)["sqnr_db"]
-    return {"looked": looked, "reply": reply, "for each": figures}
+            figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
+    return {"compared": facts["compared"], "reply": reply, "for each": figures}
 
 
 def quantize_model(args: argparse.Namespace) -> int:
-    request = Request.of(args)
-    if not precision_named(request.precision).quantized:
-        raise UsageError(f"{request.precision} quantizes nothing", remedy="--precision u16u8, u8u8 …")
-    require_installed()
-    require_file(request.model)
-    name = f"{request.model.stem}-{request.precision}"
+    selection = selection_of(args)
+    if not precision_named(args.precision).quantized:
+        raise UsageError(f"{args.precision} quantizes nothing", remedy="--precision u16u8, u8u8 …")
+    program = program_of(args, args.precision, selection, with_options=False)
+    model, precision = Path(program.case.model), program.run.precision
+    name = f"{model.stem}-{precision}"
     with (
-        writing_into(args.output.absolute(), request.selection.store) as (scratch, publish),
-        memory(args, request.model, request.selection.store, "onnx-quantize") as memo,
+        writing_into(args.output.absolute(), selection.store) as (scratch, publish),
+        memory(args, model, selection.store, "onnx-quantize") as memo,
     ):
 
-        def work(step_of: Steps, logs: Path, folder: Path) -> dict[str, Any]:
-            looked = request.looked(step_of, logs, scratch)
-            reply = request.quantized(step_of, logs, scratch, looked, name)
-            for path in scratch.glob(f"{name}*"):
+        def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
+            _, facts = prepared(program, step_of, log, scratch, name=name)
+            for path in (scratch / "quantized").glob(f"{name}*"):
                 shutil.move(path, folder / path.name)
-            return {"looked": looked, "near": reply["near"], "packages": reply["packages"]}
+            return {each: facts[each] for each in ("compared", "inputs", "near", "packages")}
 
-        facts, folder = remembered(
-            args, memo, f"{args.model} in {request.precision}", request.key(memo), work, scratch
-        )
-        new = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
+        inputs = key(program, memo.roots, os.environ)
+        facts, folder = remembered(args, memo, f"{args.model} in {precision}", inputs, work, scratch)
+        files = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
         record = scratch / f"{name}.json"
-        replace_text(record, _record(request, new, facts))
-        for path in publish([*new, record]):
+        replace_text(record, _record(program, files, facts))
+        for path in publish([*files, record]):
             print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
-    compared = facts["looked"]["compared"]
-    whose = f"{count(compared, 'sample')} held back" if compared else "made-up inputs"
     print(
-        f"{request.precision}: {facts['near']['sqnr_db']:.1f} dB SQNR against float on {whose}, both by ONNX"
+        f"{precision}: {facts['near']['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}, both by ONNX"
         " Runtime on the CPU"
     )
     return 0
 
 
-def _record(request: Request, files: list[Path], facts: Mapping[str, Any]) -> str:
+def _record(program: Program, files: list[Path], facts: Mapping[str, Any]) -> str:
     document = {
         "schema": 1,
-        "model": request.model.name,
+        "model": Path(program.case.model).name,
         "files": {path.name: hash_file(path) for path in files},
-        "precision": request.precision,
+        "precision": program.run.precision,
         "stack": facts["packages"],
-        "inputs": facts["looked"]["inputs"],
+        "inputs": facts["inputs"],
         "accuracy": facts["near"],
     }
     return json.dumps(document, indent=2) + "\n"

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from ci.engine.workers.child import quiet
+from ci.engine.workers.child import quiet, size_of, text_since
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import simplify_gathers
 from ci.onnx.options import Settings
@@ -163,7 +163,7 @@ def _compiled(
     log: Path | None,
     cpu: bool,
 ) -> tuple[Any, Audit, dict[str, int] | None]:
-    before = log.stat().st_size if log else 0
+    before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
     provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
@@ -270,13 +270,10 @@ def _provider_options(
 
 
 def _traffic(log: Path, start: int) -> dict[str, int] | None:
-    with log.open("rb") as stream:
-        stream.seek(start)
-        text = stream.read().decode("utf-8", "replace")
     lines = [
-        said for line in COLOUR.sub("", text).splitlines() if (said := line.rpartition(PREFIX)[2].strip())
+        line.rpartition(PREFIX)[2].strip() for line in COLOUR.sub("", text_since(log, start)).splitlines()
     ]
-    graphs = traffic("\n".join(lines) + "\n")
+    graphs = traffic("\n".join(filter(None, lines)) + "\n")
     return sum(graphs, Traffic()).as_json() if graphs else None
 
 

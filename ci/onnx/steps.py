@@ -16,7 +16,6 @@ from ci.onnx.context import Record, nodes_beside_context, read_context, record_p
 from ci.onnx.flexible import write_flexible
 from ci.onnx.graph import (
     Problem,
-    Signature,
     external_files,
     fix_dimensions,
     is_context,
@@ -47,8 +46,6 @@ EXPECTED = "expected.npz"
 REFERENCE = "reference.npz"
 OPSET = 20
 DRAWN = 5
-COMPARED = 2
-"""How many samples `onnx compile` keeps to compare."""
 SHOWN = 5
 """How many problems of a model its message names; `audit` names all."""
 
@@ -64,7 +61,7 @@ class NotCompilable(CheckFailed):
         self.problems = tuple(problems)
 
 
-def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int], into: Path) -> Path:
+def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
     """Refuse what cannot be compiled; returns the model with its named dimensions fixed."""
     graph = load_graph(model)
     if is_context(graph):
@@ -76,8 +73,6 @@ def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int]
         fix_dimensions(graph, dimensions)
     if problems := problems_of(graph):
         raise NotCompilable(model, problems)
-    if precision is not None:
-        _require_precision(model, precision, {node.op_type for node in graph.graph.node})
     return _with_dimensions(model, dimensions, into) if dimensions else model
 
 
@@ -108,20 +103,6 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
         )
 
 
-def quantize(
-    model: Path,
-    samples: Sequence[Sample],
-    precision: Precision,
-    into: Path,
-    *,
-    per_channel: bool,
-    name: str = "model_qdq",
-) -> Path:
-    if precision.quantized:
-        return provider.quantized(model, samples, precision, into, per_channel=per_channel, name=name)
-    return model
-
-
 @dataclass(frozen=True, slots=True)
 class Written:
     """A compiled model in its folder, with how it was judged."""
@@ -142,25 +123,23 @@ class Written:
 
 
 def write_context(
-    model: Path,
-    source: str,
-    precision: Precision,
+    order: Mapping[str, Any],
     soc_name: str,
     settings: Settings,
-    samples: Sequence[Sample],
-    expected: Sequence[Sample],
-    reference: Sequence[Sample],
     path: Path,
     *,
     embed: bool,
-    log: Path | None,
+    most: int | None = None,
+    log: Path | None = None,
     profile: Path | None = None,
-    non_finite: bool = False,
 ) -> Written:
-    """Compile to `path`, run, reload and run again, and compare the result with the request.
+    """Compile the quantized model to `path`, run, reload and run again, and compare the result with the
+    request.
 
-    The traffic is read from `log`."""
-    soc = soc_named(soc_name)
+    At most `most` inferences are compared. The traffic is read from `log`."""
+    model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
+    precision = precision_named(_run(order).precision)
+    samples, expected, reference = (each[:most] for each in _inferences(order))
     compiled = provider.compiled(model, precision, soc, settings, path, samples, embed=embed, log=log)
     if outside := nodes_beside_context(path):
         raise CheckFailed(
@@ -184,11 +163,12 @@ def write_context(
         precision=precision.name,
         build_id=build,
         packages=provider.packages(),
-        source=source,
+        source=source_digest(source),
         settings=settings.as_dict(),
     )
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
+    non_finite = _case(order).non_finite
     return Written(
         record=record,
         audit=compiled.audit,
@@ -201,98 +181,117 @@ def write_context(
     )
 
 
-# Orders of the command line
+def _inferences(order: Mapping[str, Any]) -> Iterator[list[Sample]]:
+    """The inputs to compare on, the float model's outputs, and the quantized model's on the CPU."""
+    prepared, quantized = Path(order["prepared"]), Path(order["quantized"])
+    for path in (prepared / SAMPLES, prepared / EXPECTED, quantized / REFERENCE):
+        yield saved(path) if path.is_file() else []
 
 
-def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
-    into = Path(order["into"])
-    precision = precision_named(order["precision"])
-    model = look(Path(order["model"]), precision, order["dimensions"], into)
-    signature = signature_of(load_graph(model))
-    samples = _calibration(order, order["calibrate"], signature)
-    if precision.quantized and not samples:
-        raise UsageError(
-            f"{precision.name} needs calibration data",
-            remedy="--calibrate DIR with .npy or .npz files, or --precision fp16",
-        )
-    return {
+# Orders: a model is prepared, then quantized, then whatever a stage or a command wants of it.
+
+
+def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Export or check the model, and save inputs and the float model's outputs beside it.
+
+    With `drawn`, a model without samples is calibrated by drawn ones; without `verify`, none are compared."""
+    case, into, search_path = _case(order), Path(order["into"]), Path(order["search_path"])
+    notes: list[list[str]] = []
+    constant: list[str] = []
+    if case.factory:
+        count = max(run.calibration for run in case.runs)
+        model, samples, calibration, notes = _exported(case, search_path, into, count)
+        signature = signature_of(load_graph(model))
+    else:
+        model = look(search_path / case.model, case.dimensions, into)
+        signature = signature_of(load_graph(model))
+        every = calibration_samples(case.calibrate, signature, search_path) if case.calibrate else []
+        samples, calibration = divided(every, case.inferences)
+        constant = constant_inputs(every)
+    facts = {
         "model": str(model),
-        "samples": len(divided(samples, COMPARED)[1]),
-        "compared": len(divided(samples, COMPARED)[0]),
-        "constant": constant_inputs(samples),
         "inputs": [str(tensor) for tensor in signature.inputs],
-        "outputs": [str(tensor) for tensor in signature.outputs],
+        "compared": len(samples),
+        "samples": len(calibration),
+        "constant": constant,
+        "notes": notes,
     }
+    if order.get("drawn"):
+        calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]
+    samples = (samples or [drawn(signature)]) if order.get("verify", True) else []
+    save(into / SAMPLES, samples)
+    save(into / CALIBRATION, calibration)
+    save(into / EXPECTED, provider.on_cpu(model, samples))
+    return facts
+
+
+def _exported(
+    case: Case, search_path: Path, into: Path, count: int
+) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
+    from ci.suites.factory import CALIBRATION_SEED
+
+    assert case.factory is not None
+    model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
+    names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
+
+    def sample(seed: int) -> Sample:
+        return dict(zip(names, (each.numpy() for each in loaded.sample(seed)), strict=True))
+
+    samples = [sample(seed) for seed in range(case.inferences)]
+    calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
+    return model, samples, calibration, [list(note) for note in loaded.notes]
 
 
 def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
-    model, into = Path(order["model"]), Path(order["into"])
-    signature = signature_of(load_graph(model))
-    compared, calibration = divided(_calibration(order, order["calibrate"], signature), COMPARED)
-    precision, name = precision_named(order["precision"]), order["name"]
-    quantized = quantize(model, calibration, precision, into, per_channel=order["per_channel"], name=name)
-    near: Mapping[str, float] = {}
-    if order["compare"]:
-        samples = compared or [drawn(signature)]
-        near = _near(provider.on_cpu(model, samples), [], provider.on_cpu(quantized, samples), False)
-    return {"model": str(quantized), "near": dict(near), "packages": provider.packages()}
+    """The prepared model in a run's precision, with its outputs on the CPU.
+
+    With `name`, which a user's file gets, the outputs are compared with the float model's."""
+    run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
+    model, precision = Path(order["model"]), precision_named(run.precision)
+    _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
+    if not precision.quantized:
+        return {"model": str(model), "calibrated_by": 0}
+    calibration = saved(prepared / CALIBRATION)[: run.calibration]
+    if not calibration:
+        raise UsageError(
+            f"{precision.name} needs calibration data",
+            remedy="calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16",
+        )
+    name = order.get("name")
+    quantized = provider.quantized(
+        model, calibration, precision, into, per_channel=run.per_channel, name=name or "model_qdq"
+    )
+    outputs = provider.on_cpu(quantized, saved(prepared / SAMPLES))
+    save(into / REFERENCE, outputs)
+    return {
+        "model": str(quantized),
+        "calibrated_by": len(calibration),
+        "near": _near(saved(prepared / EXPECTED), [], outputs, False) if name else {},
+        "packages": provider.packages(),
+    }
 
 
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
-    model, source = Path(order["model"]), Path(order["source"])
-    precision = precision_named(order["precision"])
-    signature = signature_of(load_graph(source))
-    samples: list[Sample] = []
-    if order["verify"]:
-        samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0]
-        samples = samples or [drawn(signature)]
-    expected = provider.on_cpu(source, samples)
-    reference = provider.on_cpu(model, samples) if precision.quantized else []
+    """One context, with the user's options and in the form that the user wants."""
+    profile = Path(order["profile"]) if order["profile"] else None
+    settings, path, log = Settings(**order["settings"]), Path(order["path"]), Path(order["log"])
     written = write_context(
-        model,
-        source_digest(source),
-        precision,
-        order["soc"],
-        Settings(**order["settings"]),
-        samples,
-        expected,
-        reference,
-        Path(order["path"]),
-        embed=order["embed"],
-        log=Path(order["log"]),
-        profile=Path(order["profile"]) if order["profile"] else None,
+        order, order["soc"], settings, path, embed=order["embed"], log=log, profile=profile
     )
     return _as_reply(written)
 
 
 def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the output of `order_compile` for the first chip by one context for all chips."""
-    model, source, scratch = Path(order["model"]), Path(order["source"]), Path(order["scratch"])
-    precision, settings = precision_named(order["precision"]), Settings(**order["settings"])
-    signature = signature_of(load_graph(source))
-    samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0] or [drawn(signature)]
-    expected = provider.on_cpu(source, samples)
-    reference = provider.on_cpu(model, samples) if precision.quantized else []
+    settings, path = Settings(**order["settings"]), Path(order["path"])
     near = {}
     for chip in order["chips"]:
-        written = write_context(
-            model,
-            source_digest(source),
-            precision,
-            chip,
-            settings,
-            samples,
-            expected,
-            reference,
-            _new_folder(scratch / chip) / "model_ctx.onnx",
-            embed=False,
-            log=None,
-        )
+        folder = Path(order["into"]) / chip
+        folder.mkdir()
+        written = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
         near[chip] = written.near["sqnr_db"]
-    path = Path(order["path"])
-    files = write_flexible(
-        model, precision, order["chips"], settings, installed_build(), path, embed=order["embed"]
-    )
+    model, precision, build = Path(order["model"]), precision_named(_run(order).precision), installed_build()
+    files = write_flexible(model, precision, order["chips"], settings, build, path, embed=order["embed"])
     record = replace(
         written.record,
         model=path.name,
@@ -303,11 +302,6 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
     )
     record.write(record_path(path))
     return {"sqnr_db": near}
-
-
-def _new_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
 
 
 def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,92 +324,23 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"build_id": installed_build()}
 
 
-# Orders of the suite
-
-
-def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Export or copy the model, and save inputs and the float model's outputs beside it."""
-    case, into, search_path = _case(order), Path(order["into"]), Path(order["search_path"])
-    notes: list[list[str]] = []
-    if case.factory:
-        count = max(run.calibration for run in case.runs)
-        model, samples, calibration, notes = _exported(case, search_path, into, count)
-    else:
-        model = look(search_path / case.model, None, case.dimensions, into)
-        signature = signature_of(load_graph(model))
-        samples, calibration = divided(_calibration(order, case.calibrate, signature), case.inferences)
-    made_up = not samples
-    signature = signature_of(load_graph(model))
-    samples = samples or [drawn(signature)]
-    if order.get("drawn"):
-        calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]
-    save(into / SAMPLES, samples)
-    save(into / CALIBRATION, calibration)
-    save(into / EXPECTED, provider.on_cpu(model, samples))
-    source = source_digest(model)
-    return {"model": str(model), "source": source, "made_up_inputs": made_up, "notes": notes}
-
-
-def _exported(
-    case: Case, search_path: Path, into: Path, count: int
-) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
-    from ci.suites.factory import CALIBRATION_SEED
-
-    assert case.factory is not None
-    model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
-    names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
-
-    def sample(seed: int) -> Sample:
-        return dict(zip(names, (each.numpy() for each in loaded.sample(seed)), strict=True))
-
-    samples = [sample(seed) for seed in range(case.inferences)]
-    calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
-    return model, samples, calibration, [list(note) for note in loaded.notes]
-
-
-def order_quantize_run(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The prepared model in a run's precision, with its outputs on the CPU."""
-    run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
-    precision = precision_named(run.precision)
-    model = look(Path(order["model"]), precision, {}, into)
-    calibration = saved(prepared / CALIBRATION)[: run.calibration] if precision.quantized else []
-    quantized = quantize(model, calibration, precision, into, per_channel=run.per_channel)
-    if precision.quantized:
-        save(into / REFERENCE, provider.on_cpu(quantized, saved(prepared / SAMPLES)))
-    return {"model": str(quantized), "calibrated_by": len(calibration)}
-
-
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
     """One chip: the context beside the .onnx and the embedded one, both reloaded.
 
     Both have the same graph, so costs and accuracy are measured once, and the embedded one's outputs are
     compared with the other's."""
-    run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
-    precision = precision_named(run.precision)
-    samples, expected = saved(prepared / SAMPLES), saved(prepared / EXPECTED)
-    reference = saved(Path(order["variant"]) / REFERENCE) if precision.quantized else []
+    run, into = _run(order), Path(order["into"])
 
-    def write(form: str, count: int, *, log: Path | None = None, profile: Path | None = None) -> Written:
+    def write(form: str, **more: Any) -> Written:
         (into / form).mkdir(parents=True)
+        path = into / form / "model_ctx.onnx"
         return write_context(
-            Path(order["model"]),
-            order["source"],
-            precision,
-            order["soc"],
-            run.settings(order["soc"]),
-            samples[:count],
-            expected[:count],
-            reference[:count],
-            into / form / "model_ctx.onnx",
-            embed=form == "embedded",
-            log=log,
-            profile=profile,
-            non_finite=_case(order).non_finite,
+            order, order["soc"], run.settings(order["soc"]), path, embed=form == "embedded", **more
         )
 
     profile = into / "beside" / "profile.csv" if run.profiling else None
-    beside = write("beside", len(samples), log=Path(order["log"]), profile=profile)
-    embedded = write("embedded", 1)
+    beside = write("beside", log=Path(order["log"]), profile=profile)
+    embedded = write("embedded", most=1)
     size = sum((into / "beside" / file).stat().st_size for file in beside.record.files)
     return {
         "beside": {**_as_reply(beside), "bytes": size},
@@ -491,22 +416,15 @@ def _run(order: Mapping[str, Any]) -> Run:
 
 
 ORDERS = {
-    "look": order_look,
+    "prepare": order_prepare,
     "quantize": order_quantize,
     "compile": order_compile,
     "flexible": order_flexible,
-    "run": order_run,
-    "prepare": order_prepare,
-    "quantize_run": order_quantize_run,
     "case": order_case,
     "mixed": order_mixed,
     "diverge": order_diverge,
+    "run": order_run,
 }
-
-
-def _calibration(order: Mapping[str, Any], source: str, signature: Signature) -> list[Sample]:
-    """None if there is no data."""
-    return calibration_samples(source, signature, Path(order["search_path"])) if source else []
 
 
 def _as_reply(written: Written) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 from ci.onnx.options import Settings, settings_of
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, AnySuite, Dotted, Scalar, Suites, Word
 from ci.suites.precision import PRECISIONS, precision_named
-from provisioning.base.documents import load
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
@@ -97,9 +96,6 @@ class Program(AnyProgram[Case, Run]):
         return self.search_path / name
 
 
-def load_suite(path: Path) -> Suite:
-    return load(path, Suite)
-
-
-SUITES = Suites("test_onnx", SHIPPED, Program, lambda path: load_suite(path).cases, load_suite)
-programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose
+SUITES = Suites("test_onnx", SHIPPED, Program, Suite)
+load_suite, programs_of = SUITES.load, SUITES.programs_of
+all_programs, choose = SUITES.all_programs, SUITES.choose

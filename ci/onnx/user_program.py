@@ -1,21 +1,23 @@
-"""MODEL of a command line as a program like those of a suite, prepared by one worker."""
+"""MODEL of a command line as a program like those of a suite: prepared by one worker, and remembered."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ci.onnx.asking import Steps, dimensions_of, precision_of, search_path, step
-from ci.onnx.compile import key, require_installed
-from ci.onnx.one_model import memory, remembered
+from ci.engine.memo import Entry, Memo, roots_of
+from ci.onnx.asking import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step, steps
+from ci.onnx.compile import Refused, key, require_installed
 from ci.onnx.options import parse_assignments, settings_of
+from ci.onnx.samples import MOST
 from ci.onnx.suite import Case, Program, Run
+from ci.suites.precision import precision_named
 from ci.suites.user_model import user_model
 from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
@@ -24,45 +26,101 @@ SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
 Order = Callable[..., dict[str, Any]]
 
 
-def program_of(args: argparse.Namespace, precision: str | None, selection: Selection) -> Program:
-    require_installed()
+def program_of(
+    args: argparse.Namespace,
+    precision: str | None,
+    selection: Selection,
+    *,
+    with_options: bool = True,
+) -> Program:
+    """The program for the selection's first chip, with or without the command line's --option."""
+    options = parse_assignments(args.option) if with_options else {}
+    for chip in selection.socs:
+        # Before the suite's own check, whose message would name a field.
+        settings_of(options, soc=soc_named(chip), embed=True)
     named = user_model(args.model, search_path())
     assert named.file is not None
-    options = parse_assignments(args.option)
-    # Before the suite's own check, whose message would name a field.
-    settings_of(options, soc=soc_named(selection.soc), embed=True)
+    dimensions = dimensions_of(args.dimension)
+    require_installed()
     run = Run(
         precision=precision_of(named.file, precision),
         socs=(selection.soc,),
         per_channel=args.per_channel,
+        calibration=MOST,
         options=dict(options),
     )
-    case = Case(
-        model=str(named.file),
-        dimensions=dimensions_of(args.dimension),
-        calibrate=args.calibrate or "",
-        run=(run,),
-    )
+    case = Case(model=str(named.file), dimensions=dimensions, calibrate=args.calibrate or "", run=(run,))
     return Program(search_path() / "no-suite.toml", named.name, case, run, selection.soc)
 
 
-def prepared(program: Program, steps_of: Steps, log: Path, scratch: Path) -> Order:
-    """Have the model checked and quantized. Returns what takes further orders about it."""
+def prepared(
+    program: Program, steps_of: Steps, log: Path, scratch: Path, *, name: str = "", **more: Any
+) -> tuple[Order, dict[str, Any]]:
+    """Have the model checked and quantized. Returns what takes further orders about it, and the facts.
+
+    `more` is for the first step; with `name`, the quantized model is a file of the user's."""
+    precision = program.run.precision
     common = {
-        "case": json.loads(program.case.model_dump_json(by_alias=True)),
-        "run": json.loads(program.run.model_dump_json()),
-        "soc": program.soc,
-        "search_path": str(program.search_path),
+        **program.order,
         "prepared": str(scratch / "prepared"),
+        "quantized": str(scratch / "quantized"),
     }
 
     def order(what: str, folder: Path, **more: Any) -> dict[str, Any]:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         return steps_of(what, log, into=str(folder), **common, **more)
 
-    common["source"] = common["model"] = order("prepare", scratch / "prepared", drawn=True)["model"]
-    common["model"] = order("quantize_run", scratch / "quantized")["model"]
-    return order
+    with step(f"checking {program.case.model}"):
+        facts = order("prepare", scratch / "prepared", **more)
+    for constant in facts["constant"]:
+        say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
+    common["source"] = common["model"] = facts["model"]
+    quantizing = step(f"quantizing to {precision} by {facts['samples'] or 'drawn'} samples")
+    with quantizing if precision_named(precision).quantized else nullcontext():
+        facts |= order("quantize", scratch / "quantized", name=name)
+    common["model"] = facts["model"]
+    return order, facts
+
+
+@contextmanager
+def memory(
+    args: argparse.Namespace, model: Path, store: Path, kind: str, *, reuse: bool = True
+) -> Iterator[Memo]:
+    memo = Memo(store, kind, roots_of(model, store), reuse=reuse and not args.no_cache)
+    try:
+        yield memo
+    finally:
+        memo.close()
+
+
+def remembered(
+    args: argparse.Namespace,
+    memo: Memo,
+    subject: str,
+    key: Mapping[str, Any],
+    work: Callable[[Steps, Path, Path], dict[str, Any]],
+    own: Path,
+) -> tuple[Mapping[str, Any], Path]:
+    """The facts and the folder of a result, remembered or of `work` done now."""
+    found = memo.find(subject, key)
+    if isinstance(found, Entry):
+        assert found.folder is not None
+        say(f"{subject} is cached")
+        return found.result, found.folder
+    if args.why:
+        say(f"{subject}: {found.why}")
+    folder = memo.scratch()
+    with logs_folder() as logs, steps(logs, args.timeout, forks=True) as step_of:
+        try:
+            facts = work(step_of, logs / "compile.log", folder)
+        except Refused:
+            memo.forget(key)
+            raise
+        done = memo.remember(subject, key, facts, step_of.touched, folder, step_of.common, (own, logs))
+    if done.not_remembered:
+        say(f"{subject} is not remembered: {done.not_remembered}")
+    assert done.folder is not None
+    return done.result, done.folder
 
 
 def mixed(args: argparse.Namespace, program: Program, store: Path) -> tuple[Mapping[str, Any], Path]:
@@ -74,12 +132,11 @@ def mixed(args: argparse.Namespace, program: Program, store: Path) -> tuple[Mapp
     ):
         scratch = Path(temporary)
 
-        def work(steps_of: Steps, logs: Path, folder: Path) -> dict[str, Any]:
+        def work(steps_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
+            order, _ = prepared(program, steps_of, log, scratch, drawn=True)
             with step(f"compiling {subject}"):
-                order = prepared(program, steps_of, logs / "compile.log", scratch)
                 facts = order("mixed", folder)
-                shutil.copyfile(scratch / "prepared" / SAMPLES, folder / SAMPLES)
+            shutil.copyfile(scratch / "prepared" / SAMPLES, folder / SAMPLES)
             return facts
 
-        known = key(program, memo.roots, os.environ)
-        return remembered(args, memo, subject, known, work, scratch)
+        return remembered(args, memo, subject, key(program, memo.roots, os.environ), work, scratch)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import Bar, badge, bars, element
+from ci.report.values import Row, entries, mapping, number
 from provisioning.base.findings import Metric, Report
 from provisioning.base.units import size
 
@@ -23,20 +24,20 @@ COSTS = {
 def comparison_section(reports: Sequence[Report]) -> Element | None:
     """None if builds were not compared."""
     report = next((each for each in reports if each.stage == STAGE), None)
-    programs = _mapping(report.metrics.get("comparison")) if report else {}
+    programs = mapping(report.metrics.get("comparison")) if report else {}
     if report is None or not programs:
         return None
     base = str(report.metrics.get("base"))
     section = element("section", element("h2", f"What changes beside {_title(base)}"), id="builds")
     order = _words(report.metrics.get("order")) or [base]
-    verdicts = _mapping(report.metrics.get("verdicts"))
+    verdicts = mapping(report.metrics.get("verdicts"))
     for build, counts in sorted(verdicts.items(), key=lambda each: _place(each[0], order)):
-        words = ", ".join(f"{_mapping(counts).get(verdict, 0)} {verdict}" for verdict in ORDER)
+        words = ", ".join(f"{mapping(counts).get(verdict, 0)} {verdict}" for verdict in ORDER)
         section.append(element("p", f"{_title(build)}: {words}", class_="soft"))
     rows = {
         name: {
-            build: _mapping(_mapping(row)[build])
-            for build in sorted(_mapping(row), key=lambda build: _place(build, order))
+            build: mapping(mapping(row)[build])
+            for build in sorted(mapping(row), key=lambda build: _place(build, order))
         }
         for name, row in programs.items()
     }
@@ -45,7 +46,7 @@ def comparison_section(reports: Sequence[Report]) -> Element | None:
     return section
 
 
-def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -> Element:
+def _program(name: str, builds: Mapping[str, Row], base: str) -> Element:
     worst = _worst(builds)
     summary = element("summary", _judgement(worst), f" {name}")
     whole = element("details", summary, class_="program", **({"open": "open"} if worst == "worse" else {}))
@@ -63,9 +64,7 @@ def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -
     return whole
 
 
-def _bars_of(
-    builds: Mapping[str, Mapping[str, Metric]], base: str, group: str, key: str, unit: str
-) -> Iterator[Bar]:
+def _bars_of(builds: Mapping[str, Row], base: str, group: str, key: str, unit: str) -> Iterator[Bar]:
     """One bar for each build; the mark is the first build's value."""
     mark = _number(builds[base], group, key)
     for build, row in builds.items():
@@ -89,19 +88,14 @@ def _judgement(verdict: str) -> Element:
     return found
 
 
-def _worst(builds: Mapping[str, Mapping[str, Metric]]) -> str:
+def _worst(builds: Mapping[str, Row]) -> str:
     judgements = {row.get("judgement") for row in builds.values()}
     return next((verdict for verdict in ORDER if verdict in judgements), "same")
 
 
-def _number(row: Mapping[str, Metric], group: str, key: str) -> float | None:
-    value = _mapping(row.get(group)).get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _number(row: Row, group: str, key: str) -> float | None:
+    return number(mapping(row.get(group)), key)
 
 
 def _words(value: Metric) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, list) else []
-
-
-def _mapping(value: Metric) -> Mapping[str, Metric]:
-    return value if isinstance(value, dict) else {}
+    return [str(each) for each in entries(value)]

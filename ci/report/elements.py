@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from provisioning.base.rendering.text import one_line, visible
+from provisioning.base.rendering.text import one_line, plural, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +42,40 @@ def badge(word: str, symbol: str = "") -> Element:
     return element("span", f"{symbol} {word}".strip(), class_=f"badge {word.replace(' ', '-')}")
 
 
+def tick(good: bool) -> Element:
+    return badge("pass", "✓") if good else badge("fail", "✗")
+
+
+def verdicts(count: int, bad: int) -> Element:
+    """How many programs there are, and how many failed."""
+    summary = f"{plural(count, 'program')}, {f'{bad} failed' if bad else 'all passed'}"
+    return element("p", summary, class_="soft")
+
+
 def table(
+    identity: str,
+    caption: str,
+    heads: Sequence[Element],
+    rows: Iterable[Element],
+    kind: str = "stack",
+) -> Element:
+    inside = (element("caption", caption), element("thead", *heads), element("tbody", *rows))
+    return element("div", element("table", *inside, id=identity, class_=kind), class_="scroll")
+
+
+def sortable(
     identity: str, caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Element]
 ) -> Element:
+    """A table whose columns, of a name and a class each, can be sorted."""
     head = element("tr", *(element("th", name, scope="col", **_class(kind)) for name, kind in columns))
-    table = element(
-        "table",
-        element("caption", caption),
-        element("thead", head),
-        element("tbody", *rows),
-        id=identity,
-        class_="sortable stack",
-    )
-    return element("div", table, class_="scroll")
+    return table(identity, caption, [head], rows, "sortable stack")
 
 
 def _class(kind: str) -> dict[str, str]:
     return {"class_": kind} if kind else {}
 
 
-def number(text: str, key: float, label: str) -> Element:
+def number_cell(text: str, key: float, label: str) -> Element:
     return element("td", text, class_="number", data_key=f"{key:.6f}", data_label=label)
 
 
@@ -113,15 +127,21 @@ def _longest(bar: Bar) -> float:
 
 
 def _bar(bar: Bar, longest: float) -> Element:
-    whole = longest * 1.05
-    picture = element(
-        "svg", class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", role="img", aria_label=bar.text
-    )
-    length = max(0.5, 100 * max(bar.value, 0) / whole)
-    picture.append(element("rect", width=f"{length:.2f}", height="8", class_="good" if bar.good else "bad"))
-    if bar.mark is not None:
-        place = f"{max(0.0, 100 * bar.mark / whole):.2f}"
-        picture.append(element("rect", x=place, width="0.6", height="8", class_="mark"))
+    picture = drawn_bar(bar.text, bar.value, longest, "good" if bar.good else "bad", [(bar.mark, 0.6)])
     return element(
         "div", element("span", bar.name), picture, element("span", bar.text, class_="figure"), class_="row"
     )
+
+
+def drawn_bar(
+    label: str, value: float, longest: float, kind: str, marks: Sequence[tuple[float | None, float]] = ()
+) -> Element:
+    """A bar beside one that is as long as `longest`, with marks of a value and a width each."""
+    picture, unit = drawing("bar", label), 100 / (longest * 1.05)
+    length = max(0.5, unit * max(value, 0))
+    picture.append(element("rect", width=f"{length:.2f}", height="20", class_=kind))
+    for place, width in marks:
+        if place is not None:
+            x = f"{max(0.0, unit * place):.2f}"
+            picture.append(element("rect", x=x, width=f"{width:g}", height="20", class_="mark"))
+    return picture

@@ -1,21 +1,16 @@
-"""One self-contained HTML page of all reports.
-
-It is a tree of elements, so no text of a report can become markup. Style and script are inlined, and the
-page's policy allows nothing else to load or run.
-"""
+"""The page of all reports."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
 from ci.report.comparison import comparison_section
-from ci.report.elements import badge, element, file_link, number, path, short, table
+from ci.report.elements import badge, element, file_link, number_cell, path, short, sortable
 from ci.report.lanes import lanes_section
+from ci.report.page import asset, page_of
 from ci.report.profiles import profiles_section
 from ci.report.programs import collected, programs_section
 from provisioning.base.findings import Artifact, Finding, Report, Severity
@@ -54,16 +49,6 @@ SYMBOLS: dict[Verdict, str] = {
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     """The page. It links to files below `folder`, where it is written."""
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
-    policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", f"{worst(reports).value.upper()}: {headline(reports)}"),
-        element("style", style),
-    )
     main = element("main", _verdict(reports, folder), _stages(reports, folder))
     for section in (
         programs_section(reports),
@@ -76,17 +61,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     ):
         if section is not None:
             main.append(section)
-    body = element("body", main, element("script", script))
-    page = element("html", head, body, lang="en")
-    return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
-
-
-def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return page_of(f"{worst(reports).value.upper()}: {headline(reports)}", main, script=asset("page.js"))
 
 
 def _when(started: str) -> str:
@@ -174,11 +149,12 @@ def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
             short(report.target, "target"),
             short(_clock(report.started), "began"),
             element("td", summary_of(report), *_logs(report, folder, "log")),
-            number(duration(report), report.seconds, "time"),
+            number_cell(duration(report), report.seconds, "time"),
         )
         for report in reports
     ]
-    return element("section", element("h2", "Stages"), table("stages", "What ran, in order", columns, rows))
+    shown = sortable("stages", "What ran, in order", columns, rows)
+    return element("section", element("h2", "Stages"), shown)
 
 
 def _findings(reports: Sequence[Report]) -> Element | None:
@@ -197,7 +173,7 @@ def _findings(reports: Sequence[Report]) -> Element | None:
         "section",
         element("h2", "Findings"),
         _filters(reports),
-        table("findings", caption, columns, rows),
+        sortable("findings", caption, columns, rows),
     )
 
 
@@ -256,7 +232,7 @@ def _artifacts(reports: Sequence[Report], folder: Path | None) -> Element | None
             element("th", artifact.kind, scope="row"),
             short(report.stage, "stage"),
             element("td", _file(artifact.path, folder), class_="subject"),
-            number(size(artifact.size), artifact.size, "size"),
+            number_cell(size(artifact.size), artifact.size, "size"),
             element("td", element("code", artifact.sha256)),
         )
         for report, artifact in every
@@ -265,7 +241,7 @@ def _artifacts(reports: Sequence[Report], folder: Path | None) -> Element | None
     whole = element(
         "details",
         element("summary", summary),
-        table("artifacts", "Files that the stages wrote", columns, rows),
+        sortable("artifacts", "Files that the stages wrote", columns, rows),
     )
     if len(rows) <= SHOWN_ARTIFACTS:
         whole.set("open", "open")

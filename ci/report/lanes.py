@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from ci.report.elements import badge, element, number, table
+from ci.report.elements import element, number_cell, sortable, table, tick, verdicts
 from ci.report.trends import glance
-from provisioning.base.findings import Metric, Report
+from ci.report.values import Row, mapping, number, passed, rows_of
+from provisioning.base.findings import Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import size
 
 STAGE = "test_onnx"
-
-Row = Mapping[str, Metric]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,10 @@ class Figure:
     """The format of the number; empty for bytes."""
 
     def cell(self, figures: Row, label: str) -> Element:
-        value = figures.get(self.key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return number("–", -1, label)
-        return number(format(value, self.form) if self.form else size(int(value)), value, label)
+        value = number(figures, self.key)
+        if value is None:
+            return number_cell("–", -1, label)
+        return number_cell(format(value, self.form) if self.form else size(int(value)), value, label)
 
 
 SQNR, COSINE = Figure("sqnr_db", "SQNR dB", ".1f"), Figure("cosine", "Cosine", ".6f")
@@ -38,29 +37,22 @@ COSTS = (Figure("size", "Size"), Figure("ddr_read", "DDR read"), Figure("ddr_wri
 def lanes_section(reports: Sequence[Report]) -> Element | None:
     """None if ONNX Runtime's stage did not run."""
     programs = {
-        name: _mapping(row)
+        name: row
         for report in reports
         if report.stage == STAGE
-        for name, row in _mapping(report.metrics.get("programs")).items()
+        for name, row in rows_of(report, "programs").items()
     }
     if not programs:
         return None
-    bad = sum(row.get("verdict") != "pass" for row in programs.values())
-    summary = (
-        f"{plural(len(programs), 'program')}, {bad} failed"
-        if bad
-        else f"{plural(len(programs), 'program')}, all passed"
-    )
-    section = element(
-        "section", element("h2", "ONNX Runtime"), element("p", summary, class_="soft"), id="onnx"
-    )
+    bad = sum(not passed(row) for row in programs.values())
+    section = element("section", element("h2", "ONNX Runtime"), verdicts(len(programs), bad), id="onnx")
     pairs = {name: row for name, row in programs.items() if _lane(row, "executorch")}
     if pairs:
         section.extend([element("h3", "Beside ExecuTorch"), _beside(pairs)])
     section.extend([element("h3", "Every program"), _every(programs)])
-    ordered = sorted(programs.items(), key=lambda item: item[1].get("verdict") == "pass")
-    if (table := glance("onnx-glance", [(name, "", [row]) for name, row in ordered])) is not None:
-        section.append(table)
+    ordered = sorted(programs.items(), key=lambda item: passed(item[1]))
+    if (shown := glance("onnx-glance", [(name, "", [row]) for name, row in ordered])) is not None:
+        section.append(shown)
     return section
 
 
@@ -93,38 +85,24 @@ def _beside(pairs: Mapping[str, Row]) -> Element:
         )
         for name, row in pairs.items()
     ]
-    table = element(
-        "table",
-        element("caption", caption),
-        element("thead", first, second),
-        element("tbody", *body),
-        id="lanes",
-        class_="stack",
-    )
-    return element("div", table, class_="scroll")
+    return table("lanes", caption, [first, second], body)
 
 
 def _every(programs: Mapping[str, Row]) -> Element:
     figures = (SQNR, COSINE, *COSTS)
     columns = [("Program", ""), ("Verdict", ""), *((each.name, "number") for each in figures)]
     rows = []
-    for name, row in sorted(programs.items(), key=lambda item: item[1].get("verdict") == "pass"):
-        good = row.get("verdict") == "pass"
-        verdict = badge("pass", "✓") if good else badge("fail", "✗")
-        head = element("th", name, scope="row")
+    for name, row in sorted(programs.items(), key=lambda item: passed(item[1])):
         cells = [each.cell(_lane(row, "onnx"), each.name) for each in figures]
-        rows.append(element("tr", head, element("td", verdict, data_label="verdict"), *cells))
+        verdict = element("td", tick(passed(row)), data_label="verdict")
+        rows.append(element("tr", element("th", name, scope="row"), verdict, *cells))
     caption = "Accuracy on the emulator against the float model, and what it costs"
     if others := sorted(
         {str(row["baseline_build_id"]) for row in programs.values() if "baseline_build_id" in row}
     ):
         caption += f"; the baseline has costs of another build, QNN {', '.join(others)}"
-    return table("onnx-programs", caption, columns, rows)
+    return sortable("onnx-programs", caption, columns, rows)
 
 
 def _lane(row: Row, lane: str) -> Row:
-    return _mapping(_mapping(row.get("lanes")).get(lane))
-
-
-def _mapping(value: Metric) -> Row:
-    return value if isinstance(value, dict) else {}
+    return mapping(mapping(row.get("lanes")).get(lane))

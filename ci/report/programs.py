@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from ci.report.elements import Bar, badge, bars, element, one_line_code
+from ci.report.elements import Bar, badge, bars, element, one_line_code, table, tick, verdicts
 from ci.report.trends import glance
+from ci.report.values import Row, entries, mapping, number, passed, rows_of, word
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -36,7 +37,7 @@ class Shown:
     run: str = ""
     scheme: str = ""
     soc: str = ""
-    rows: dict[str, Mapping[str, Metric]] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
@@ -46,7 +47,7 @@ class Shown:
 
     @property
     def passed(self) -> bool:
-        return all(_text(row, "verdict") == "pass" for row in self.rows.values())
+        return all(map(passed, self.rows.values()))
 
     @property
     def anchor(self) -> str:
@@ -59,15 +60,10 @@ def programs_section(reports: Sequence[Report]) -> Element | None:
     if not programs:
         return None
     bad = sum(not each.passed for each in programs)
-    summary = (
-        f"{plural(len(programs), 'program')}, {bad} failed"
-        if bad
-        else f"{plural(len(programs), 'program')}, all passed"
-    )
     return element(
         "section",
         element("h2", "Models"),
-        element("p", summary, class_="soft"),
+        verdicts(len(programs), bad),
         _matrix(programs),
         *_glance(programs),
         _filter(),
@@ -82,9 +78,8 @@ def collected(reports: Iterable[Report]) -> list[Shown]:
     for report in reports:
         if report.stage not in STAGES:
             continue
-        for name, row in _mapping(report.metrics.get("programs")).items():
-            values = _mapping(row)
-            case, run, scheme, soc = (_text(values, key) for key in ("case", "run", "scheme", "soc"))
+        for name, values in rows_of(report, "programs").items():
+            case, run, scheme, soc = (word(values, key) for key in ("case", "run", "scheme", "soc"))
             found.setdefault(name, Shown(name, case, run, scheme, soc)).rows[report.stage] = values
         for finding in report.findings:
             if finding.subject in found:
@@ -116,21 +111,13 @@ def _matrix(programs: Sequence[Shown]) -> Element:
                     cell.append(element("a", mark + label, href=f"#{each.anchor}", class_=f"badge {kind}"))
             row.append(cell)
         rows.append(row)
-    table = element(
-        "table",
-        element("caption", "Models by scheme; each chip links to its program below"),
-        element("thead", head),
-        element("tbody", *rows),
-        id="matrix",
-        class_="stack",
-    )
-    return element("div", table, class_="scroll")
+    return table("matrix", "Models by scheme; each chip links to its program below", [head], rows)
 
 
 def _glance(programs: Sequence[Shown]) -> list[Element]:
     ordered = sorted(programs, key=lambda each: (each.passed, each.name))
-    table = glance("glance", [(each.name, each.anchor, [*each.rows.values()]) for each in ordered])
-    return [] if table is None else [table]
+    shown = glance("glance", [(each.name, each.anchor, [*each.rows.values()]) for each in ordered])
+    return [] if shown is None else [shown]
 
 
 def _scheme_order(scheme: str) -> tuple[bool, str]:
@@ -156,15 +143,15 @@ def _program(shown: Shown) -> Element:
     lowered, ran = (shown.rows.get(stage, {}) for stage in STAGES)
     brief = []
     if "delegates" in lowered:
-        brief.append(plural(int(_number(lowered, "delegates") or 0), "delegate"))
-        brief.append(f"{int(_number(lowered, 'cpu_operators') or 0)} on the CPU")
-    if (sqnr := _number(_mapping(ran.get("figures")), "sqnr_db")) is not None:
+        brief.append(plural(int(number(lowered, "delegates") or 0), "delegate"))
+        brief.append(f"{int(number(lowered, 'cpu_operators') or 0)} on the CPU")
+    if (sqnr := number(mapping(ran.get("figures")), "sqnr_db")) is not None:
         brief.append(f"{sqnr:.1f} dB")
     if shown.rows and all(row.get("cached") for row in shown.rows.values()):
         brief.append("cached")
     summary = element(
         "summary",
-        badge("pass" if shown.passed else "fail", "✓" if shown.passed else "✗"),
+        tick(shown.passed),
         " ",
         element("strong", shown.name),
         element("span", f" {', '.join(brief)}", class_="soft"),
@@ -180,16 +167,14 @@ def _program(shown: Shown) -> Element:
         whole.append(partition)
     whole.extend(bars("Accuracy on the emulator (mark: the threshold)", _accuracy(ran)))
     title = "Cost (mark: the baseline)"
-    if other := _text(lowered, "baseline_build_id"):
+    if other := word(lowered, "baseline_build_id"):
         title = f"Cost (mark: the baseline, which another build made: QNN {other})"
     whole.extend(bars(title, _costs(lowered, {finding.rule for finding in shown.findings})))
     if durations := _durations(lowered, ran):
         whole.append(element("p", ", ".join(durations), class_="soft"))
     for row in shown.rows.values():
         whole.append(
-            element(
-                "p", element("span", "Repeat with: ", class_="soft"), one_line_code(_text(row, "command"))
-            )
+            element("p", element("span", "Repeat with: ", class_="soft"), one_line_code(word(row, "command")))
         )
     return whole
 
@@ -212,11 +197,10 @@ def _finding(finding: Finding) -> Element:
 def _partition(parts: Metric) -> Element | None:
     """The graph as boxes in order: what runs on the HTP, and what runs on the CPU in between."""
     boxes = []
-    for part in parts if isinstance(parts, list) else []:
-        row = _mapping(part)
-        where, count = _text(row, "where"), int(_number(row, "count") or 0)
-        counts = _mapping(row.get("operators"))
-        operators = sorted(counts, key=lambda name: (-(_number(counts, name) or 0), name))
+    for row in map(mapping, entries(parts)):
+        where, count = word(row, "where"), int(number(row, "count") or 0)
+        counts = mapping(row.get("operators"))
+        operators = sorted(counts, key=lambda name: (-(number(counts, name) or 0), name))
         listed = [f"{_short_name(name)} × {counts[name]}" for name in operators[:SHOWN_OPERATORS]]
         if more := len(operators) - len(listed):
             listed.append(f"and {plural(more, 'kind')} more")
@@ -236,10 +220,10 @@ def _short_name(operator: str) -> str:
     return operator.removeprefix("aten.").removesuffix(".default")
 
 
-def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
-    figures, wanted = _mapping(row.get("figures")), _mapping(row.get("thresholds"))
+def _accuracy(row: Row) -> Iterator[Bar]:
+    figures, wanted = mapping(row.get("figures")), mapping(row.get("thresholds"))
     for key, name in FIGURES.items():
-        value, mark = _number(figures, key), _number(wanted, key)
+        value, mark = number(figures, key), number(wanted, key)
         if value is None or (mark is None and key not in ("sqnr_db", "cosine")):
             continue
         good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
@@ -250,13 +234,13 @@ def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
         yield Bar(name, value, mark, text, good)
 
 
-def _costs(row: Mapping[str, Metric], rules: Collection[str]) -> Iterator[Bar]:
+def _costs(row: Row, rules: Collection[str]) -> Iterator[Bar]:
     """The stage decides which cost is bad, because it knows the tolerances."""
     from ci.suites.baseline import COSTS, cost_rule
 
-    values, agreed = _mapping(row.get("costs")), _mapping(row.get("baseline"))
+    values, agreed = mapping(row.get("costs")), mapping(row.get("baseline"))
     for key, cost in COSTS.items():
-        value, mark = _number(values, key), _number(agreed, key)
+        value, mark = number(values, key), number(agreed, key)
         if value is None or (not value and not mark):
             continue
         shown = seconds if key.endswith("seconds") else _size
@@ -285,15 +269,15 @@ def _six_digits(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _durations(lowered: Mapping[str, Metric], ran: Mapping[str, Metric]) -> list[str]:
+def _durations(lowered: Row, ran: Row) -> list[str]:
     """Times and memory, marked if they are from an earlier run."""
     parts = []
-    if (value := _number(lowered, "seconds")) is not None:
-        memory = _number(lowered, "peak_bytes")
+    if (value := number(lowered, "seconds")) is not None:
+        memory = number(lowered, "peak_bytes")
         with_memory = "" if memory is None else f" with {size(int(memory))} of memory"
         parts.append(f"compiled in {seconds(value)}{with_memory}{_earlier(lowered)}")
     for key, name in (("load_ms", "loaded"), ("run_ms", "one inference")):
-        if (value := _number(ran, key)) is not None:
+        if (value := number(ran, key)) is not None:
             parts.append(f"{name} in {_milliseconds(value)}{_earlier(ran)}")
     return parts
 
@@ -302,20 +286,5 @@ def _milliseconds(value: float) -> str:
     return f"{value:.3g} ms" if value < 1000 else seconds(value / 1000)
 
 
-def _earlier(row: Mapping[str, Metric]) -> str:
+def _earlier(row: Row) -> str:
     return f" ({CACHED})" if row.get("cached") else ""
-
-
-def _mapping(value: Metric) -> Mapping[str, Metric]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(row: Mapping[str, Metric], key: str) -> str:
-    value = row.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def _number(row: Mapping[str, Metric], key: str) -> float | None:
-    value = row.get(key)
-    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
-    return float(value) if finite and isinstance(value, int | float) else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from ci.report.elements import badge, drawing, element, short
+from ci.report.elements import drawing, drawn_bar, element, short, table, tick
+from ci.report.values import Row, entries, mapping, number, passed
 from provisioning.base.findings import Metric
 from provisioning.base.units import size
-
-Row = Mapping[str, Metric]
 
 LINES = {"sqnr_db": "SQNR", "ddr_read": "DDR read", "pte_bytes": ".pte", "context_bytes": "Context"}
 WIDTH, HEIGHT = 100.0, 20.0
@@ -28,25 +27,14 @@ def glance(identity: str, programs: Sequence[tuple[str, str, Sequence[Row]]]) ->
         "Accuracy with its threshold (thick mark) and baseline (thin mark); each line runs over the last"
         " commits, the newest on the right"
     )
-    table = element(
-        "table",
-        element("caption", caption),
-        element("thead", element("tr", *head)),
-        element("tbody", *body),
-        id=identity,
-        class_="stack glance",
-    )
-    return element("div", table, class_="scroll")
+    return table(identity, caption, [element("tr", *head)], body, "stack glance")
 
 
 def _program(
     name: str, anchor: str, rows: Sequence[Row], history: Sequence[Row], columns: Sequence[str]
 ) -> Element:
-    good = all(row.get("verdict") == "pass" for row in rows)
     title = element("a", name, href=f"#{anchor}") if anchor else name
-    row = element(
-        "tr", element("th", badge("pass" if good else "fail", "✓" if good else "✗"), " ", title, scope="row")
-    )
+    row = element("tr", element("th", tick(all(map(passed, rows))), " ", title, scope="row"))
     row.append(_accuracy(rows))
     for key in columns:
         series = _series(history, key)
@@ -56,22 +44,16 @@ def _program(
 
 def _accuracy(rows: Sequence[Row]) -> Element:
     value, threshold, baseline = (
-        _number(_merged(rows, group), "sqnr_db") for group in ("figures", "thresholds", "baseline")
+        number(_merged(rows, group), "sqnr_db") for group in ("figures", "thresholds", "baseline")
     )
     if value is None:
         return short("–", "SQNR")
     good = threshold is None or value >= threshold
     text = f"{value:.1f} dB" + (f", at least {threshold:.1f}" if threshold is not None else "")
-    longest = max(value, threshold or 0, baseline or 0, 1e-12) * 1.05
-    picture = drawing("bar", text + (f", baseline {baseline:.1f}" if baseline is not None else ""))
-    picture.append(
-        element("rect", width=f"{max(0.5, WIDTH * max(value, 0) / longest):.2f}", height="20",
-                class_="good" if good else "bad")
-    )  # fmt: skip
-    for mark, width in ((threshold, "1.6"), (baseline, "0.5")):
-        if mark is not None:
-            place = f"{max(0.0, WIDTH * mark / longest):.2f}"
-            picture.append(element("rect", x=place, width=width, height="20", class_="mark"))
+    label = text + (f", baseline {baseline:.1f}" if baseline is not None else "")
+    longest = max(value, threshold or 0, baseline or 0, 1e-12)
+    marks = [(threshold, 1.6), (baseline, 0.5)]
+    picture = drawn_bar(label, value, longest, "good" if good else "bad", marks)
     return element(
         "td", picture, element("span", text, class_="figure"), data_label="SQNR", data_key=f"{value:.6f}"
     )
@@ -104,28 +86,13 @@ def _shown(value: float, key: str) -> str:
 
 def _series(history: Sequence[Row], key: str) -> list[tuple[str, float]]:
     return [
-        (str(each.get("commit", "")), value) for each in history if (value := _number(each, key)) is not None
+        (str(each.get("commit", "")), value) for each in history if (value := number(each, key)) is not None
     ]
 
 
 def _joined(rows: Sequence[Row], key: str) -> list[Row]:
-    found: list[Row] = []
-    for row in rows:
-        entries = row.get(key)
-        found += [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
-    return found
+    return [mapping(each) for row in rows for each in entries(row.get(key))]
 
 
 def _merged(rows: Sequence[Row], group: str) -> dict[str, Metric]:
-    found: dict[str, Metric] = {}
-    for row in rows:
-        values = row.get(group)
-        if isinstance(values, dict):
-            found |= values
-    return found
-
-
-def _number(row: Row, key: str) -> float | None:
-    value = row.get(key)
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
-    return float(value) if usable and isinstance(value, int | float) else None
+    return {key: value for row in rows for key, value in mapping(row.get(group)).items()}

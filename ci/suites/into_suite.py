@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import tomlkit
 
+from ci.engine.repository import repository_of
+from ci.suites.baseline import load_tolerances
 from ci.suites.imports import module_file
+from ci.suites.model import AnyProgram, Suites
+from ci.suites.thresholds import derived, rewritten
 from ci.suites.user_model import UserModel
 from provisioning.base import toml
+from provisioning.base.documents import parse
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.files import replace_text
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 WORKFLOW = """\
 name: QNN
@@ -31,7 +42,13 @@ OURS = ("socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
 """Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
 
 
-def require_place(suite: Path) -> None:
+def require_place(suite: Path, *, measured: bool) -> None:
+    """Before anything is compiled."""
+    if not measured:
+        raise UsageError(
+            "--suite writes thresholds from what the emulator measured, and nothing is measured here",
+            remedy="leave out --suite, or what keeps it from being run: --verify, --backend, --and-soc",
+        )
     if suite.suffix != ".toml" or suite.is_dir():
         raise UsageError(f"--suite {suite}: expected a .toml file", remedy="--suite models.toml")
     if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
@@ -105,6 +122,46 @@ def suite_with(
         else:
             mine[key] = value
     return tomlkit.dumps(document), number
+
+
+@dataclass(frozen=True)
+class Extension(Generic[P]):
+    """A run of a model that a suite is to have, and that the emulator is to measure first."""
+
+    suites: Suites[P]
+    path: Path
+    name: str
+    case: Mapping[str, Any]
+    kind: str
+    same: Callable[[str], str]
+    run: Mapping[str, Any]
+    socs: Sequence[str]
+    profile: str
+
+    def _text(self, run: Mapping[str, Any], socs: Sequence[str]) -> tuple[str, int]:
+        return suite_with(self.path, self.name, self.case, self.kind, self.same, run, socs)
+
+    @cached_property
+    def programs(self) -> list[P]:
+        """For all chips of the run: of one that is there already, the thresholds hold for each."""
+        text, number = self._text(self.run, self.socs)
+        suite = parse(toml.loads(text), self.suites.schema, self.path)
+        run = suite.cases[self.name].runs[number]
+        every = self.suites.programs_in(suite, self.path, profile=self.profile)
+        return [program for program in every if program.run is run]
+
+    def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, Any]) -> None:
+        """Write the run to the suite, with `more` in it and thresholds from its programs' figures."""
+        run = self.programs[0].run
+        text, number = self._text({**self.run, **more}, run.socs)
+        thresholds = derived(run.held, run.thresholds, figures, load_tolerances().sqnr_margin_db)
+        replace_text(self.path, rewritten(text, {(self.name, number): thresholds}))
+        held = ", ".join(f"{name} = {value:g}" for name, value in thresholds.items())
+        sys.stdout.write(
+            f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
+            "a workflow that holds pull requests to it:\n\n"
+        )
+        sys.stdout.write(workflow_for(self.path, repository_of(self.path)))
 
 
 def _text(suite: Path) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -15,7 +16,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.suites.own_packages import NONE, Needs, needs_of
 from provisioning.base.commands import session
-from provisioning.base.documents import Model
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import soc_named
@@ -151,6 +152,16 @@ class AnyProgram(Generic[C, R]):
         """Where a factory's module is searched first, and where relative file names begin."""
         return self.suite.parent
 
+    @property
+    def order(self) -> dict[str, Any]:
+        """For the process that works on it, as JSON."""
+        return {
+            "case": json.loads(self.case.model_dump_json(by_alias=True)),
+            "run": json.loads(self.run.model_dump_json()),
+            "soc": self.soc,
+            "search_path": str(self.search_path),
+        }
+
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
@@ -162,21 +173,28 @@ class Suites(Generic[P]):
     stage: str
     shipped: Path
     program: type[P]
-    cases: Callable[[Path], Mapping[str, AnyCase]]
-    suite: Callable[[Path], AnySuite] | None = None
-    """Set where suites may have packages of their own."""
+    schema: type[Any]
+    """The file's form: a Model with `cases`."""
+
+    def load(self, path: Path) -> Any:
+        return load(path, self.schema)
 
     def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
         for soc in socs:
             soc_named(soc)
+        return self.programs_in(self.load(path), path.absolute(), socs, profile=profile)
+
+    def programs_in(
+        self, suite: Any, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[P]:
+        """As `programs_of`, of what the file says or will say."""
         needs = Needs()
-        if self.suite is not None and path != self.shipped:
-            suite = self.suite(path)
-            needs = needs_of(path.absolute(), suite.requirements, suite.project)
+        if isinstance(suite, AnySuite) and path != self.shipped:
+            needs = needs_of(path, suite.requirements, suite.project)
         return [
-            self.program(path.absolute(), name, case, run, soc, profile, needs)
-            for name, case in self.cases(path).items()
+            self.program(path, name, case, run, soc, profile, needs)
+            for name, case in suite.cases.items()
             for run in case.runs
             for soc in socs or run.socs
         ]

@@ -1,18 +1,50 @@
-"""What the stages that run a suite have in common: listing programs, and ending with a report."""
+"""What the stages that run a suite have in common: choosing programs, baselines, and the report."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ci.engine.jobs import Job, shard_named
+from ci.engine.work import Result, cached_from
+from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
+from ci.suites.findings import verdict
 from ci.suites.history import add_history
-from ci.suites.model import AnyProgram
-from provisioning.base.findings import Report
+from ci.suites.model import AnyProgram, Suites
+from ci.suites.own_packages import OwnPackages, installed
+from ci.suites.thresholds import update_suite
+from provisioning.base.findings import Finding, Metric, Report
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+
+def chosen(
+    suites: Suites[P],
+    args: argparse.Namespace,
+    selection: Selection,
+    jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
+) -> list[P]:
+    """The programs that the flags select. `jobs_of` gives the job of each program, for --shard: programs of
+    one job stay together."""
+    paths = [path.absolute() for path in args.suite or ()]
+    programs = suites.choose(
+        suites.all_programs(paths, selection.named_socs, profile=selection.profile),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
+    if args.shard:
+        jobs = jobs_of(programs)
+        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), args.shard)
+        programs = [program for program in programs if jobs[program.name] in mine]
+    return programs
 
 
 def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
@@ -20,6 +52,72 @@ def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
     for program in programs:
         sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
     return 0
+
+
+def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackages, list[P]]]:
+    """The programs of suites with equal packages of their own, with these packages installed."""
+    for needs in dict.fromkeys(program.needs for program in programs):
+        yield installed(needs, store), [program for program in programs if program.needs == needs]
+
+
+def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
+    """By suite."""
+    suites = dict.fromkeys(program.suite for program in programs)
+    return {suite: load_baseline(baseline_path(suite, profile)) for suite in suites}
+
+
+def update_baselines(
+    suites: Suites[P], baselines: dict[Path, Baseline], values: Mapping[str, Mapping[str, object]]
+) -> None:
+    """Replace what the baselines have of these programs, and drop programs that their suites have no more."""
+    for suite, baseline in list(baselines.items()):
+        known = [program.name for program in suites.all_programs([suite])]
+        mine = {name: values[name] for name in known if name in values}
+        baselines[suite] = baseline.rewritten(mine, known)
+
+
+def with_thresholds(
+    suites: Suites[P], programs: Sequence[P], figures: Mapping[str, Mapping[str, float]]
+) -> tuple[P, ...]:
+    """Write the figures to the suites as thresholds; returns the programs with them."""
+    changed: dict[str, P] = {}
+    for suite in dict.fromkeys(program.suite for program in programs):
+        update_suite(suite, suites.programs_of, figures, load_tolerances().sqnr_margin_db)
+        again = suites.programs_of(suite, profile=programs[0].profile)
+        changed |= {program.name: program for program in again}
+    return tuple(changed.get(program.name, program) for program in programs)
+
+
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures as a baseline stores them, so that thresholds are derived from those."""
+    return {name: round(value, 6) for name, value in figures.items()}
+
+
+def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str) -> dict[str, Metric]:
+    """What every lane's row of a program has in a report."""
+    return {
+        "suite": str(program.suite),
+        "case": program.case_name,
+        "run": program.run.name,
+        "soc": program.soc,
+        "tags": list(program.run.tags),
+        "verdict": verdict(findings),
+        "command": command,
+    }
+
+
+def counts(
+    rows: Mapping[str, Metric], results: Iterable[Result], earlier: Iterable[Result] = ()
+) -> dict[str, Metric]:
+    """The report's figures about its programs; `earlier` are results that these are built on."""
+    results = list(results)
+    return {
+        "selected": len(rows),
+        "cached": sum(result.cached for result in results),
+        **cached_from([*earlier, *results]),
+        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        "programs": dict(rows),
+    }
 
 
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import subprocess
 
 
+LAST_LINES = 12
+"""Of a process without a result, for --debug."""
+
+
 def quoted(*words: str | Path) -> str:
     """One command, each word quoted where a POSIX shell needs it. Every command we print goes through this.
 
@@ -63,6 +67,13 @@ def captured_module(
     except subprocess.TimeoutExpired as error:
         message = f"{subject}: not done after {timeout:g} s"
         raise CheckFailed(message, remedy="allow more with --timeout") from error
+
+
+def without_result(done: subprocess.CompletedProcess[str], subject: object, remedy: str) -> CheckFailed:
+    """For a process that ended without its result: its last line, and more of them for --debug."""
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    message = f"{subject}: {lines[-1] if lines else 'it ended without a word'}"
+    return CheckFailed(message, remedy=remedy, output="\n".join(lines[-LAST_LINES:]))
 
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

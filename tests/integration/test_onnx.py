@@ -520,10 +520,11 @@ log = into / "log"
 run = {"precision": "fp16", "socs": ["SM8650"], "tags": ["pr"]}
 order = {
     "case": {"model": str(model), "inferences": 1, "run": [run]}, "run": run, "soc": "SM8650",
-    "search_path": "/", "into": str(into), "log": str(log), "prepared": str(into), "variant": str(into),
+    "search_path": "/", "into": str(into), "log": str(log), "prepared": str(into), "quantized": str(into),
 }
 with output_to(log):
     order |= steps.order_prepare(order)
+    order["source"] = order["model"]
     found = steps.order_case({**order, "into": str(into / "compiled")})
 print(json.dumps(found["forms_equal"]))
 """

@@ -19,9 +19,9 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.work import Result
+from ci.executorch import PROGRAM, emulate
 from ci.executorch import compile as compiling
-from ci.executorch import emulate
-from ci.executorch.compile import PROGRAM, Settings, compile_programs
+from ci.executorch.compile import Settings, compile_programs
 from ci.executorch.emulate import findings_of, measure
 from ci.executorch.stage import Plan, refusals
 from ci.executorch.suite import Program, programs_of

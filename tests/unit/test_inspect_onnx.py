@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import helper
 
+from ci.engine.protobuf import Malformed
 from ci.suites.programs.compiled_onnx import CompiledModel, parse_model, read_model
-from ci.suites.programs.flatbuffer import Malformed
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model, write

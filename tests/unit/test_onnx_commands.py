@@ -100,7 +100,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.replies: dict[str, dict[str, Any]] = {
-            "look": {"model": "looked.onnx", "samples": 3, "compared": 0, "constant": [], "inputs": []},
+            "prepare": {"model": "looked.onnx", "samples": 3, "compared": 0, "constant": [], "inputs": []},
             "quantize": {"model": "quantized.onnx"},
             "compile": {
                 "reload_equal": True,
@@ -112,8 +112,6 @@ class StandIn:
                 "ddr": {"read": 4096, "written": 64},
             },
             "run": {},
-            "prepare": {"model": "looked.onnx"},
-            "quantize_run": {"model": "quantized.onnx"},
             "mixed": MIXED,
         }
         self.orders: list[tuple[str, dict[str, Any]]] = []
@@ -185,14 +183,14 @@ class TestCompile:
     def test_a_quantized_model_is_compiled_and_compared_with_the_one_it_came_from(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["look"] |= {"compared": 2, "constant": ["x"]}
+        stand_in.replies["prepare"] |= {"compared": 2, "constant": ["x"]}
         assert self.compiled(tmp_path, "--precision", "u16/u8", "--calibrate", "data", "--per-channel") == 0
-        assert [what for what, _ in stand_in.orders] == ["look", "quantize", "compile"]
+        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "compile"]
         quantize, compile_ = (given for _, given in stand_in.orders[1:])
-        assert (quantize["model"], quantize["per_channel"]) == ("looked.onnx", True)
+        assert (quantize["model"], quantize["run"]["per_channel"]) == ("looked.onnx", True)
         assert (compile_["model"], compile_["source"]) == ("quantized.onnx", "looked.onnx")
         for _, given in stand_in.orders:
-            assert (given["calibrate"], given["search_path"]) == ("data", str(Path.cwd()))
+            assert (given["case"]["calibrate"], given["search_path"]) == ("data", str(Path.cwd()))
         said = capsys.readouterr()
         assert "warning: x has one value throughout" in said.err
         assert "against float on 2 samples held back" in said.out
@@ -219,7 +217,7 @@ class TestCompile:
     def test_an_error_that_the_worker_found_keeps_its_exit_code(
         self, stand_in: StandIn, tmp_path: Path
     ) -> None:
-        stand_in.replies["look"] = refusal(code=2)
+        stand_in.replies["prepare"] = refusal(code=2)
         assert self.compiled(tmp_path) == 2
         assert not (tmp_path / "out").exists() and left(tmp_path / "temporary") == []
 
@@ -232,9 +230,9 @@ class TestCompile:
             shutil.rmtree(tmp_path / "out")
             return len(stand_in.orders) - before
 
-        assert [orders(), orders(), orders("--no-cache")] == [2, 0, 2]
+        assert [orders(), orders(), orders("--no-cache")] == [3, 0, 3]
         for arguments in (("--embed",), ("--soc", "SM8750"), ("--verify", "none"), ("--calibrate", "x")):
-            assert orders(*arguments) == 2, arguments
+            assert orders(*arguments) == 3, arguments
 
     def test_each_chip_has_files_of_its_own(self, stand_in: StandIn, tmp_path: Path) -> None:
         assert self.compiled(tmp_path, "--soc", "SM8650", "--soc", "SM8750") == 0

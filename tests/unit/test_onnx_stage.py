@@ -63,8 +63,8 @@ for line in sys.stdin:
     if [order["do"], order["soc"]] == os.environ["CRASH"].split():
         say({"died": -11})
     elif order["do"] == "prepare":
-        say({"model": "m", "source": "digest", "made_up_inputs": False, "notes": [], **touched})
-    elif order["do"] == "quantize_run":
+        say({"model": "m", "compared": 2, "notes": [], **touched})
+    elif order["do"] == "quantize":
         say({"model": "m", "calibrated_by": 32, **touched})
     else:
         say({**facts, **touched})
@@ -110,8 +110,8 @@ class TestStage:
         second = SUITE[SUITE.index("[[case") :].replace("u16u8", "u8u8")
         assert self.stage(tmp_path, text=SUITE + second) == 0
         assert [line.partition(" ")[0] for line in self.done()] == [
-            *("prepare", "quantize_run", "case", "case"),
-            *("quantize_run", "case", "case"),
+            *("prepare", "quantize", "case", "case"),
+            *("quantize", "case", "case"),
         ]
 
     @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
                 reply = in_watched_fork(functools.partial(_logged, answer, order), order.get("timeout"))
             else:
                 reply = _logged(answer, order)
-            _say(replies, {**reply, "resident": _status("VmRSS")})
+            _say(replies, {**reply, "resident": memory_of_process()})
 
 
 def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Meter:
         return {
             "seconds": round(time.monotonic() - self._began, 3),
             "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
-            "peak": _status("VmHWM"),
+            "peak": memory_of_process("VmHWM"),
         }
 
 
@@ -93,14 +93,14 @@ def output_to(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     saved = [os.dup(1), os.dup(2)]
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    _flush()
+    flush_output()
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
     try:
         yield
     finally:
-        _flush()
+        flush_output()
         for number, old in zip((1, 2), saved, strict=True):
             os.dup2(old, number)
             os.close(old)
@@ -141,13 +141,28 @@ def _say(replies: TextIO, message: dict[str, Any]) -> None:
     replies.flush()
 
 
-def _flush() -> None:
+def flush_output() -> None:
+    """Write out what Python and C code have printed so far."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
 
 
-def _status(field: str) -> int:
+def size_of(log: Path) -> int:
+    flush_output()
+    return log.stat().st_size
+
+
+def text_since(log: Path, begin: int) -> str:
+    """What this process has printed to its log after this byte."""
+    flush_output()
+    with log.open("rb") as stream:
+        stream.seek(begin)
+        return stream.read().decode("utf-8", "replace")
+
+
+def memory_of_process(field: str = "VmRSS") -> int:
+    """This process's memory in bytes, as the kernel counts it."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

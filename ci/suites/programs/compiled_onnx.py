@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.suites.programs.flatbuffer import Malformed
+from ci.engine.protobuf import Malformed, Message
 from ci.suites.programs.program import Context, TensorInfo, bytes_of, context_of
-from ci.suites.programs.protobuf import Message
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 

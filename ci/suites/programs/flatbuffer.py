@@ -5,12 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from ci.engine.protobuf import Malformed
+
 LARGEST_VECTOR = 1 << 20
 """No list of a program is longer; a greater length means damage."""
-
-
-class Malformed(ValueError):
-    """The bytes do not follow their format."""
 
 
 class Reader:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ci.suites.programs.flatbuffer import Malformed, Reader, Table
+from ci.engine.protobuf import Malformed
+from ci.suites.programs.flatbuffer import Reader, Table
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.build_id import BUILD_ID

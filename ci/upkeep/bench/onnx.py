@@ -26,7 +26,7 @@ AIMS = (Aim(COLD, PLAIN, 1.2), Aim(WARM, 5.0))
 QUICK = ("keywords", "resnet10")
 
 PLAIN_RUN = """\
-import json, sys
+import sys
 from pathlib import Path
 from ci.onnx import steps
 from ci.onnx.suite import SHIPPED, choose, programs_of
@@ -38,17 +38,15 @@ for program in choose(programs_of(SHIPPED), tags=["pr"], words=sys.argv[3:]):
 for name, programs in cases.items():
     folder = into / name
     folder.mkdir()
-    case = json.loads(programs[0].case.model_dump_json(by_alias=True))
-    common = dict(case=case, search_path=str(SHIPPED.parent), log=str(log))
-    prepared = steps.order_prepare(dict(common, into=str(folder)))
-    common |= dict(prepared=str(folder), source=prepared["source"])
+    prepared = steps.order_prepare(dict(programs[0].order, log=str(log), into=str(folder)))
+    common = dict(log=str(log), prepared=str(folder), source=prepared["model"])
     ready = {}
     for program in programs:
         run, variant = program.run, folder / program.run.name
-        order = dict(common, run=json.loads(run.model_dump_json()), soc=program.soc, variant=str(variant))
+        order = dict(program.order, **common, quantized=str(variant))
         if run.name not in ready:
             variant.mkdir()
-            quantized = steps.order_quantize_run(dict(order, model=prepared["model"], into=str(variant)))
+            quantized = steps.order_quantize(dict(order, model=prepared["model"], into=str(variant)))
             ready[run.name] = quantized["model"]
         found = steps.order_case(dict(order, model=ready[run.name], into=str(variant / program.soc)))
         assert found["beside"]["reload_equal"] and found["embedded"]["reload_equal"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ci.suites.programs.flatbuffer import Malformed
-
 MOST_FIELDS = 1 << 20
 """No message of a compiled model has more; a greater number means damage."""
+
+
+class Malformed(ValueError):
+    """The bytes do not follow their format."""
+
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 

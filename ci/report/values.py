@@ -1,0 +1,38 @@
+"""Reading a report's metrics, which may have any form: what is not as expected counts as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from provisioning.base.findings import Metric, Report
+
+Row = Mapping[str, Metric]
+
+
+def mapping(value: Metric) -> Row:
+    return value if isinstance(value, dict) else {}
+
+
+def entries(value: Metric) -> Sequence[Metric]:
+    return value if isinstance(value, list) else []
+
+
+def word(row: Row, key: str) -> str:
+    value = row.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18:
+        return float(value)
+    return None
+
+
+def passed(row: Row) -> bool:
+    return row.get("verdict") == "pass"
+
+
+def rows_of(report: Report, key: str) -> dict[str, Row]:
+    """The rows of a table in the report, by name."""
+    return {name: mapping(row) for name, row in mapping(report.metrics.get(key)).items()}
