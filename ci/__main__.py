@@ -13,13 +13,13 @@ VERBS = {
         "ci.builds.runner_verb", "build qnn_executor_runner against the executorch wheel", "executorch"
     ),
     "build_x86": Verb(
-        "ci.builds.x86", "build ExecuTorch's QNN adaptors, backend and runner from source", "executorch"
+        "ci.builds.verb:X86", "build ExecuTorch's QNN adaptors, backend and runner from source", "executorch"
     ),
     "build_android": Verb(
-        "ci.builds.android", "build the backend and the runner for Android from source", "executorch"
+        "ci.builds.verb:ANDROID", "build the backend and the runner for Android from source", "executorch"
     ),
     "build_linux_arm64": Verb(
-        "ci.builds.linux_arm64",
+        "ci.builds.verb:LINUX_ARM64",
         "build the backend and the runner for embedded Linux from source",
         "executorch",
     ),

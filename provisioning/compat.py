@@ -15,7 +15,7 @@ from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import QNN_SDK
-from provisioning.manifest import Component, Part, load_profile
+from provisioning.manifest import Component, Part, Placement, load_profile
 from provisioning.sources import Sha256, Version
 from provisioning.sources.wheel import Wheel
 
@@ -41,8 +41,16 @@ class PinnedWheel(Model):
     sha256: Sha256
     size: int
 
-    def part(self, package: str) -> Part:
-        return Part(name=package, source=Wheel(type="wheel", package=package, **self.model_dump()))
+    def part(self, package: str, name: str = "", place: tuple[Placement, ...] = ()) -> Part:
+        source = Wheel(
+            type="wheel",
+            package=package,
+            version=self.version,
+            filename=self.filename,
+            sha256=self.sha256,
+            size=self.size,
+        )
+        return Part(name=name or package, source=source, place=place)
 
 
 class Release(PinnedWheel):
@@ -52,35 +60,21 @@ class Release(PinnedWheel):
         return Component(version=self.version, parts=(self.part("executorch"),))
 
 
-class Build(Model):
+class Build(PinnedWheel):
     """A QNN build to be measured, and the x86-64 wheel that it comes in."""
 
     qnn: Version
     build_id: str
     package: str
-    version: Version
-    filename: str
-    sha256: Sha256
-    size: int
     onnxruntime: PinnedWheel | None = None
     """One for a build that today's onnxruntime refuses; None: the ONNX lane's own."""
 
     def packages(self) -> Component:
         """This build's packages for Python, whole."""
-        parts = [Part(name=self.package, source=self._wheel())]
+        parts = [self.part(self.package)]
         if self.onnxruntime is not None:
             parts.append(self.onnxruntime.part("onnxruntime"))
         return Component(version=self.qnn, parts=tuple(parts))
-
-    def _wheel(self) -> Wheel:
-        return Wheel(
-            type="wheel",
-            package=self.package,
-            version=self.version,
-            filename=self.filename,
-            sha256=self.sha256,
-            size=self.size,
-        )
 
     def component(self, pinned: Component) -> Component:
         """`pinned`, a profile's qnn-sdk, with this build's wheel in it; itself where it is this build."""
@@ -97,7 +91,7 @@ class Build(Model):
             version=f"{self.qnn}.{date}",
             build_id=self.build_id,
             licence=pinned.licence,
-            parts=(Part(name=part.name, source=self._wheel(), place=part.place),),
+            parts=(self.part(self.package, part.name, part.place),),
         )
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,17 +21,6 @@ VARIABLE = "QNN_CI_ACCEPT_LICENCES"
 FLAG = "--accept-licence"
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    id: str
-    title: str
-    url: str
-    component: str
-    version: str
-    when: str
-    means: str
-
-
 def add_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         FLAG,
@@ -44,11 +32,12 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def recorded(store: Path) -> dict[str, Acceptance]:
+def recorded(store: Path) -> dict[str, dict[str, str]]:
+    """What was accepted, by the licence's id."""
     path = store / "licences.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return {entry["id"]: Acceptance(**entry) for entry in data["accepted"]}
+        return {entry["id"]: entry for entry in data["accepted"]}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -104,25 +93,22 @@ def require(store: Path, components: Mapping[str, Component], accepted: Mapping[
         )
     for name, one in components.items():
         if one.licence is not None and one.licence.id not in recorded(store):
-            _record(store, _acceptance(name, one.version, one.licence, accepted[one.licence.id]))
+            _record(store, name, one.version, one.licence, accepted[one.licence.id])
 
 
-def _acceptance(component: str, version: str, licence: Licence, means: str) -> Acceptance:
-    return Acceptance(
-        id=licence.id,
-        title=licence.title,
-        url=licence.url,
-        component=component,
-        version=version,
-        when=utc_now(),
-        means=means,
-    )
-
-
-def _record(store: Path, acceptance: Acceptance) -> None:
+def _record(store: Path, component: str, version: str, licence: Licence, means: str) -> None:
     locks = store / "locks"
     locks.mkdir(parents=True, exist_ok=True)
+    acceptance = {
+        "id": licence.id,
+        "title": licence.title,
+        "url": licence.url,
+        "component": component,
+        "version": version,
+        "when": utc_now(),
+        "means": means,
+    }
     with mutex(locks / "licences.lock"):
-        every = {**recorded(store), acceptance.id: acceptance}
-        data = {"schema": 1, "accepted": [asdict(every[key]) for key in sorted(every)]}
+        every = {**recorded(store), licence.id: acceptance}
+        data = {"schema": 1, "accepted": [every[key] for key in sorted(every)]}
         replace_text(store / "licences.json", json.dumps(data, indent=2) + "\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.elf import version_key
 
 PACKAGES = {
     "g++": "g++",
@@ -78,7 +79,7 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
         if not (identity := _identity(path)):
             continue
         cmake = Program(path, identity)
-        if _key(cmake.version) >= _key(floor):
+        if version_key(cmake.version) >= version_key(floor):
             return cmake
         old.append(f"{cmake.version} at {path}")
     found = f"found {' and '.join(old)}" if old else "found none"
@@ -117,7 +118,3 @@ def _identity(path: Path) -> str:
         return ""
     lines = result.stdout.splitlines()
     return lines[0].strip() if result.returncode == 0 and lines else ""
-
-
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())

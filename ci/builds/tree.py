@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -50,7 +51,7 @@ def open_tree(root: Path) -> SourceTree:
             f"{root}: expected an ExecuTorch tree with {missing[0]}, found none",
             remedy="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
         )
-    empty = [name for name in _submodule_paths(root) if not any((root / name).glob("*"))]
+    empty = [name for name in _submodule_urls(root) if not any((root / name).glob("*"))]
     if empty:
         raise EnvironmentLacking(
             f"{root}: the submodule {empty[0]} is empty"
@@ -82,7 +83,7 @@ def open_tree(root: Path) -> SourceTree:
 def submodules(tree: SourceTree) -> list[Submodule]:
     """The tree's submodules; their commits are known where there is a repository."""
     commits = {}
-    urls = dict(_submodule_urls(tree.root))
+    urls = _submodule_urls(tree.root)
     listed = _git(tree.repository, "ls-tree", "-r", tree.commit) if urls and tree.repository else ""
     for line in listed.splitlines():
         described, _, path = line.partition("\t")
@@ -145,19 +146,11 @@ def _uncommented(path: Path) -> str:
     return re.sub(r"(?m)^\s*#.*$", "", text)
 
 
-def _submodule_paths(root: Path) -> list[str]:
-    return [path for path, _ in _submodule_urls(root)]
-
-
-def _submodule_urls(root: Path) -> Iterator[tuple[str, str]]:
-    listing = root / ".gitmodules"
-    if listing.is_file():
-        text = listing.read_text(encoding="utf-8")
-        for section in text.split("[submodule")[1:]:
-            path = re.search(r"^\s*path\s*=\s*(.+?)\s*$", section, re.MULTILINE)
-            url = re.search(r"^\s*url\s*=\s*(.+?)\s*$", section, re.MULTILINE)
-            if path and url:
-                yield path.group(1), url.group(1)
+def _submodule_urls(root: Path) -> dict[str, str]:
+    """By path."""
+    listing = configparser.ConfigParser(strict=False, interpolation=None)
+    listing.read(root / ".gitmodules", encoding="utf-8")
+    return {each["path"]: each["url"] for each in listing.values() if "path" in each and "url" in each}
 
 
 def _git(root: Path, *arguments: str) -> str:

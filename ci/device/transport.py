@@ -100,15 +100,8 @@ class Adb:
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
         # adb gives no exit code for devices before Android 7, so the script prints it.
-        output = self._adb(["shell", f"( {script}\n) 2>&1; echo {_EXIT}$?"], seconds).replace("\r\n", "\n")
-        out, mark, code = output.rpartition(_EXIT)
-        if not mark or not code.strip().isdecimal():
-            raise Lost(
-                f"{self.name}: the connection broke: {output.strip()[-300:] or 'no answer'}",
-                "see `adb devices`, then run it again: what was pushed is not pushed again",
-                output,
-            )
-        return Answer(int(code), out)
+        output = self._adb(["shell", _with_exit_code(script)], seconds).replace("\r\n", "\n")
+        return _answer(output, self.name, "see `adb devices`")
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         seconds = _time_for(files)
@@ -168,13 +161,8 @@ class Ssh:
             raise self._error(done.returncode, errors.read_bytes(), b"")
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
-        done = self._ssh(f"( {script}\n) 2>&1; echo {_EXIT}$?", None, seconds)
-        out, mark, code = done.decode("utf-8", "replace").rpartition(_EXIT)
-        if not mark or not code.strip().isdecimal():
-            raise Lost(
-                f"{self.name}: the connection broke", f"try: {quoted('ssh', self.destination)}", out or code
-            )
-        return Answer(int(code), out)
+        output = self._ssh(_with_exit_code(script), None, seconds).decode("utf-8", "replace")
+        return _answer(output, self.name, quoted("ssh", self.destination))
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         with tempfile.TemporaryFile() as packed:
@@ -239,6 +227,21 @@ def ssh(destination: str, config: Path | None) -> Iterator[Ssh]:
 def batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(names), BATCH):
         yield names[start : start + BATCH]
+
+
+def _with_exit_code(script: str) -> str:
+    return f"( {script}\n) 2>&1; echo {_EXIT}$?"
+
+
+def _answer(output: str, name: str, look: str) -> Answer:
+    out, mark, code = output.rpartition(_EXIT)
+    if not mark or not code.strip().isdecimal():
+        raise Lost(
+            f"{name}: the connection broke: {output.strip()[-300:] or 'no answer'}",
+            f"{look}, then run it again: what was pushed is not pushed again",
+            output,
+        )
+    return Answer(int(code), out)
 
 
 def _program(name: str, remedy: str) -> str:

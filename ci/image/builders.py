@@ -11,11 +11,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ci.image.engine import NO_SPACE, Engine, out_of_disk
 from provisioning.base.commands import captured, logged, quoted
@@ -61,76 +61,43 @@ class Built:
     layers: tuple[str, ...]
 
 
-class Workspace(Protocol):
-    """Builds an image that shares nothing with earlier builds."""
-
-    def build(self, order: Order) -> Built: ...
-
-    def save(self, order: Order, archive: Path) -> None:
-        """Write the image as `docker save` does."""
-        ...
-
-    def discard(self, order: Order) -> None: ...
-
-
-class Builder(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def digest(self) -> str:
-        """The name of the digest that is compared."""
-        ...
-
-    def build(self, order: Order, engine: Engine) -> None:
-        """Build and leave the image under its tag in the container engine."""
-        ...
-
-    def workspace(self, folder: Path, engine: Engine) -> Workspace: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Docker:
     program: str
     buildx: bool
 
+    digest = "digest of layers and settings"
+    """What is compared. Not the manifest's digest: docker before 23 writes the time of the build into it."""
+
     @property
     def name(self) -> str:
         return f"{self.program} with BuildKit"
 
-    @property
-    def digest(self) -> str:
-        # Not the manifest's digest: docker before 23 writes the time of the build into it.
-        return "digest of layers and settings"
-
     def build(self, order: Order, engine: Engine, *flags: str) -> None:
+        """Build and leave the image under its tag in the container engine."""
         # Only the engine's own builder can use the engine's images.
         verb = ["buildx", "build", "--builder", "default", "--load"] if self.buildx else ["build"]
         command = [self.program, *verb, "--network", "none", "--progress", "plain", *flags, *order.flags]
         environ = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         _run([*command, str(order.context)], order.log, environ)
 
-    def workspace(self, folder: Path, engine: Engine) -> Workspace:
-        return DockerWorkspace(self, engine)
+    def apart(self, folder: Path) -> Docker:
+        """A builder whose images share nothing with those of earlier builds."""
+        return self
 
-
-@dataclass(frozen=True, slots=True)
-class DockerWorkspace:
-    docker: Docker
-    engine: Engine
-
-    def build(self, order: Order) -> Built:
-        self.docker.build(order, self.engine, "--no-cache")
-        attributes = self.engine.attributes(order.tag)
+    def build_apart(self, order: Order, engine: Engine) -> Built:
+        self.build(order, engine, "--no-cache")
+        attributes = engine.attributes(order.tag)
         compared = {name: attributes[name] for name in ("Architecture", "Os", "Config", "RootFS")}
         digest = hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()
         return Built(f"sha256:{digest}", tuple(attributes["RootFS"]["Layers"]))
 
-    def save(self, order: Order, archive: Path) -> None:
-        self.engine.save(order.tag, archive)
+    def save(self, order: Order, engine: Engine, archive: Path) -> None:
+        """Write an image that was built apart as `docker save` does."""
+        engine.save(order.tag, archive)
 
-    def discard(self, order: Order) -> None:
-        self.engine.remove(order.tag)
+    def discard(self, order: Order, engine: Engine) -> None:
+        engine.remove(order.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,61 +107,57 @@ class Buildah:
     program: str
     root: Path | None = None
 
+    digest = "manifest digest"
+
     @property
     def name(self) -> str:
         return self.program
 
-    @property
-    def digest(self) -> str:
-        return "manifest digest"
+    def build(self, order: Order, engine: Engine) -> None:
+        # Images are passed as files, because buildah finds an engine only at the default address. The build
+        # is kept apart from the user's images, so that it reuses none of them.
+        with _scratch(order) as scratch:
+            own = self.apart(scratch)
+            try:
+                own.build_apart(order, engine)
+                own.save(order, engine, scratch / "image.tar")
+            finally:
+                # An error here must not hide why the build failed.
+                with suppress(ToolkitError):
+                    own.discard(order, engine)
+            engine.load(scratch / "image.tar")
+
+    def apart(self, folder: Path) -> Buildah:
+        return replace(self, root=folder / "storage")
+
+    def build_apart(self, order: Order, engine: Engine) -> Built:
+        """Every file gets the order's time."""
+        with _scratch(order) as scratch:
+            engine.save(order.base_id, scratch / "base.tar")
+            base = self._output("pull", "--quiet", f"docker-archive:{scratch / 'base.tar'}").split()[-1]
+            flags = replace(order, base=base).flags
+            # chroot works where containers are not allowed, but has no network isolation.
+            how = ["--isolation", "chroot", "--network", "host", "--pull-never", "--layers", "--no-cache"]
+            command = [*self._command, "build", *how, "--timestamp", str(order.epoch), *flags]
+            _run([*command, str(order.context)], order.log, os.environ)
+        image: dict[str, Any] = json.loads(self._output("inspect", "--type", "image", order.tag))
+        return Built(image["FromImageDigest"], tuple(image["OCIv1"]["rootfs"]["diff_ids"]))
+
+    def save(self, order: Order, engine: Engine, archive: Path) -> None:
+        self._output("push", order.tag, f"docker-archive:{archive}:{order.tag}")
+
+    def discard(self, order: Order, engine: Engine) -> None:
+        """Remove everything below `root`."""
+        assert self.root is not None, "the user's own images stay"
+        for container in self._output("containers", "--quiet").split():
+            self._output("rm", container)
+        self._output("rmi", "--all", "--force")
 
     @property
     def _command(self) -> list[str]:
         if self.root is None:
             return [self.program]
         return [self.program, "--root", str(self.root), "--runroot", f"{self.root}.run"]
-
-    def build(self, order: Order, engine: Engine) -> None:
-        # Images are passed as files, because buildah finds an engine only at the default address. The build
-        # is kept apart from the user's images, so that it reuses none of them.
-        with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
-            base, image = Path(scratch) / "base.tar", Path(scratch) / "image.tar"
-            own = replace(self, root=Path(scratch) / "storage")
-            engine.save(order.base_id, base)
-            try:
-                own.build_apart(order, base)
-                own.save(order.tag, image)
-            finally:
-                # An error here must not hide why the build failed.
-                with suppress(ToolkitError):
-                    own.discard()
-            engine.load(image)
-
-    def build_apart(self, order: Order, base_archive: Path) -> None:
-        """Build without the engine. Every file gets the order's time."""
-        base = self._output("pull", "--quiet", f"docker-archive:{base_archive}").split()[-1]
-        flags = replace(order, base=base).flags
-        # chroot works where containers are not allowed, but has no network isolation.
-        how = ["--isolation", "chroot", "--network", "host", "--pull-never", "--layers", "--no-cache"]
-        command = [*self._command, "build", *how, "--timestamp", str(order.epoch), *flags]
-        _run([*command, str(order.context)], order.log, os.environ)
-
-    def workspace(self, folder: Path, engine: Engine) -> Workspace:
-        return BuildahWorkspace(replace(self, root=folder / "storage"), engine)
-
-    def built(self, tag: str) -> Built:
-        image: dict[str, Any] = json.loads(self._output("inspect", "--type", "image", tag))
-        return Built(image["FromImageDigest"], tuple(image["OCIv1"]["rootfs"]["diff_ids"]))
-
-    def save(self, tag: str, archive: Path) -> None:
-        self._output("push", tag, f"docker-archive:{archive}:{tag}")
-
-    def discard(self) -> None:
-        """Remove everything below `root`."""
-        assert self.root is not None, "the user's own images stay"
-        for container in self._output("containers", "--quiet").split():
-            self._output("rm", container)
-        self._output("rmi", "--all", "--force")
 
     def _output(self, *arguments: str) -> str:
         done = captured([*self._command, *arguments])
@@ -203,23 +166,13 @@ class Buildah:
         return done.stdout
 
 
-@dataclass(frozen=True, slots=True)
-class BuildahWorkspace:
-    buildah: Buildah
-    engine: Engine
+Builder: TypeAlias = Docker | Buildah
 
-    def build(self, order: Order) -> Built:
-        with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
-            base = Path(scratch) / "base.tar"
-            self.engine.save(order.base_id, base)
-            self.buildah.build_apart(order, base)
-        return self.buildah.built(order.tag)
 
-    def save(self, order: Order, archive: Path) -> None:
-        self.buildah.save(order.tag, archive)
-
-    def discard(self, order: Order) -> None:
-        self.buildah.discard()
+@contextmanager
+def _scratch(order: Order) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
+        yield Path(scratch)
 
 
 def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:

@@ -6,13 +6,13 @@ import hashlib
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from ci.image.builders import Built, Order, Workspace
+from ci.image.builders import Builder, Built, Order
 from ci.image.context import link_tree
 from ci.image.engine import Engine
 from provisioning.base.errors import ToolkitError
@@ -41,34 +41,31 @@ class Comparison:
             yield line, REMEDIES.get(line, REMEDY)
 
 
-def build_twice(
-    order: Order, engine: Engine, workspace_in: Callable[[Path, Engine], Workspace], scratch: Path
-) -> Comparison:
-    """Build from two copies of the context in two workspaces that share nothing but the base."""
+def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -> Comparison:
+    """Build from two copies of the context with two builders that share nothing but the base."""
     shutil.rmtree(scratch, ignore_errors=True)
     built: list[Built] = []
-    workspaces: list[tuple[Workspace, Order]] = []
+    places: list[tuple[Builder, Order]] = []
     try:
         for name in ("here", "elsewhere"):
             context = scratch / name / "context"
             link_tree(order.context, "", context)
             own_tag = f"{order.tag.rpartition(':')[0]}:compared-{name}"
             own = replace(order, context=context, tag=own_tag, log=scratch / f"{name}.log")
-            workspace = workspace_in(scratch / name, engine)
-            workspaces.append((workspace, own))
-            built.append(workspace.build(own))
+            places.append((builder.apart(scratch / name), own))
+            built.append(places[-1][0].build_apart(own, engine))
         differing: tuple[str, ...] = ()
         if built[0] != built[1]:
             archives = scratch / "here" / "image.tar", scratch / "elsewhere" / "image.tar"
-            for (workspace, own), archive in zip(workspaces, archives, strict=True):
-                workspace.save(own, archive)
+            for (apart, own), archive in zip(places, archives, strict=True):
+                apart.save(own, engine, archive)
             differing = tuple(differences(*archives))
         return Comparison(built[0], built[1], differing)
     finally:
-        for workspace, own in workspaces:
+        for apart, own in places:
             # An error here must not hide why the build failed.
             with suppress(ToolkitError):
-                workspace.discard(own)
+                apart.discard(own, engine)
         for name in ("here", "elsewhere"):
             shutil.rmtree(scratch / name, ignore_errors=True)
 

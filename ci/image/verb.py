@@ -251,7 +251,7 @@ def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, wan
     builder = choose(wanted)
     sys.stderr.write(f"building {plan.name} twice with {builder.name}\n")
     with _timed(stage, "build_twice_seconds"):
-        comparison = build_twice(order, engine, builder.workspace, order.context.with_name("image-twice"))
+        comparison = build_twice(order, engine, builder, order.context.with_name("image-twice"))
     stage.metrics |= {
         "builder": builder.name,
         "digests": [comparison.first.digest, comparison.second.digest],

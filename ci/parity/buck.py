@@ -80,16 +80,16 @@ def read_config(section, key, default = None):
 def package_name():
     return _package()
 def oncall(*names): pass
-def _rule(kind):
-    return lambda **given: _record(call_stack(), kind, given)
-def _text(name):
-    return lambda *given: "//:".join([name] + [str(one) for one in given])
-def _calls(_kind = None, **given):
-    if _kind: _kind(**given)
-def _answer(value):
-    return lambda *given, **named: value
-def _stranger(name, label, why):
-    return lambda *given, **named: fail("{}() comes from {}, {}".format(name, label, why))
+def make_rule(kind):
+    return lambda **arguments: _record(call_stack(), kind, arguments)
+def make_text(name):
+    return lambda *arguments: "//:".join([name] + [str(one) for one in arguments])
+def calls(_kind = None, **arguments):
+    if _kind: _kind(**arguments)
+def make_answer(value):
+    return lambda *arguments, **named: value
+def make_stranger(name, label, why):
+    return lambda *arguments, **named: fail("{}() comes from {}, {}".format(name, label, why))
 """
 
 
@@ -243,9 +243,9 @@ class _Evaluation:
     def _load(self, label: str) -> Any:
         if label == _PRELUDE:
             return self.prelude
-        given = next((load for load in self.rules.loads if load.label == label), None)
-        if given is not None:
-            return self._stand_in(label, given)
+        outside = next((load for load in self.rules.loads if load.label == label), None)
+        if outside is not None:
+            return self._stand_in(label, outside)
         path = self._path_of(label)
         if path is None:
             return self._frozen(label, self._strangers(label))
@@ -303,14 +303,14 @@ class _Evaluation:
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
         return None
 
-    def _strangers(self, label: str, given: Iterable[str] = (), why: str = _STRANGE) -> list[str]:
+    def _strangers(self, label: str, known: Iterable[str] = (), why: str = _STRANGE) -> list[str]:
         """Functions that fail when they are called, for undefined names: a name that is loaded and not used
         does no harm.
 
         Raises LookupError if one is used as anything else."""
         text = self.tree.read(self.open[-1])
         names = " ".join(match["names"] for match in _LOAD.finditer(text) if match["label"] == label)
-        lacking = [match for match in _LOADED.finditer(names) if match["name"] not in given]
+        lacking = [match for match in _LOADED.finditer(names) if match["name"] not in known]
         rest = TOKEN.sub(" ", _LOAD.sub("", text)) if lacking else ""
         lines = []
         for match in lacking:
@@ -320,11 +320,11 @@ class _Evaluation:
             lines.append(f"{name} = make_stranger({', '.join(map(json.dumps, (name, label, why)))})")
         return lines
 
-    def _stand_in(self, label: str, given: Load) -> Any:
-        globals_ = dict.fromkeys(given.calls, "calls")
-        globals_ |= {name: f"make_answer({_literal(value)})" for name, value in given.answers.items()}
-        globals_ |= {name: f"make_text({json.dumps(name)})" for name in given.texts}
-        globals_ |= {name: _literal(value) for name, value in given.values.items()}
+    def _stand_in(self, label: str, load: Load) -> Any:
+        globals_ = dict.fromkeys(load.calls, "calls")
+        globals_ |= {name: f"make_answer({_literal(value)})" for name, value in load.answers.items()}
+        globals_ |= {name: f"make_text({json.dumps(name)})" for name in load.texts}
+        globals_ |= {name: _literal(value) for name, value in load.values.items()}
         rules = {name: f'make_rule("{name}")' for name in self._rule_names}
         fields = {
             **rules,
@@ -333,8 +333,8 @@ class _Evaluation:
             "is_oss": _literal(self.open_source),
         }
         struct = ", ".join(f"{name} = {value}" for name, value in fields.items())
-        globals_ |= dict.fromkeys(given.rules, f"struct({struct})")
-        if not given.rules:
+        globals_ |= dict.fromkeys(load.rules, f"struct({struct})")
+        if not load.rules:
             globals_ |= rules
         lines = [f"{name} = {value}" for name, value in globals_.items()]
         return self._frozen(label, lines + self._strangers(label, globals_))
@@ -361,19 +361,9 @@ class _Evaluation:
         }
         for name, function in functions.items():
             module.add_callable(name, function)
-        rules = "".join(f"{name} = _rule({json.dumps(name)})\n" for name in self._rule_names)
+        rules = "".join(f"{name} = make_rule({json.dumps(name)})\n" for name in self._rule_names)
         fields = ("glob", "read_config", "package_name", *self._rule_names)
-        text = (
-            _FUNCTIONS
-            + """
-make_rule = _rule
-make_text = _text
-make_answer = _answer
-make_stranger = _stranger
-calls = _calls
-"""
-            + f"{rules}native = struct({', '.join(f'{name} = {name}' for name in fields)})\n"
-        )
+        text = f"{_FUNCTIONS}{rules}native = struct({', '.join(f'{name} = {name}' for name in fields)})\n"
         self.sl.eval(module, self.sl.parse(_PRELUDE, text, self._dialect), self.globals)
         return module.freeze()
 
@@ -429,9 +419,9 @@ calls = _calls
         return None, unknown
 
     def _read_config(self, section: str, key: str, default: object) -> object:
-        if (given := self.settings.get(f"{section}.{key}")) is not None:
+        if (value := self.settings.get(f"{section}.{key}")) is not None:
             self.by_variant = True
-            return given
+            return value
         return self._config.get(section, key, raw=True, fallback=default)
 
     @cached_property
@@ -449,17 +439,17 @@ calls = _calls
                 self.side.troubles.append(Trouble(Place(".buckconfig", line), ".buckconfig", str(error)))
         return config
 
-    def _record(self, stack: str, kind: str, given: dict[str, object]) -> None:
-        name = given.get("name")
+    def _record(self, stack: str, kind: str, arguments: dict[str, object]) -> None:
+        name = arguments.get("name")
         if not isinstance(name, str):
             raise ValueError(f"{kind}() without a name")
         place = self._place(stack, name)
         library = Library(f"//{self.package}:{name}", kind, place)
-        declared = {library.name} if given.get("define_static_target") is False else twins(library.name)
+        declared = {library.name} if arguments.get("define_static_target") is False else twins(library.name)
         self.side.declared |= declared
-        namespace = given.get("header_namespace")
+        namespace = arguments.get("header_namespace")
         library.namespace = namespace if isinstance(namespace, str) else ""
-        for attribute, value in given.items():
+        for attribute, value in arguments.items():
             for label, text in _labels_within(attribute, value):
                 self.side.labels.append(Item(self._label(label), self._place(stack, text)))
             try:
@@ -469,15 +459,17 @@ calls = _calls
         if library.standard is None and kind.startswith("cxx_"):
             library.standard = self._default_standard
         if kind in self.rules.other_rules:
-            if kind == "export_file" and not given.get("src"):
+            if kind == "export_file" and not arguments.get("src"):
                 self._add_file(library, name, stack)
             self.side.exported[library.name] = tuple(library.files)
             self.side.named += library.files
-            if isinstance(command := given.get("cmd"), str):
+            if isinstance(command := arguments.get("cmd"), str):
                 words = command.partition("&&")[0].split()
                 program = re.search(r"[\w.+-]+(?=\)*$)", words[1] if words[:1] == ["$(exe"] else words[0])
                 words = [program[0] if program else "", *words[2 if words[:1] == ["$(exe"] else 1 :]]
-                labels = tuple(self._label(one) for one in _elements_of(given.get("srcs")) if _is_label(one))
+                labels = tuple(
+                    self._label(one) for one in _elements_of(arguments.get("srcs")) if _is_label(one)
+                )
                 self.side.generated.append(Generated(tuple(library.files), tuple(words), place, labels))
             return
         known = self.side.libraries.get(library.name)

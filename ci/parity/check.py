@@ -23,28 +23,21 @@ class Checked:
     cmake: MappingOf[str, Side]
 
 
-def check(
-    tree: Tree,
-    mapping: Mapping,
-    *,
-    source: compare.Source,
-    cmake: MappingOf[str, Side] | None = None,
-) -> Checked:
-    """`source` is the mapping's file. `cmake` is that side of an earlier check, if no CMake file has changed
-    since."""
+def check(tree: Tree, mapping: Mapping, source: compare.Source) -> Checked:
+    """`source` is the mapping's file."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
-    found = compare.Findings(mapping, source)
+    findings = compare.Findings(mapping, source)
     with ThreadPoolExecutor(1) as beside:
         # CMake's processes run while Buck's files are evaluated here.
-        waiting = None if cmake else beside.submit(cmake_sides, tree, mapping)
+        waiting = beside.submit(cmake_sides, tree, mapping)
         bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
-        cmakes = waiting.result() if waiting else cmake or {}
+        cmakes = waiting.result()
     for variant in mapping.variants:
         for answer in (True, False):
-            compare.variant(found, variant, bucks[variant.name, answer], cmakes[variant.name])
-    compare.tree(found, tree, bucks, cmakes)
-    pins.check(found, tree)
-    return Checked(found.settled(), bucks, cmakes)
+            compare.variant(findings, variant, bucks[variant.name, answer], cmakes[variant.name])
+    compare.tree(findings, tree, bucks, cmakes)
+    pins.check(findings, tree)
+    return Checked(findings.settled(), bucks, cmakes)
 
 
 def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from ci.engine.rule_texts import parity_texts
 from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.mapping import Mapping, Pair, Variant
 from ci.parity.model import (
@@ -77,22 +78,47 @@ class Findings:
 
     def __init__(self, mapping: Mapping, source: Source) -> None:
         self.mapping, self.source = mapping, source
-        self._found: dict[tuple[str, Place, str, str], Difference] = {}
+        self._differences: dict[tuple[str, Place, str, str], Difference] = {}
         self._seen_dependencies: set[str] = set()
         self.nodes: dict[str, str] = {}
         """The dependency of the mapping that a name stands for, by the name."""
         self.incomplete = False
         """Whether something was not evaluated, so that entries may seem unused although they are not."""
 
-    def add(self, found: Difference, variant: str = "") -> None:
-        kept = self._found.setdefault(found.key, found)
+    def report(
+        self,
+        rule: str,
+        place: Place,
+        what: str,
+        where: str,
+        variant: str = "",
+        *,
+        message: str = "",
+        fix: str = "",
+        **words: object,
+    ) -> None:
+        """`message` and `fix` replace the rule's own, which `words` complete."""
+        self.add(self._difference(rule, place, what, where, message, fix, variant=variant, **words), variant)
+
+    def add(self, difference: Difference, variant: str = "") -> None:
+        kept = self._differences.setdefault(difference.key, difference)
         if variant and variant not in kept.variants:
             kept.variants.append(variant)
 
-    def report(
-        self, rule: str, place: Place, what: str, where: str, message: str, remedy: str, variant: str = ""
-    ) -> None:
-        self.add(Difference(rule, place, what, where, message, remedy), variant)
+    def _difference(
+        self,
+        rule: str,
+        place: Place,
+        what: str,
+        where: str,
+        message: str = "",
+        fix: str = "",
+        **words: object,
+    ) -> Difference:
+        text = parity_texts()[rule]
+        words |= {"what": what, "where": where, "mapping": self.source.name}
+        message = message or text.message.format(**words)
+        return Difference(rule, place, what, where, message, fix or text.fix.format(**words))
 
     def node_of(self, name: str) -> str | None:
         """The `[[dependencies]]` that names it, or has a pattern for it."""
@@ -110,21 +136,21 @@ class Findings:
     def settled(self) -> tuple[Difference, ...]:
         kept = []
         used: set[int] = set()
-        for found in self._found.values():
+        for one in self._differences.values():
             covering = [
                 position
                 for position, entry in enumerate(self.mapping.deliberate)
-                if entry.covers(found.rule, found.what, found.where)
+                if entry.covers(one.rule, one.what, one.where)
             ]
             used.update(covering)
             if not covering:
-                kept.append(found)
+                kept.append(one)
         if not self.incomplete:
             kept += self._stale(used)
-        for found in kept:
-            if old := renamed_from(found.what, kept):
-                found.message += f"; {old} is named and gone: was it renamed?"
-        return tuple(sorted(kept, key=lambda found: (found.place, found.rule, found.what)))
+        for one in kept:
+            if old := renamed_from(one.what, kept):
+                one.message += f"; {old} is named and gone: was it renamed?"
+        return tuple(sorted(kept, key=lambda one: (one.place, one.rule, one.what)))
 
     def _stale(self, used: set[int]) -> Iterator[Difference]:
         for position, entry in enumerate(self.mapping.deliberate):
@@ -133,26 +159,17 @@ class Findings:
                     "deliberate", position, f"{entry.rule} of {entry.what}", "no finding needs it"
                 )
         for position, dependency in enumerate(self.mapping.dependencies):
+            names = (*dependency.buck, *dependency.cmake)
             if dependency.buck and dependency.cmake:
-                if not self._is_seen(*dependency.buck, *dependency.cmake):
-                    yield self.stale(
-                        "dependencies", position, dependency.name, "no mapped library depends on it"
-                    )
-                continue
-            for name in (*dependency.buck, *dependency.cmake):
-                if not self._is_seen(name):
-                    yield self.stale("dependencies", position, name, "no mapped library depends on it")
+                unused = [] if self._is_seen(*names) else [dependency.name]
+            else:
+                unused = [name for name in names if not self._is_seen(name)]
+            for name in unused:
+                yield self.stale("dependencies", position, name, "no mapped library depends on it")
 
     def stale(self, table: str, position: int, what: str, why: str) -> Difference:
         place = Place(self.source.name, self.source.line(table, position))
-        return Difference(
-            "parity-stale-entry",
-            place,
-            what,
-            table,
-            f"[[{table}]] {what} no longer applies: {why}",
-            f"remove it from {self.source.name}",
-        )
+        return self._difference("parity-stale-entry", place, what, table, why=why)
 
 
 def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
@@ -186,55 +203,55 @@ def reached(side: Side, library: Library) -> list[Item]:
     return files
 
 
-def variant(found: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
+def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
     """All findings of one variant."""
     name = variant.name
     for side in (buck, cmake):
-        _troubles(found, name, side)
-        _missing_files(found, name, side)
+        _troubles(findings, name, side)
+        _missing_files(findings, name, side)
     if buck.failed or cmake.stopped:
-        found.incomplete = True
-    pairs = found.mapping.pairs_of(
+        findings.incomplete = True
+    pairs = findings.mapping.pairs_of(
         name, [one.name for one in cmake.libraries.values() if one.kind not in OF_THEIR_OWN]
     )
     if not cmake.stopped:
         for pair in pairs:
             if not any(_package(label) in buck.failed for label in pair.buck):
-                _targets_exist(found, name, pair, buck, cmake)
-                _files(found, name, pair, buck, cmake)
+                _targets_exist(findings, name, pair, buck, cmake)
+                _files(findings, name, pair, buck, cmake)
                 if pair.dependencies:
-                    _dependencies(found, name, pair, pairs, buck, cmake)
-                    _dependencies_within(found, name, pair, buck, cmake)
-                _flags(found, name, pair, buck, cmake)
-                _platforms(found, variant, pair, buck)
-    _unmapped(found, name, buck, cmake)
-    elsewhere = {label for pair in found.mapping.pairs for label in pair.buck}
+                    _dependencies(findings, name, pair, pairs, buck, cmake)
+                    _dependencies_within(findings, name, pair, buck, cmake)
+                _flags(findings, name, pair, buck, cmake)
+                _platforms(findings, variant, pair, buck)
+    _unmapped(findings, name, buck, cmake)
+    elsewhere = {label for pair in findings.mapping.pairs for label in pair.buck}
     here = {label for pair in pairs for label in pair.buck}
-    _compiled_twice(found, name, buck, leave_out=elsewhere - here)
-    _compiled_twice(found, name, cmake, leave_out=set())
-    _compiled_again(found, name, cmake)
-    _heavy(found, name, buck)
-    _renamed(found, name, buck)
+    _compiled_twice(findings, name, buck, leave_out=elsewhere - here)
+    _compiled_twice(findings, name, cmake, leave_out=set())
+    _compiled_again(findings, name, cmake)
+    _heavy(findings, name, buck)
+    _renamed(findings, name, buck)
 
 
 def tree(
-    found: Findings, tree: Tree, bucks: MappingOf[tuple[str, bool], Side], cmakes: MappingOf[str, Side]
+    findings: Findings, tree: Tree, bucks: MappingOf[tuple[str, bool], Side], cmakes: MappingOf[str, Side]
 ) -> None:
     """Findings that need all variants together."""
     sides = [*bucks.values(), *cmakes.values()]
-    _globs(found, [use for side in sides for use in side.globs])
-    _alone(found, sides)
-    _labels(found, tree, list(bucks.values()))
-    _packages(found, tree, list(bucks.values()))
+    _globs(findings, [use for side in sides for use in side.globs])
+    _alone(findings, sides)
+    _labels(findings, tree, list(bucks.values()))
+    _packages(findings, tree, list(bucks.values()))
     if any(side.stopped for side in sides):
         return
-    _schemas(found, list(bucks.values()), list(cmakes.values()))
+    _schemas(findings, list(bucks.values()), list(cmakes.values()))
     failed = {package for side in sides for package in side.failed}
     known = {item.name for side in sides for library in side.libraries.values() for item in library.files}
     known |= {item.name for side in sides for item in side.named}
     known |= {item.name for side in sides for rule in side.generated for item in rule.inputs}
-    scope = found.mapping.scope
-    included = _include_directories(found, list(cmakes.values()))
+    scope = findings.mapping.scope
+    included = _include_directories(findings, list(cmakes.values()))
     unknown = [
         path
         for root in scope.roots
@@ -243,35 +260,30 @@ def tree(
         and path.endswith(scope.suffixes)
         and not any(path.startswith(f"{package}/") for package in failed)
     ]
-    _unknown_modules(found, tree, [path for path in unknown if is_python(path)], known)
+    _unknown_modules(findings, tree, [path for path in unknown if is_python(path)], known)
     for path in unknown:
         place = next((place for folder, place in included.items() if path.startswith(f"{folder}/")), None)
         if is_header(path) and place is not None:
-            _reached_header(found, path, place)
+            findings.report(
+                "parity-missing-in-buck",
+                place,
+                path,
+                "tree",
+                message=f"CMake reaches {path} by this include directory, and no Buck library names it",
+                fix="name it in the exported_headers of its library, or delete it",
+            )
         elif not is_python(path):
-            message = f"no build knows {path}"
-            _unknown(found, path, path, message, "name it in CMakeLists.txt and in targets.bzl, or delete it")
+            findings.report("parity-unknown-file", Place(path, 1), path, "tree")
 
 
-def _include_directories(found: Findings, cmakes: Sequence[Side]) -> dict[str, Place]:
+def _include_directories(findings: Findings, cmakes: Sequence[Side]) -> dict[str, Place]:
     """The directories below a root: CMake's targets can include any header there."""
-    roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
+    roots = tuple(f"{root}/" for root in findings.mapping.scope.roots)
     items = (item for side in cmakes for library in side.libraries.values() for item in library.includes)
     return first_places(item for item in items if item.name.startswith(roots))
 
 
-def _reached_header(found: Findings, path: str, place: Place) -> None:
-    found.report(
-        "parity-missing-in-buck",
-        place,
-        path,
-        "tree",
-        f"CMake reaches {path} by this include directory, and no Buck library names it",
-        "name it in the exported_headers of its library, or delete it",
-    )
-
-
-def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
+def _unknown_modules(findings: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
     """Only Buck lists Python files.
 
     A module that it does not list, in a folder with listed ones, was forgotten. A package with no listed
@@ -283,29 +295,30 @@ def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set
     beside = {posixpath.dirname(path) for path in known if is_python(path)}
     packages: dict[str, list[str]] = {}
     for path in unknown:
-        if posixpath.basename(path) == "__init__.py" and _says_nothing(tree.read(path)):
+        if posixpath.basename(path) == "__init__.py" and _has_no_code(tree.read(path)):
             continue  # Buck creates these itself.
         if posixpath.dirname(path) in beside:
-            _unknown(
-                found,
+            findings.report(
+                "parity-unknown-file",
+                Place(path, 1),
                 path,
-                path,
-                f"no Buck library has {path}, though one has others of its directory",
-                "name it in the library's srcs, or delete it",
+                "tree",
+                message=f"no Buck library has {path}, though one has others of its directory",
+                fix="name it in the library's srcs, or delete it",
             )
             continue
         folders = [folder for folder in _folders(path) if folder not in peopled]
         packages.setdefault(folders[-1] if folders else posixpath.dirname(path), []).append(path)
     for folder, paths in packages.items():
         deep = any(posixpath.dirname(path) != folder for path in paths)
-        _unknown(
-            found,
-            paths[0],
+        files = paths[0] if len(paths) == 1 else f"any of the {len(paths)} Python files of {folder}"
+        findings.report(
+            "parity-unknown-file",
+            Place(paths[0], 1),
             f"{folder}/{'**/' if deep else ''}*.py",
-            f"no Buck library has any of the {len(paths)} Python files of {folder}"
-            if len(paths) > 1
-            else f"no Buck library has {paths[0]}",
-            "give them a library, or say in the mapping why they need none",
+            "tree",
+            message=f"no Buck library has {files}",
+            fix="give them a library, or say in the mapping why they need none",
         )
 
 
@@ -317,71 +330,44 @@ def _folders(path: str) -> list[str]:
     return found
 
 
-def _says_nothing(text: str) -> bool:
+def _has_no_code(text: str) -> bool:
     return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
 
 
-def _unknown(found: Findings, path: str, what: str, message: str, remedy: str) -> None:
-    found.report("parity-unknown-file", Place(path, 1), what, "tree", message, remedy)
-
-
-def _troubles(found: Findings, variant: str, side: Side) -> None:
+def _troubles(findings: Findings, variant: str, side: Side) -> None:
     for trouble in side.troubles:
-        found.incomplete = True
-        found.report(
-            "parity-not-evaluated",
-            trouble.place,
-            trouble.what,
-            trouble.place.file,
-            f"cannot evaluate {trouble.what}: {trouble.why}",
-            f"say in {found.source.name} what it is, or write it more plainly",
-            variant,
-        )
+        findings.incomplete = True
+        place = trouble.place
+        findings.report("parity-not-evaluated", place, trouble.what, place.file, variant, why=trouble.why)
 
 
-def _missing_files(found: Findings, variant: str, side: Side) -> None:
+def _missing_files(findings: Findings, variant: str, side: Side) -> None:
     for item in side.missing:
-        found.report(
-            "parity-missing-file",
-            item.place,
-            item.name,
-            item.place.file,
-            f"{item.name} is named here, and does not exist",
-            "correct the name, or take it out",
-            variant,
-        )
+        findings.report("parity-missing-file", item.place, item.name, item.place.file, variant)
 
 
-def _targets_exist(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    position = [one.name for one in found.mapping.pairs].index(pair.name)
-    place = Place(found.source.name, found.source.line("pairs", position))
+def _targets_exist(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+    position = [one.name for one in findings.mapping.pairs].index(pair.name)
+    place = Place(findings.source.name, findings.source.line("pairs", position))
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         for name in names:
             if name not in side.libraries:
-                found.report(
-                    "parity-target-missing",
-                    place,
-                    name,
-                    pair.name,
-                    f"{pair.name} maps {name}, which {build} does not declare",
-                    f"declare it, or correct the pair in {found.source.name}",
-                    variant,
-                )
+                findings.report("parity-target-missing", place, name, pair.name, variant, build=build)
 
 
-def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
+def _files(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+    roots = tuple(f"{root}/" for root in findings.mapping.scope.roots)
     left = first_places(item for item in _native(buck, pair.buck) if item.name.startswith(roots))
     right = first_places(item for item in _native(cmake, pair.cmake) if item.name.startswith(roots))
     for path in sorted(right.keys() - left.keys()):
-        found.report(
+        findings.report(
             "parity-missing-in-buck",
             right[path],
             path,
             pair.name,
-            f"CMake builds {path}, which {_lack(pair.buck)}",
-            f"add it to {_targets_file(pair)}, or let --fix do it",
             variant,
+            lacking=_lack(pair.buck),
+            file=_targets_file(pair),
         )
     reach = [
         item.name for name in pair.cmake if name in cmake.libraries for item in cmake.libraries[name].includes
@@ -389,15 +375,8 @@ def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
     for path in sorted(left.keys() - right.keys()):
         if is_header(path) and any(folder in ("", "..") or path.startswith(f"{folder}/") for folder in reach):
             continue
-        found.report(
-            "parity-missing-in-cmake",
-            left[path],
-            path,
-            pair.name,
-            f"{_which_has(buck, pair.buck, path)} has {path}, and CMake's targets of {pair.name} lack it",
-            "add it to the target_sources of its library, or exclude it in targets.bzl",
-            variant,
-        )
+        library = _which_has(buck, pair.buck, path)
+        findings.report("parity-missing-in-cmake", left[path], path, pair.name, variant, library=library)
 
 
 def _which_has(side: Side, names: Iterable[str], path: str) -> str:
@@ -412,10 +391,10 @@ def _native(side: Side, names: Iterable[str]) -> Iterator[Item]:
 
 
 def _dependencies(
-    found: Findings, variant: str, pair: Pair, pairs: Sequence[Pair], buck: Side, cmake: Side
+    findings: Findings, variant: str, pair: Pair, pairs: Sequence[Pair], buck: Side, cmake: Side
 ) -> None:
     of_pairs = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
-    one_sided = {one.name for one in found.mapping.dependencies if not (one.buck and one.cmake)}
+    one_sided = {one.name for one in findings.mapping.dependencies if not (one.buck and one.cmake)}
     sides: list[dict[str, Item]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, Item] = {}
@@ -423,35 +402,30 @@ def _dependencies(
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
                 known = _twin_of(side, item.name)
-                node = of_pairs.get(known) or found.node_of(known)
+                node = of_pairs.get(known) or findings.node_of(known)
                 if node is None:
-                    found.add(_unknown_dependency(found, pair, item, build), variant)
+                    rule = "parity-dependency-unmapped"
+                    findings.report(rule, item.place, item.name, pair.name, variant, build=build)
                 elif node != f"pair {pair.name}" and node not in one_sided:
                     linked.setdefault(node, item)
         sides.append(linked)
     left, right = sides
     for node in sorted(right.keys() - left.keys()):
         item = right[node]
-        found.report(
+        findings.report(
             "parity-dependency-missing-in-buck",
             item.place,
             node,
             pair.name,
-            f"CMake links {item.name} in {pair.name}, a dependency that {_lack(pair.buck)}",
-            f"add it to the deps in {_targets_file(pair)}",
             variant,
+            name=item.name,
+            lacking=_lack(pair.buck),
+            file=_targets_file(pair),
         )
     for node in sorted(left.keys() - right.keys()):
         item = left[node]
-        found.report(
-            "parity-dependency-missing-in-cmake",
-            item.place,
-            node,
-            pair.name,
-            f"Buck's {pair.name} depends on {item.name}, and CMake links nothing of {pair.name} to it",
-            "link it with target_link_libraries, or take it out of targets.bzl",
-            variant,
-        )
+        rule = "parity-dependency-missing-in-cmake"
+        findings.report(rule, item.place, node, pair.name, variant, name=item.name)
 
 
 def _twin_of(side: Side, name: str) -> str:
@@ -459,7 +433,7 @@ def _twin_of(side: Side, name: str) -> str:
     return name if name in side.libraries else name.removesuffix(TWIN) if name.startswith("//") else name
 
 
-def _dependencies_within(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+def _dependencies_within(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
     """Dependencies between the Buck libraries of one pair, by their files: CMake links them where Buck has
     one library for several of its targets."""
     owner = {
@@ -483,102 +457,88 @@ def _dependencies_within(found: Findings, variant: str, pair: Pair, buck: Side, 
                         linked.setdefault((left, right), item)
     for (left, right), item in linked.items():
         if right not in {_twin_of(buck, one.name) for one in buck.libraries[left].dependencies}:
-            found.report(
+            findings.report(
                 "parity-dependency-missing-in-buck",
                 item.place,
                 right,
                 pair.name,
-                f"CMake links {item.name} (of {right}) here, and {left} does not depend on that",
-                f"add it to the deps of {left}",
                 variant,
+                message=f"CMake links {item.name} (of {right}) here, and {left} does not depend on that",
+                fix=f"add it to the deps of {left}",
             )
 
 
-def _flags(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+def _flags(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
     left = [buck.libraries[name] for name in pair.buck if name in buck.libraries]
     right = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
     if not left or not right:
         return
-    compared = found.mapping.flags.options
-    for rule, remedy, ours, theirs in (
+    compared = findings.mapping.flags.options
+    for rule, ours, theirs in (
         (
             "parity-definition-differs",
-            "give it to both: preprocessor_flags, target_compile_definitions",
             [item for library in left for item in library.definitions],
             [item for library in right for item in library.definitions],
         ),
         (
             "parity-option-differs",
-            "give it to both: compiler_flags, target_compile_options",
             [item for library in left for item in library.options if _any_of(item.name, compared)],
             [item for library in right for item in library.options if _any_of(item.name, compared)],
         ),
     ):
         here, there = first_places(ours), first_places(theirs)
         for name in sorted(here.keys() ^ there.keys()):
-            has, lacks = ("Buck", "CMake") if name in here else ("CMake", "Buck")
-            found.report(
-                rule,
-                here.get(name) or there[name],
-                name,
-                pair.name,
-                f"{has} compiles {pair.name} with {name}, and {lacks} does not",
-                remedy,
-                variant,
-            )
-    ours_standard = next((one.standard for one in left if one.standard), None)
-    theirs_standard = next((one.standard for one in right if one.standard), None)
-    if ours_standard and theirs_standard and ours_standard.name != theirs_standard.name:
-        everywhere = ours_standard.place.file == ".buckconfig"
-        found.report(
+            place = here.get(name) or there[name]
+            findings.report(rule, place, name, pair.name, variant, **_has_and_lacks(name in here))
+    standard = next((one.standard for one in left if one.standard), None)
+    other = next((one.standard for one in right if one.standard), None)
+    if standard and other and standard.name != other.name:
+        everywhere = standard.place.file == ".buckconfig"
+        findings.report(
             "parity-standard-differs",
-            theirs_standard.place if everywhere else ours_standard.place,
-            ours_standard.name,
+            other.place if everywhere else standard.place,
+            standard.name,
             pair.name,
-            f"Buck compiles {pair.name} as C++{ours_standard.name} ({ours_standard.place}),"
-            f" CMake as C++{theirs_standard.name} ({theirs_standard.place})",
-            "choose one of them for both",
             variant,
+            buck=standard.place,
+            other=other.name,
+            cmake=other.place,
         )
     whole = [one.whole for one in left if one.whole], [one.whole for one in right if one.whole]
     if bool(whole[0]) != bool(whole[1]):
-        has, lacks = ("Buck", "CMake") if whole[0] else ("CMake", "Buck")
-        found.report(
-            "parity-whole-archive-differs",
-            (whole[0] or whole[1])[0],
-            "link_whole",
-            pair.name,
-            f"{has} links all of {pair.name}, also what nothing calls; {lacks} drops that",
-            "Buck: link_whole = True; CMake: executorch_target_link_options_shared_lib",
-            variant,
-        )
+        place = (whole[0] or whole[1])[0]
+        rule = "parity-whole-archive-differs"
+        findings.report(rule, place, "link_whole", pair.name, variant, **_has_and_lacks(bool(whole[0])))
+
+
+def _has_and_lacks(buck_has_it: bool) -> dict[str, str]:
+    return {"has": "Buck", "lacks": "CMake"} if buck_has_it else {"has": "CMake", "lacks": "Buck"}
 
 
 def _any_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _platforms(found: Findings, variant: Variant, pair: Pair, buck: Side) -> None:
+def _platforms(findings: Findings, variant: Variant, pair: Pair, buck: Side) -> None:
     for name in pair.buck:
         library = buck.libraries.get(name)
         if library and library.platforms and variant.platform and variant.platform not in library.platforms:
-            found.report(
+            findings.report(
                 "parity-platforms-differ",
                 library.place,
                 variant.platform,
                 name,
-                f"{name} is for {', '.join(library.platforms)}, and CMake builds {pair.name} for"
-                f" {variant.name}",
-                f"add {variant.platform} to its platforms",
                 variant.name,
+                platforms=", ".join(library.platforms),
+                pair=pair.name,
             )
 
 
-def _schemas(found: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> None:
+def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> None:
     """The files that code is generated from, and by which program with which flags."""
 
     def by_input(sides: Sequence[Side]) -> dict[str, Generated]:
-        suffixes = tuple(one for one in found.mapping.scope.suffixes if one in SCHEMAS)
+        suffixes = tuple(one for one in findings.mapping.scope.suffixes if one in SCHEMAS)
         inputs: dict[str, Generated] = {}
         for side in sides:
             for rule in side.generated:
@@ -587,38 +547,36 @@ def _schemas(found: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> 
         return inputs
 
     left, right = by_input(bucks), by_input(cmakes)
+
+    def report(place: Place, what: str, path: str, has: str, how: str) -> None:
+        findings.report("parity-schema-differs", place, what, path, has=has, how=how)
+
     for path in sorted(left.keys() | right.keys()):
         one, other = left.get(path), right.get(path)
-        has, lacks = ("Buck", "CMake") if one else ("CMake", "Buck")
         if not (one and other):
+            sides = _has_and_lacks(one is not None)
             place = (one or other or left[path]).place
-            _schema(found, place, path, path, f"{has} generates code of {path}, and {lacks} does not")
+            report(place, path, path, sides["has"], f", and {sides['lacks']} does not")
             continue
-        here, there = _chosen(found, one), _chosen(found, other)
+        here, there = _chosen(findings, one), _chosen(findings, other)
         for flag in sorted(here ^ there):
-            has, lacks = ("Buck", "CMake") if flag in here else ("CMake", "Buck")
+            sides = _has_and_lacks(flag in here)
             place = (one if flag in here else other).place
-            _schema(found, place, flag, path, f"{has} generates code of {path} with {flag}, {lacks} without")
+            report(place, flag, path, sides["has"], f" with {flag}, {sides['lacks']} without")
         if one.command[:1] != other.command[:1]:
-            message = f"Buck generates code of {path} by {one.command[0]}, and CMake by {other.command[0]}"
-            _schema(found, one.place, path, path, message)
+            report(one.place, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
 
 
-def _chosen(found: Findings, rule: Generated) -> set[str]:
-    return {word for word in rule.command if _any_of(word, found.mapping.flags.schemas)}
+def _chosen(findings: Findings, rule: Generated) -> set[str]:
+    return {word for word in rule.command if _any_of(word, findings.mapping.flags.schemas)}
 
 
-def _schema(found: Findings, place: Place, what: str, path: str, message: str) -> None:
-    remedy = "Buck: genrule; CMake: add_custom_command"
-    found.report("parity-schema-differs", place, what, path, message, remedy)
-
-
-def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
+def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     """Every label of a package in the tree must be declared there."""
     evaluated = {package for side in bucks for package in side.packages}
     failed = {package for side in bucks for package in side.failed}
     declared = {label for side in bucks for label in side.declared}
-    names = (*found.mapping.buck.files, "targets.bzl")
+    names = (*findings.mapping.buck.files, "targets.bzl")
     build_files = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in names}
     tops = {folder.partition("/")[0] for folder in build_files}
     for item in {item.name: item for side in bucks for item in side.labels}.values():
@@ -632,14 +590,7 @@ def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
         else:
             missing = tree.whole and package.partition("/")[0] in tops
         if missing:
-            found.report(
-                "parity-label-missing",
-                item.place,
-                item.name,
-                item.place.file,
-                f"{item.name} is named here, and no Buck file declares it",
-                "correct the label, or declare the target",
-            )
+            findings.report("parity-label-missing", item.place, item.name, item.place.file)
 
 
 def _names_it(tree: Tree, package: str, name: str) -> bool:
@@ -657,38 +608,21 @@ def _names_it(tree: Tree, package: str, name: str) -> bool:
     return any(name.startswith(f"{value}_") for value in known if value) or _any_of(name, patterns)
 
 
-def _packages(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
+def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
+    names = findings.mapping.buck.files
+    words = {"names": ", ".join(names), "first": names[0], "entry": findings.mapping.buck.entry}
     for package in sorted({package for side in bucks for package in side.packages}):
-        names = found.mapping.buck.files
         if not any(posixpath.join(package, name) in tree.files for name in names):
             path = posixpath.join(package, "targets.bzl")
-            found.report(
-                "parity-package-missing",
-                Place(path, 1),
-                path,
-                "tree",
-                f"{path} has none of {', '.join(names)} beside it, so Buck never runs it",
-                f"add a {names[0]} that calls {found.mapping.buck.entry}()",
-            )
+            findings.report("parity-package-missing", Place(path, 1), path, "tree", **words)
 
 
-def _unknown_dependency(found: Findings, pair: Pair, item: Item, build: str) -> Difference:
-    return Difference(
-        "parity-dependency-unmapped",
-        item.place,
-        item.name,
-        pair.name,
-        f"{build}'s {pair.name} depends on {item.name}, which is in no [[dependencies]]",
-        f"name it in {found.source.name}",
-    )
-
-
-def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
-    pairs = found.mapping.pairs
+def _unmapped(findings: Findings, variant: str, buck: Side, cmake: Side) -> None:
+    pairs = findings.mapping.pairs
     mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
     patterns = [name for pair in pairs for name in pair.cmake if "*" in name]
-    patterns_alone = [name for alone in found.mapping.alone for name in (*alone.buck, *alone.cmake)]
-    roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
+    patterns_alone = [name for alone in findings.mapping.alone for name in (*alone.buck, *alone.cmake)]
+    roots = tuple(f"{root}/" for root in findings.mapping.scope.roots)
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
             native = any(is_native(item.name) and item.name.startswith(roots) for item in library.files)
@@ -697,125 +631,74 @@ def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
             free = side is cmake and library.kind not in OF_THEIR_OWN
             if free and any(fnmatchcase(library.name, pattern) for pattern in patterns):
                 continue
-            found.report(
-                "parity-unmapped-target",
-                library.place,
-                library.name,
-                build,
-                f"{build}'s {library.name} is in no pair",
-                f"give it a pair in {found.source.name}, or list it under [[alone]] with the reason",
-                variant,
-            )
+            findings.report("parity-unmapped-target", library.place, library.name, build, variant)
 
 
-def _compiled_twice(found: Findings, variant: str, side: Side, leave_out: set[str]) -> None:
+def _compiled_twice(findings: Findings, variant: str, side: Side, leave_out: set[str]) -> None:
     first: dict[str, str] = {}
     for library in side.libraries.values():
         if library.name in leave_out:
             continue
         if library.name.startswith("//"):
             for item in duplicates(library):
-                _listed_twice(found, variant, item, library.name)
+                findings.report("parity-listed-twice", item.place, item.name, library.name, variant)
         for path, place in first_places(library.compiled).items():
             other = first.setdefault(path, library.name)
             if other != library.name:
-                _twice(
-                    found, variant, Item(path, place), library.name, f"in {other} and again in {library.name}"
-                )
+                how = f"in {other} and again in {library.name}"
+                findings.report("parity-compiled-twice", place, path, library.name, variant, how=how)
 
 
-def _compiled_again(found: Findings, variant: str, cmake: Side) -> None:
+def _compiled_again(findings: Findings, variant: str, cmake: Side) -> None:
     """Sources that a library passes on to its users are compiled again there."""
     for library in cmake.libraries.values():
         if library.kind == "interface":
             continue
         for item in reached(cmake, library):
             if is_source(item.name):
-                _twice(found, variant, item, library.name, f"{item.scope} here, so again in {library.name}")
+                how = f"{item.scope} here, so again in {library.name}"
+                findings.report(
+                    "parity-compiled-twice", item.place, item.name, library.name, variant, how=how
+                )
 
 
-def _listed_twice(found: Findings, variant: str, item: Item, name: str) -> None:
-    found.report(
-        "parity-listed-twice",
-        item.place,
-        item.name,
-        name,
-        f"{name} names {item.name} twice, which Buck refuses",
-        "name it once, or let --fix do it",
-        variant,
-    )
-
-
-def _twice(found: Findings, variant: str, item: Item, where: str, how: str) -> None:
-    found.report(
-        "parity-compiled-twice",
-        item.place,
-        item.name,
-        where,
-        f"{item.name} is compiled {how}",
-        "leave it in one library, PRIVATE, and let the others depend on that one",
-        variant,
-    )
-
-
-def _heavy(found: Findings, variant: str, buck: Side) -> None:
-    for rule in found.mapping.heavy:
+def _heavy(findings: Findings, variant: str, buck: Side) -> None:
+    for rule in findings.mapping.heavy:
         for library in buck.libraries.values():
             if _any_of(library.name, rule.allowed):
                 continue
             for item in library.dependencies:
-                if any(fnmatchcase(item.name, pattern) for pattern in rule.dependencies):
-                    found.report(
-                        "parity-heavy-dependency",
-                        item.place,
-                        item.name,
-                        library.name,
-                        f"{library.name} depends on {item.name}: {rule.reason}",
-                        "take it out of targets.bzl",
-                        variant,
-                    )
+                if _any_of(item.name, rule.dependencies):
+                    heavy = "parity-heavy-dependency"
+                    findings.report(heavy, item.place, item.name, library.name, variant, reason=rule.reason)
 
 
-def _renamed(found: Findings, variant: str, buck: Side) -> None:
+def _renamed(findings: Findings, variant: str, buck: Side) -> None:
     for library in buck.libraries.values():
         for alias, item in library.renamed.items():
-            found.report(
-                "parity-header-renamed",
-                item.place,
-                item.name,
-                library.name,
-                f"{library.name} gives {item.name} out as {alias}, a name that CMake does not give it",
-                "give it the name that its path ends in",
-                variant,
-            )
+            rule = "parity-header-renamed"
+            findings.report(rule, item.place, item.name, library.name, variant, alias=alias)
 
 
-def _globs(found: Findings, uses: list[Glob]) -> None:
+def _globs(findings: Findings, uses: list[Glob]) -> None:
     """A pattern of a shared macro may match in one directory and not in the next: it is empty only if it
     never matches."""
     matching = {(use.place, use.pattern, use.exclude) for use in uses if use.matched}
     for use in uses:
         if (use.place, use.pattern, use.exclude) in matching:
             continue
-        rule, kind = ("parity-exclude-empty", "exclude") if use.exclude else ("parity-glob-empty", "pattern")
-        found.report(
-            rule,
-            use.place,
-            use.pattern,
-            use.place.file,
-            f'the {kind} "{use.pattern}" matches nothing',
-            "correct it, or take it out, or let --fix do it",
-        )
+        rule = "parity-exclude-empty" if use.exclude else "parity-glob-empty"
+        findings.report(rule, use.place, use.pattern, use.place.file)
 
 
-def _alone(found: Findings, sides: Sequence[Side]) -> None:
+def _alone(findings: Findings, sides: Sequence[Side]) -> None:
     known = {name for side in sides for name in side.libraries}
-    if found.incomplete:
+    if findings.incomplete:
         return
-    for position, alone in enumerate(found.mapping.alone):
+    for position, alone in enumerate(findings.mapping.alone):
         for name in (*alone.buck, *alone.cmake):
             if not any(fnmatchcase(one, name) for one in known):
-                found.add(found.stale("alone", position, name, "no build declares it"))
+                findings.add(findings.stale("alone", position, name, "no build declares it"))
 
 
 def _lack(labels: tuple[str, ...]) -> str:

@@ -9,13 +9,12 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from collections.abc import Mapping as MappingOf
 from pathlib import PurePosixPath
 
 from ci.parity.check import Checked
 from ci.parity.compare import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
-from ci.parity.model import Library, Side, is_python
+from ci.parity.model import Library, is_python
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -43,14 +42,10 @@ an entry of the mapping that is about it."""
 _EMPTY_LIST = re.compile(r"\[\s*\]")
 
 
-def fix(
-    tree: Tree, mapping: Mapping, check: Callable[[Tree, MappingOf[str, Side] | None], Checked]
-) -> dict[str, str]:
-    """The changed texts by path; empty if nothing is certain.
-
-    `check` gets a tree, and the CMake side if it is known already."""
+def fix(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[str, str]:
+    """The changed texts by path; empty if nothing is certain."""
     changed: dict[str, str] = {}
-    current = check(tree, None)
+    current = check(tree)
     given_up: set[tuple[str, str, str]] = set()
     while found := _next(current, given_up):
         step = _fixed(tree.changed(changed), mapping, check, current, found)
@@ -107,7 +102,7 @@ def _identity(found: Difference) -> tuple[str, str, str, str]:
 def _fixed(
     tree: Tree,
     mapping: Mapping,
-    check: Callable[[Tree, MappingOf[str, Side] | None], Checked],
+    check: Callable[[Tree], Checked],
     current: Checked,
     found: Difference,
 ) -> tuple[str, str, Checked] | None:
@@ -118,7 +113,7 @@ def _fixed(
     alike = {one for one in before if one[1] == found.rule and one[2] == found.what}
     second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, found):
-        checked = check(tree.changed({path: text}), current.cmake)
+        checked = check(tree.changed({path: text}))
         after = _counted(checked)
         gone = before.keys() - after.keys()
         if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ci.parity.check import Checked
     from ci.parity.compare import Difference
     from ci.parity.mapping import Mapping
-    from ci.parity.model import Side
     from ci.parity.tree import Tree
     from provisioning.base.findings import Report
     from provisioning.base.stage_run import StageRun
@@ -99,8 +98,8 @@ def _check(
     if mapping.scope.root not in tree.directories:
         raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", remedy=REMEDY)
 
-    def checked(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
-        return check(tree, mapping, source=source, cmake=cmake)
+    def checked(tree: Tree) -> Checked:
+        return check(tree, mapping, source)
 
     found = checked(tree)
     stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)

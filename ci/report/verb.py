@@ -97,11 +97,11 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _sarif(reports: Sequence[Report]) -> str:
-    from ci.engine.rule_texts import RULES
+    from ci.engine.rule_texts import parity_texts
     from provisioning.validation.tables import rule_texts
 
     texts = {rule: RuleText(each.summary, each.why, each.fix) for rule, each in rule_texts().items()}
-    texts |= {rule: RuleText(text) for rule, text in RULES.items()}
+    texts |= {rule: RuleText(each.summary) for rule, each in parity_texts().items()}
     return sarif(reports, texts)
 
 

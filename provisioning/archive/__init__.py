@@ -10,16 +10,13 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from provisioning.archive.planned_files import DEFAULT, Limits, plan_files
 from provisioning.archive.reader import Zip
 from provisioning.archive.writer import Entry, unpack
 from provisioning.base.disk import ANOTHER_STORE, disk_error
 from provisioning.base.errors import EnvironmentLacking
-
-if TYPE_CHECKING:
-    from provisioning.base.progress import Progress
+from provisioning.base.progress import SILENT, Progress
 
 __all__ = ["DEFAULT", "Entry", "Limits", "extract"]
 
@@ -31,7 +28,7 @@ def extract(
     *,
     limits: Limits = DEFAULT,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     name: str = "",
 ) -> list[Entry]:
     """Unpack the members that `place` gives a destination below `into`; returns what was written.

@@ -12,6 +12,7 @@ import hashlib
 import os
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -80,10 +81,9 @@ class Directories:
 
 
 def unpack(
-    zip_file: Zip, plan: PlannedFiles, into: Path, workers: int | None, progress: Progress | None, name: str
+    zip_file: Zip, plan: PlannedFiles, into: Path, workers: int | None, progress: Progress, name: str
 ) -> list[Entry]:
-    if progress is not None:
-        progress.start(f"unpack {name}", plan.total)
+    progress.start(f"unpack {name}", plan.total)
     try:
         root = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -91,14 +91,11 @@ def unpack(
         finally:
             os.close(root)
     finally:
-        if progress is not None:
-            progress.finish()
+        progress.finish()
 
 
 class _Unpacking:
-    def __init__(
-        self, zip_file: Zip, plan: PlannedFiles, into: Path, root: int, progress: Progress | None
-    ) -> None:
+    def __init__(self, zip_file: Zip, plan: PlannedFiles, into: Path, root: int, progress: Progress) -> None:
         self._zip = zip_file
         self._plan = plan
         self._into = into
@@ -109,7 +106,8 @@ class _Unpacking:
         self._entries: list[Entry] = []
         self._lock = threading.Lock()
         self._untold = 0
-        self._errors: list[BaseException] = []
+        self._stopped = threading.Event()
+        """Set when one worker has failed: the others need not go on."""
 
     def run(self, workers: int | None) -> list[Entry]:
         with Directories(self._root) as directories:
@@ -122,32 +120,25 @@ class _Unpacking:
         return sorted(self._entries, key=lambda entry: entry.path)
 
     def _write_files(self, workers: int) -> None:
-        threads = [
-            threading.Thread(target=self._work, name=f"unpack-{number}")
-            for number in range(min(workers, len(self._todo)))
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            # Only this thread advances: a progress knows a piece of work by the thread that began it.
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(TELL_EVERY / len(threads))
+        if not self._todo:
+            return
+        with ThreadPoolExecutor(min(workers, len(self._todo)), "unpack") as pool:
+            working = [pool.submit(self._work) for _ in range(min(workers, len(self._todo)))]
+            try:
+                # Only this thread advances: a progress knows a piece of work by the thread that began it.
+                while wait(working, TELL_EVERY).not_done:
+                    self._tell()
                 self._tell()
-            self._tell()
-        except BaseException:
-            # Interrupted: let the workers end before anybody removes what they write.
-            self._errors.append(KeyboardInterrupt())
-            for thread in threads:
-                thread.join()
-            raise
-        if self._errors:
-            raise self._errors[0]
+            finally:
+                # After an interrupt the workers end before anybody removes what they write.
+                self._stopped.set()
+        for each in working:
+            each.result()
 
     def _work(self) -> None:
         try:
             with Directories(self._root) as directories:
-                while not self._errors:
+                while not self._stopped.is_set():
                     try:
                         file = self._todo.popleft()
                     except IndexError:
@@ -155,8 +146,9 @@ class _Unpacking:
                     entry = self._write_file(directories, file)
                     with self._lock:
                         self._entries.append(entry)
-        except BaseException as error:  # handed to the thread that waits, which raises it
-            self._errors.append(error)
+        except BaseException:
+            self._stopped.set()
+            raise
 
     def _write_file(self, directories: Directories, file: PlannedFile) -> Entry:
         digest = hashlib.sha256()
@@ -170,7 +162,7 @@ class _Unpacking:
                     digest.update(block)
                     with self._lock:
                         self._untold += len(block)
-                    if self._errors:
+                    if self._stopped.is_set():
                         break
                 os.fchmod(out, file.mode)
             finally:
@@ -200,7 +192,7 @@ class _Unpacking:
     def _tell(self) -> None:
         with self._lock:
             count, self._untold = self._untold, 0
-        if count and self._progress is not None:
+        if count:
             self._progress.advance(count)
 
     def _cannot_write(self, path: str, error: OSError) -> Exception:

@@ -24,6 +24,7 @@ from provisioning.base.settings import user_path
 @dataclass(frozen=True, slots=True)
 class Verb:
     module: str
+    """The module that has it; or `module:name`, where a module has several."""
     summary: str
     environment: str = "tools"
     """The locked environment that has its packages; qnn_ci.py chooses for those that need several."""
@@ -242,7 +243,9 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
 
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
-    module = cast(VerbModule, importlib.import_module(verb.module))
+    path, _, attribute = verb.module.partition(":")
+    found: Any = importlib.import_module(path)
+    module = cast(VerbModule, getattr(found, attribute) if attribute else found)
     # Child processes resolve relative paths from their own folder.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
     for variable in PATHS:

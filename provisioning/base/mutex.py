@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from provisioning.base.progress import Progress
+from provisioning.base.progress import SILENT, Progress
 
 
 @contextmanager
-def mutex(path: Path, progress: Progress | None = None, waiting: str = "") -> Iterator[None]:
+def mutex(path: Path, progress: Progress = SILENT, waiting: str = "") -> Iterator[None]:
     """Hold the mutex at `path`, a file in an existing folder; `waiting` is shown where another holds it."""
     from filelock import FileLock, Timeout
 
@@ -18,8 +18,7 @@ def mutex(path: Path, progress: Progress | None = None, waiting: str = "") -> It
     try:
         lock.acquire(timeout=0.2)
     except Timeout:
-        if progress is not None:
-            progress.note(waiting)
+        progress.note(waiting)
         lock.acquire()
     try:
         yield

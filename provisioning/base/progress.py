@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from provisioning.base.screen import Display, display_for, new_bar
 from provisioning.base.units import seconds, size
@@ -25,8 +25,8 @@ DRAWN_EVERY = 0.1
 """Seconds between two states of a bar."""
 
 
-class Progress(Protocol):
-    """Receives the progress of long work. One object may serve several threads, each with its own work."""
+class Progress:
+    """Receives the progress of long work. This one prints nothing."""
 
     def start(self, name: str, total: int | None, done: int = 0) -> None: ...
 
@@ -37,16 +37,7 @@ class Progress(Protocol):
     def finish(self) -> None: ...
 
 
-class Silent:
-    """Prints nothing."""
-
-    def start(self, name: str, total: int | None, done: int = 0) -> None: ...
-
-    def advance(self, count: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def finish(self) -> None: ...
+SILENT = Progress()
 
 
 @dataclass(slots=True)
@@ -62,7 +53,7 @@ class _Piece:
     """The number of its bar, once it has one."""
 
 
-class Lines:
+class Lines(Progress):
     """Plain lines: for logs, pipes and terminals that cannot move the cursor."""
 
     def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:

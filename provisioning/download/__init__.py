@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from provisioning.base.mutex import mutex
-from provisioning.base.progress import Progress, Silent
+from provisioning.base.progress import SILENT, Progress
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
 from provisioning.download.disk import disk_errors
 from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, NotThere, Patience
@@ -43,7 +43,7 @@ def fetch(
     mirrors: Sequence[str] = (),
     sha256: str | None,
     size: int | None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     name: str | None = None,
     patience: Patience = PATIENCE,
 ) -> Fetched:
@@ -53,7 +53,7 @@ def fetch(
     returned for the caller to record. Raises UpstreamError or IntegrityError for errors of the network and
     EnvironmentLacking for errors of the disk.
     """
-    transfer = Transfer(into, sha256, size, progress or Silent(), name or file_name(url), patience)
+    transfer = Transfer(into, sha256, size, progress, name or file_name(url), patience)
     with alone(into, transfer.progress):
         return transfer.reuse() or transfer.first_of((url, *mirrors))
 
@@ -64,22 +64,22 @@ def copied(
     *,
     sha256: str | None,
     size: int | None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     name: str,
 ) -> Fetched:
     """Like `fetch`, for a file of this machine."""
-    transfer = Transfer(into, sha256, size, progress or Silent(), name, PATIENCE)
+    transfer = Transfer(into, sha256, size, progress, name, PATIENCE)
     with alone(into, transfer.progress):
         return transfer.reuse() or transfer.copy(local)
 
 
 def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:
     """The file at `into`, if an earlier call left it there undamaged."""
-    return Transfer(into, sha256, size, Silent(), name, PATIENCE).reuse(tidy=False)
+    return Transfer(into, sha256, size, SILENT, name, PATIENCE).reuse(tidy=False)
 
 
 @contextlib.contextmanager
-def alone(into: Path, progress: Progress | None = None) -> Iterator[None]:
+def alone(into: Path, progress: Progress = SILENT) -> Iterator[None]:
     """Make `into`'s folder and hold `into`'s mutex; other processes wait here, then find it finished."""
     with disk_errors(into.parent, None):
         into.parent.mkdir(parents=True, exist_ok=True)

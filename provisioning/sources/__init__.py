@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, StringConstraints
 
 from provisioning.base.documents import Model
+from provisioning.base.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from provisioning.archive import Entry
-    from provisioning.base.progress import Progress
     from provisioning.download import Fetched
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -49,7 +49,7 @@ class Source(Model):
         """Where it is kept after it is fetched."""
 
     @abstractmethod
-    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         """Fetch and verify it, or reuse the result of an earlier call."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Source(Model):
         fetched: Path,
         into: Path,
         place: Callable[[str], str | None],
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> list[Entry]:
         """Put the files that `place` gives a destination below `into`."""
 
@@ -101,7 +101,7 @@ class FileSource(Source):
         fetched: Path,
         into: Path,
         place: Callable[[str], str | None],
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> list[Entry]:
         from provisioning.archive import Limits, extract
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from provisioning.base.progress import Progress
+from provisioning.base.progress import SILENT, Progress
 from provisioning.download import Fetched, fetch, file_name, mirrored
 from provisioning.sources import FileSource, Https
 
@@ -33,7 +33,7 @@ class Archive(FileSource):
     def prefix(self) -> str:
         return self.strip
 
-    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         url = mirrored(self.url)
         return fetch(
             url,

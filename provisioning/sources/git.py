@@ -15,7 +15,7 @@ from pydantic import StringConstraints
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.base.files import hash_file
-from provisioning.base.progress import Progress
+from provisioning.base.progress import SILENT, Progress
 from provisioning.download import Fetched, alone, redact, redact_text
 from provisioning.sources import Https, Source
 
@@ -45,7 +45,7 @@ class Git(Source):
     def landing_place(self, downloads: Path) -> Path:
         return downloads / f"git-{(self.commit or self.tag).replace('/', '-')}"
 
-    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         into = self.landing_place(downloads)
         return Fetched(into, checkout(self, into, progress), 0)
 
@@ -54,7 +54,7 @@ class Git(Source):
         fetched: Path,
         into: Path,
         place: Callable[[str], str | None],
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> list[Entry]:
         from provisioning.archive import Entry
 
@@ -82,7 +82,7 @@ class _Stuck(UpstreamError):
     """git failed, but not because of the network or the disk."""
 
 
-def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
+def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
     """Put the pinned commit at `into` and return its id; without a pin, the commit that the tag names now.
 
     The tag must name the pinned commit: the pin fixes the files, the tag is their version.
@@ -109,8 +109,7 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
             return present
         building = into.with_name(f"{into.name}.part")
         resumed = building.exists()
-        if progress is not None:
-            progress.start(f"{redact(source.url)} {source.tag}", None)
+        progress.start(f"{redact(source.url)} {source.tag}", None)
         try:
             try:
                 commit = _build(source, building)
@@ -121,8 +120,7 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
                 commit = _build(source, building)
             building.rename(into)
         finally:
-            if progress is not None:
-                progress.finish()
+            progress.finish()
     return commit
 
 
@@ -234,40 +232,40 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
     return done.stdout.strip()
 
 
+_COMPLAINTS: Sequence[tuple[str, str, str]] = (
+    (
+        r"returned error: 40[13]",
+        "the server refused the request",
+        "check that your account may read this repository, and set up a git credential helper",
+    ),
+    (
+        r"returned error: 407",
+        "the server refused the request",
+        "put the proxy's user and password into HTTPS_PROXY",
+    ),
+    (
+        r"could not resolve host|unable to access|timed out|connection",
+        "the repository could not be reached",
+        "check the network and HTTPS_PROXY, then run the same command again",
+    ),
+    (
+        r"authentication|could not read username|permission denied|not found|not appear to be",
+        "there is no such repository, or it needs credentials",
+        "correct the manifest's url, or set up a git credential helper",
+    ),
+)
+"""Our words for git's complaints: pattern, message, remedy. The first pattern that fits counts."""
+
+
 def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
     text = redact_text(text)
     last_words = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
     where = redact(source.url)
     if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
-        return EnvironmentLacking(
-            f"{folder}: git {step}: {last_words}",
-            remedy="free some space or choose another disk",
-            output=text,
-        )
-    if refused := re.search(r"returned error: (40[137])", text):
-        return UpstreamError(
-            f"{where}: the server refused the request ({refused[1]}): {last_words}",
-            remedy="check that your account may read this repository, and set up a git credential helper"
-            if refused[1] != "407"
-            else "put the proxy's user and password into HTTPS_PROXY",
-            output=text,
-        )
-    if re.search(r"could not resolve host|unable to access|timed out|connection", text, re.IGNORECASE):
-        return UpstreamError(
-            f"{where}: the repository could not be reached: {last_words}",
-            remedy="check the network and HTTPS_PROXY, then run the same command again",
-            output=text,
-        )
-    if re.search(
-        r"authentication|could not read username|permission denied|not found|not appear to be",
-        text,
-        re.IGNORECASE,
-    ):
-        return UpstreamError(
-            f"{where}: there is no such repository, or it needs credentials: {last_words}",
-            remedy="correct the manifest's url, or set up a git credential helper",
-            output=text,
-        )
-    return _Stuck(
-        f"{where}: git {step} failed: {last_words}", remedy="run the same command again", output=text
-    )
+        remedy = "free some space or choose another disk"
+        return EnvironmentLacking(f"{folder}: git {step}: {last_words}", remedy=remedy, output=text)
+    for pattern, message, remedy in _COMPLAINTS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return UpstreamError(f"{where}: {message}: {last_words}", remedy=remedy, output=text)
+    message = f"{where}: git {step} failed: {last_words}"
+    return _Stuck(message, remedy="run the same command again", output=text)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from provisioning.base.errors import IntegrityError
 from provisioning.base.files import hash_file
-from provisioning.base.progress import Progress
+from provisioning.base.progress import SILENT, Progress
 from provisioning.download import Fetched, NotThere, fetch, mirrored, redact
 from provisioning.sources import FileSource, Https, Version
 
@@ -32,7 +32,7 @@ class Maven(FileSource):
         folders = (self.repository.rstrip("/"), *self.group.split("."), self.artifact, self.version)
         return "/".join((*folders, self.name))
 
-    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         url = mirrored(self.address)
         into = self.landing_place(downloads)
         fetched = fetch(url, into, sha256=self.sha256, size=self.size, progress=progress, name=self.name)
@@ -41,7 +41,7 @@ class Maven(FileSource):
         return fetched
 
 
-def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> None:
+def _check_sidecar(url: str, fetched: Fetched, progress: Progress) -> None:
     for kind, digits in (("sha256", 64), ("sha1", 40)):
         expected = _sidecar(f"{url}.{kind}", digits)
         if expected is None:
@@ -56,8 +56,7 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> Non
                 remedy="run the same command again; if it stays so, the repository is wrong",
             )
         return
-    if progress is not None:
-        progress.note(f"{redact(url)}: the repository has no sum to check it against")
+    progress.note(f"{redact(url)}: the repository has no sum to check it against")
 
 
 def _sidecar(url: str, digits: int) -> str | None:

@@ -23,7 +23,7 @@ from pydantic import StringConstraints
 from provisioning import pip_settings
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
-from provisioning.base.progress import Progress
+from provisioning.base.progress import SILENT, Progress
 from provisioning.base.settings import MANIFESTS
 from provisioning.download import Fetched, copied, fetch, finished, redact_text
 from provisioning.sources import FileSource, Version
@@ -45,7 +45,7 @@ class Wheel(FileSource):
     def address(self) -> str:
         return f"wheel:{self.filename}"
 
-    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         into = self.landing_place(downloads)
         # A finished copy needs no index, so a filled store works offline.
         present = finished(into, sha256=self.sha256, size=self.size, name=self.filename)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,14 @@ from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked
 from provisioning.base.files import replace_text
 from provisioning.base.mutex import mutex
+from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
 from provisioning.store import locking
-from provisioning.store.inventory import Difference, Inventory
+from provisioning.store.inventory import Difference, Inventory, differences
 from provisioning.store.tree_plan import EVERYTHING, Want, definition_of, selection_of, tree_key
 from provisioning.store.trees import Tree, Trees
 
 if TYPE_CHECKING:
-    from provisioning.base.progress import Progress
     from provisioning.store.cleaning import Needless
 
 __all__ = ["EVERYTHING", "Store", "Tree", "Want", "require_pins"]
@@ -55,7 +55,7 @@ class Store(Trees):
         *,
         locked: bool = False,
         accept: Mapping[str, str] | None = None,
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
         offline: bool = False,
     ) -> Tree:
         """The tree for `want`; fetched, verified and composed if it is not there yet.
@@ -88,23 +88,21 @@ class Store(Trees):
         with _disk_errors(self.path):
             licences.require(self.path, components, accepted)
 
-    def repair(
-        self, tree: Tree, *, progress: Progress | None = None, offline: bool = False
-    ) -> list[Difference]:
+    def repair(self, tree: Tree, *, progress: Progress = SILENT, offline: bool = False) -> list[Difference]:
         """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong."""
         name = tree.root.name
         with _disk_errors(self.path):
             self._make_folders()
             waiting = f"waiting for another process that works on {name}"
             with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
-                if found := self.verify(tree):
+                found = self.verify(tree)
+                modes = {item.path: item.mode for item in tree.inventory.items}
+                for one in found:
+                    if one.kind == "mode":
+                        (tree.root / one.path).chmod(modes[one.path])
+                if any(one.kind != "mode" for one in found):
                     with locking.work_in_progress(self.staging, self.locks) as staging:
-                        self._replace_damaged(tree, found, staging, progress, offline)
-                    if left := self.verify(tree):
-                        remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
-                        raise CheckFailed(
-                            f"{name}: {left[0]} after repair", remedy=f"{remove} && {session('provision')}"
-                        )
+                        self._make_again(tree, staging, progress, offline)
                 return found
 
     def gc(
@@ -114,7 +112,7 @@ class Store(Trees):
         older_than: float | None = None,
         all_downloads: bool = False,
         dry_run: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> list[Needless]:
         """Remove what nobody needs, once no process changes the store; returns what that was.
 
@@ -137,9 +135,8 @@ class Store(Trees):
                         with locking.work_in_progress(self.staging, self.locks) as staging:
                             for number, one in enumerate(found):
                                 cleaning.remove(self, one.path, staging / f"{number}")
-        if progress is not None:
-            for name in removal.in_use:
-                progress.note(f"{name} stays, as another process uses it")
+        for name in removal.in_use:
+            progress.note(f"{name} stays, as another process uses it")
         return found
 
     def _make_folders(self) -> None:
@@ -162,40 +159,24 @@ class Store(Trees):
         self.mark_used(name)
         return tree
 
-    def _replace_damaged(
-        self,
-        tree: Tree,
-        found: Sequence[Difference],
-        staging: Path,
-        progress: Progress | None,
-        offline: bool,
-    ) -> None:
-        inventory = tree.inventory
-        for number, one in enumerate(found):
-            path = tree.root / one.path
-            if one.kind == "mode":
-                path.chmod(inventory.by_path[one.path].mode)
-            elif one.kind == "extra":
-                # Its directory may have been moved away already.
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    path.rename(staging / f"extra-{number}")
-        damaged = {
-            one.path: inventory.by_path[one.path] for one in found if one.kind in ("missing", "changed")
-        }
-        if not damaged:
-            return
+    def _make_again(self, tree: Tree, staging: Path, progress: Progress, offline: bool) -> None:
+        """Make the tree anew: of what is whole in it, and of its downloads. Its inventory, and with it every
+        lease of the tree, stays."""
         from provisioning.store.assembly import Assembly
 
+        inventory = tree.inventory
         component = Component.model_validate(dict(inventory.manifest), strict=False)
         want = Want(frozenset(inventory.targets), frozenset(inventory.arches))
         assembly = Assembly(self, staging, inventory.component, component, want, progress, offline)
-        fresh = assembly.again(inventory, damaged)
-        for number, item in enumerate(damaged.values()):
-            target = tree.root / item.path
-            if target.is_dir() and not target.is_symlink():
-                target.rename(staging / f"in-the-way-{number}")
-            _make_folder(tree.root, target.parent, staging / f"blocking-{number}")
-            fresh[item.path].replace(target)
+        assembly.run(inventory.definition, inventory.key)
+        if wrong := differences(staging / "tree", inventory.items):
+            remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
+            raise CheckFailed(
+                f"{tree.root.name}: {wrong[0]} in what would repair it",
+                remedy=f"{remove} && {session('provision')}",
+            )
+        tree.root.rename(staging / "damaged")
+        (staging / "tree").rename(tree.root)
 
 
 def require_pins(name: str, component: Component) -> None:
@@ -206,16 +187,6 @@ def require_pins(name: str, component: Component) -> None:
             "and --locked (the default when CI is set) takes only bytes that are known",
             remedy=session("lock", "--component", name),
         )
-
-
-def _make_folder(root: Path, folder: Path, aside: Path) -> None:
-    """Make `folder` below `root`, moving aside a file or link that stands where one of its parents should."""
-    path = root
-    for name in folder.relative_to(root).parts:
-        path = path / name
-        if path.is_symlink() or path.is_file():
-            path.rename(aside)
-        path.mkdir(exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,7 +57,7 @@ class Assembly:
         name: str,
         component: Component,
         want: Want,
-        progress: Progress | None,
+        progress: Progress,
         offline: bool,
     ) -> None:
         self._store = store
@@ -102,35 +102,6 @@ class Assembly:
             items=tuple(items),
             created=utc_now(),
         )
-
-    def again(self, inventory: Inventory, damaged: Mapping[str, Item]) -> dict[str, Path]:
-        """The damaged files of a tree, made anew in staging and checked against its inventory."""
-        fresh: dict[str, Path] = {}
-        for part in self._component.parts:
-            of_part = {path for path, item in damaged.items() if item.part == part.name}
-            if of_part:
-                origin = next(one for one in inventory.origins if one.part == part.name)
-                fresh.update(self._unpacked(part, origin, of_part.__contains__).where)
-        generated = self._staging / "generated"
-        for path, item in damaged.items():
-            if item.part == GENERATED:
-                others = [one for one in inventory.items if one.part != GENERATED]
-                generated.write_text(sdk_yaml(self._component, inventory.origins, others), encoding="utf-8")
-                generated.chmod(READ_ONLY)
-                fresh[path] = generated
-        for path, item in damaged.items():
-            where = fresh.get(path)
-            if where is None:
-                raise IntegrityError(
-                    f"{path}: expected it in what {item.part} is unpacked from, found no such member",
-                    remedy=session("provision"),
-                )
-            if (found := difference(where.parent, replace(item, path=where.name))) is not None:
-                raise IntegrityError(
-                    f"{path}: expected {found.expected}, found {found.found} in what was fetched again",
-                    remedy="the file on the server changed: provision anew and lock the component",
-                )
-        return fresh
 
     # One part
 
@@ -184,7 +155,7 @@ class Assembly:
                     f"{self._name}: {part.name} was not fetched before, and --offline forbids to fetch it",
                     remedy="run the same command without --offline",
                 )
-            if before is not None and self._progress is not None:
+            if before is not None:
                 self._progress.note(f"downloading {before.name} again because it was pruned from the store")
         fetched = source.fetch(self._store.downloads, self._progress)
         if before is not None and fetched.sha256 != before.sha256:

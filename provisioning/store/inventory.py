@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,22 +60,13 @@ class Inventory:
     created: str
     build_id: str = ""
     schema: int = SCHEMA
-    _by_path: dict[str, Item] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def size(self) -> int:
         return sum(item.size for item in self.items)
 
-    @property
-    def by_path(self) -> Mapping[str, Item]:
-        if not self._by_path:
-            self._by_path.update((item.path, item) for item in self.items)
-        return self._by_path
-
     def as_json(self) -> str:
-        data = asdict(self)
-        del data["_by_path"]
-        return json.dumps(data, indent=1, sort_keys=True) + "\n"
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Inventory | None:

@@ -29,14 +29,13 @@ def shared(locks: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(locks: Path, progress: Progress | None) -> Iterator[None]:
+def exclusive(locks: Path, progress: Progress) -> Iterator[None]:
     """Wait until no process changes the store, and hold others off."""
     with (locks / "store.lock").open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if progress is not None:
-                progress.note("waiting for the processes that use the store")
+            progress.note("waiting for the processes that use the store")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 

@@ -6,7 +6,6 @@ can build a context by hand.
 
 from __future__ import annotations
 
-import difflib
 import enum
 import fnmatch
 import importlib
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.validation import tables
 from provisioning.validation.context import Context, Need
@@ -121,13 +120,7 @@ def chosen(ids: Sequence[str]) -> list[Rule]:
     rules = catalogue()
     for id_ in ids:
         if id_ not in rules:
-            near = difflib.get_close_matches(id_, rules, n=1)
-            raise UsageError(
-                f"there is no rule {id_!r}",
-                remedy=f"did you mean --rule {near[0]}?"
-                if near
-                else "`nox -s validate -- --list` names them all",
-            )
+            raise UnknownName(f"there is no rule {id_!r}", id_, rules)
     return [rules[id_] for id_ in dict.fromkeys(ids)] if ids else list(rules.values())
 
 

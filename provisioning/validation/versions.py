@@ -201,7 +201,17 @@ def _numeric(version: str) -> str:
 
 @rule("cmake-version", Need.HOST, Need.TOOLS)
 def cmake_version(context: Context) -> Iterator[Problem]:
-    yield from _tool(context, "cmake")
+    host = host_of(context)
+    wanted = context.profile.host.get("cmake")
+    if wanted is None:
+        raise NotApplicable(f"profile {context.profile.name} names no cmake")
+    tool = host.tools.get("cmake")
+    if tool is None:
+        yield Problem("cmake", f"is not on PATH, at least {wanted.floor} is required")
+    elif not tool.version:
+        raise CouldNotRun(f"{tool.path} does not say its version")
+    else:
+        yield from _compared("cmake", f"{tool.version} ({tool.path})", wanted)
 
 
 @rule("compiler-version", Need.HOST, Need.TOOLS)
@@ -261,17 +271,3 @@ def host_os(context: Context) -> Iterator[Problem]:
             "nothing to fix: report what does not work there",
             Severity.NOTE,
         )
-
-
-def _tool(context: Context, name: str) -> Iterator[Problem]:
-    host = host_of(context)
-    wanted = context.profile.host.get(name)
-    if wanted is None:
-        raise NotApplicable(f"profile {context.profile.name} names no {name}")
-    tool = host.tools.get(name)
-    if tool is None:
-        yield Problem(name, f"is not on PATH, at least {wanted.floor} is required")
-    elif not tool.version:
-        raise CouldNotRun(f"{tool.path} does not say its version")
-    else:
-        yield from _compared(name, f"{tool.version} ({tool.path})", wanted)

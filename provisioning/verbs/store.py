@@ -7,10 +7,10 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
@@ -78,9 +78,9 @@ def _list(args: argparse.Namespace) -> int:
     store = Store(store_path(args.store))
     rows = [_described(store, tree) for tree in store.trees()]
     if args.json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif rows:
-        sys.stdout.write(table([row.shown() for row in rows]))
+        sys.stdout.write(table([_in_words(row) for row in rows]))
     else:
         sys.stdout.write(f"no trees in {store.path}\n")
     return 0
@@ -177,50 +177,34 @@ def _path(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    component: str
-    version: str
-    build_id: str
-    targets: tuple[str, ...]
-    arches: tuple[int, ...]
-    size: int
-    last_used: str
-    integrity: str
-    """A tree without reading its content; `verify` reads it."""
-    path: str
-    key: str
-
-    def shown(self) -> dict[str, str]:
-        return {
-            "component": self.component,
-            "version": self.version,
-            "targets": ",".join(self.targets) or "all",
-            "arches": ",".join(map(str, self.arches)) or "all",
-            "size": size(self.size),
-            "last used": self.last_used,
-            "integrity": self.integrity,
-            "path": self.path,
-        }
-
-
-def _described(store: Store, tree: Tree) -> _Described:
-    import datetime as dt
-
+def _described(store: Store, tree: Tree) -> dict[str, Any]:
     inventory = tree.inventory
-    when = dt.datetime.fromtimestamp(store.last_used(tree), dt.timezone.utc)
-    return _Described(
-        component=tree.component,
-        version=tree.version,
-        build_id=inventory.build_id,
-        targets=inventory.targets,
-        arches=inventory.arches,
-        size=inventory.size,
-        last_used=when.strftime("%Y-%m-%dT%H:%MZ"),
-        integrity="damaged" if store.glance(tree) else "looks whole",
-        path=str(tree.root),
-        key=tree.key,
-    )
+    return {
+        "component": tree.component,
+        "version": tree.version,
+        "build_id": inventory.build_id,
+        "targets": inventory.targets,
+        "arches": inventory.arches,
+        "size": inventory.size,
+        "last_used": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(store.last_used(tree))),
+        # Without reading content, which `verify` does.
+        "integrity": "damaged" if store.glance(tree) else "looks whole",
+        "path": str(tree.root),
+        "key": tree.key,
+    }
+
+
+def _in_words(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "component": row["component"],
+        "version": row["version"],
+        "targets": ",".join(row["targets"]) or "all",
+        "arches": ",".join(map(str, row["arches"])) or "all",
+        "size": size(row["size"]),
+        "last used": row["last_used"],
+        "integrity": row["integrity"],
+        "path": row["path"],
+    }
 
 
 def _existing(args: argparse.Namespace) -> Store:

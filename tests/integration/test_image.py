@@ -353,7 +353,7 @@ def test_what_buildah_builds_is_in_the_engine_and_nowhere_else(
 def test_what_differs_between_two_builds_is_named(
     builder: str, clockwork: Order, engine: Engine, tmp_path: Path
 ) -> None:
-    comparison = build_twice(clockwork, engine, choose(builder).workspace, tmp_path / "twice")
+    comparison = build_twice(clockwork, engine, choose(builder), tmp_path / "twice")
     assert not comparison.same
     assert "/etc/made: content" in [line.replace("time, content", "content") for line in comparison.differing]
 
@@ -388,11 +388,10 @@ def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp
 def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    engine.save(clockwork.base_id, tmp_path / "base.tar")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", small], check=True)
     try:
         with pytest.raises(EnvironmentLacking, match="full") as caught:
-            replace(find_buildah(), root=small / "storage").build_apart(clockwork, tmp_path / "base.tar")
+            replace(find_buildah(), root=small / "storage").build_apart(clockwork, engine)
         assert caught.value.exit_code == 3
     finally:
         subprocess.run(["umount", small], check=True)

@@ -107,7 +107,7 @@ def test_the_disclaimer_is_accepted_once_and_for_all_libraries(world: World, pyt
     assert (first.returncode, second.returncode) == (0, 0)
     assert DISCLAIMER.strip() in first.stderr and DISCLAIMER.strip() not in second.stderr
     (record,) = licences.recorded(world.root / "store").values()
-    assert (record.component, record.version) == ("hexagon-sdk", "6.5.0.0")
+    assert (record["component"], record["version"]) == ("hexagon-sdk", "6.5.0.0")
 
 
 def test_without_acceptance_nothing_is_signed(world: World, python: str) -> None:

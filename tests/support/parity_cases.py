@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 from ci.parity.check import Checked, check
 from ci.parity.compare import Source
 from ci.parity.mapping import MAPPING, Mapping, load_mapping
-from ci.parity.model import Side
 from ci.parity.tree import Tree
 from ci.upkeep import miniature_tree
 from tests.support.parity_mutations import DRIFTS, EDITS, Expected, Files, Inapplicable
@@ -36,7 +34,7 @@ def tree_of(files: Files) -> Tree:
 def clean() -> tuple[Tree, Checked]:
     """The miniature tree, checked once: others are changes of it."""
     tree = tree_of(miniature_tree.files())
-    return tree, check(tree, mapping(), source=source())
+    return tree, check(tree, mapping(), source())
 
 
 def changed(files: Files) -> Tree:
@@ -46,11 +44,11 @@ def changed(files: Files) -> Tree:
 
 
 def checked(files: Files, *, by: Mapping | None = None) -> Checked:
-    return check(changed(files), by or mapping(), source=source())
+    return check(changed(files), by or mapping(), source())
 
 
-def check_tree(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
-    return check(tree, mapping(), source=source(), cmake=cmake)
+def check_tree(tree: Tree) -> Checked:
+    return check(tree, mapping(), source())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from provisioning.base.progress import Progress
 from provisioning.manifest import Component
 from provisioning.store import Tree
 from provisioning.store.inventory import Inventory
@@ -92,7 +93,7 @@ def component(url: str, archive: Path | None = None, **changes: Any) -> Componen
     return Component.model_validate(data | changes, strict=False)
 
 
-class Told:
+class Told(Progress):
     """A progress that keeps what it was told."""
 
     def __init__(self) -> None:
@@ -102,12 +103,8 @@ class Told:
     def start(self, name: str, total: int | None, done: int = 0) -> None:
         self.started.append(name)
 
-    def advance(self, count: int) -> None: ...
-
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-    def finish(self) -> None: ...
 
 
 def tree_at(root: Path, component: str = "qnn-sdk", version: str = VERSION) -> Tree:

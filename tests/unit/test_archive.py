@@ -17,6 +17,7 @@ import pytest
 from provisioning import archive
 from provisioning.archive import Limits
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.progress import Progress
 from provisioning.base.settings import ROOT
 from tests.support.zips import DEFLATED, PROGRAM, STORED, Item, folder, link, save, tree
 
@@ -30,7 +31,7 @@ def unpacked(tmp_path: Path, *items: Item, **options: Any) -> dict[str, tuple[st
     return tree(tmp_path / "out")
 
 
-class Recorder:
+class Recorder(Progress):
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
 
@@ -163,7 +164,7 @@ class TestWhenTheDestinationFails:
         path = save(tmp_path / "a.zip", *(Item(f"{n}", bytes(range(256)) * 2_000) for n in range(40)))
         with pytest.raises(KeyboardInterrupt):
             archive.extract(path, tmp_path / "out", everything, progress=Interrupts())
-        assert [t.name for t in threading.enumerate() if t.name.startswith("unpack-")] == []
+        assert [t.name for t in threading.enumerate() if t.name.startswith("unpack")] == []
 
 
 def peak_memory(body: str, *arguments: Path) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds import x86
 from ci.builds.recipes import load_recipe
 from ci.builds.request import plan_of
 from ci.builds.source_plan import MEMORY_PER_JOB, Sdk, SourcePlan
 from ci.builds.toolchain import Toolchain, cross
+from ci.builds.verb import X86
 from ci.engine.jobs import available_memory
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import selection_of
@@ -99,7 +99,7 @@ def test_what_cmake_notices_is_built_incrementally(tmp_path: Path, change: dict[
 
 def request(*flags: str, store: Path) -> SourcePlan:
     parser = argparse.ArgumentParser()
-    x86.configure(parser)
+    X86.configure(parser)
     args = parser.parse_args([*flags, "--store", str(store)])
     return plan_of(args, selection_of(args, {}), {})
 

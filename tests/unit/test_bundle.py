@@ -224,7 +224,7 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Ben
     [
         (
             '{"target": "aarch64-linux", "files": [{"path": "bin/qnn_executor_runner", "sha256": "ab"}]}',
-            "as its",
+            "manifest.json says, found",
         ),
         ("{", "not a build"),
         ('{"target": "aarch64-linux", "files": [{}]}', "not a build"),

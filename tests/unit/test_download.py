@@ -19,6 +19,7 @@ from provisioning.base.errors import (
     ToolkitError,
     UpstreamError,
 )
+from provisioning.base.progress import Progress
 from provisioning.download import Patience, fetch, file_name, mirrored, redact
 from provisioning.download.server import parse_content_range
 from tests.support.http_server import FileServer, Reply
@@ -29,7 +30,7 @@ OTHER = random.Random(2).randbytes(300_000)
 HALF = 200_000
 
 
-class Notes:
+class Notes(Progress):
     """A progress that remembers what it was told."""
 
     def __init__(self) -> None:

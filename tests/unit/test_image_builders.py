@@ -151,7 +151,7 @@ def test_buildah_builds_apart_from_the_users_images_and_leaves_nothing(
     assert engine.kept == ["qnn-ci/wheels:latest\n"]
     assert (tmp_path / "pulled").read_text() == "sha256:2"
     verbs = [call.split()[0] for call in bench.calls()]
-    assert verbs == ["pull", "build", "push", "containers", "rm", "rm", "rmi"]
+    assert verbs == ["pull", "build", "inspect", "push", "containers", "rm", "rm", "rmi"]
     assert {root.parent.parent for root in bench.roots()} == {tmp_path}
     assert not list(tmp_path.glob("qnn-ci-image-*"))
 
@@ -170,5 +170,5 @@ def test_a_buildah_that_fails_leaves_no_image_and_says_why(
 
 def test_the_users_own_images_are_never_removed(workbench: Callable[..., Workbench], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the user's own images stay"):
-        Buildah(workbench().program).discard()
+        Buildah(workbench().program).discard(order(tmp_path), NONE)
     assert not (tmp_path / "calls").exists()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from ci.image.builders import Built, Order
+from ci.image.builders import Built, Docker, Order
 from ci.image.context import link_tree
 from ci.image.engine import Engine
 from ci.image.reproduce import build_twice, differences
@@ -94,29 +94,27 @@ def test_one_layer_more_is_named(tmp_path: Path) -> None:
     assert list(differences(one, other)) == ["the number of layers: 1 and 2"]
 
 
-@dataclass
-class Workshop:
+@dataclass(frozen=True)
+class Workshop(Docker):
     """Gives one outcome after the other, and notes the orders."""
 
-    outcomes: list[Built | Exception]
-    content: dict[str, bytes] = field(default_factory=dict)
+    program: str = ""
+    buildx: bool = False
+    outcomes: Sequence[Built | Exception] = ()
     orders: list[Order] = field(default_factory=list)
     discarded: list[str] = field(default_factory=list)
 
-    def workspace(self, folder: Path, engine: Engine) -> Workshop:
-        return self
-
-    def build(self, order: Order) -> Built:
+    def build_apart(self, order: Order, engine: Engine) -> Built:
         self.orders.append(order)
         outcome = self.outcomes[len(self.orders) - 1]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    def save(self, order: Order, archive: Path) -> None:
+    def save(self, order: Order, engine: Engine, archive: Path) -> None:
         saved(archive, {entry("made"): order.tag.encode()})
 
-    def discard(self, order: Order) -> None:
+    def discard(self, order: Order, engine: Engine) -> None:
         self.discarded.append(order.tag)
 
 
@@ -138,19 +136,18 @@ def test_both_builds_have_all_of_the_context(order: Order, tmp_path: Path, left:
     (order.context / "docker" / "Dockerfile").write_text("FROM base")
     seen = []
 
-    @dataclass
     class Reading(Workshop):
-        def build(self, order: Order) -> Built:
+        def build_apart(self, order: Order, engine: Engine) -> Built:
             seen.append((order.context / "docker" / "Dockerfile").read_text())
-            return super().build(order)
+            return Workshop.build_apart(self, order, engine)
 
-    build_twice(order, NONE, Reading([SAME, SAME]).workspace, tmp_path / "twice")
+    build_twice(order, NONE, Reading(outcomes=[SAME, SAME]), tmp_path / "twice")
     assert seen == ["FROM base", "FROM base"]
 
 
 def test_only_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> None:
-    same = build_twice(order, NONE, Workshop([SAME, SAME]).workspace, tmp_path / "twice")
+    same = build_twice(order, NONE, Workshop(outcomes=[SAME, SAME]), tmp_path / "twice")
     assert (same.same, same.differing) == (True, ())
-    builder = Workshop([SAME, replace(SAME, digest="sha256:3")])
-    other = build_twice(order, NONE, builder.workspace, tmp_path / "twice")
+    builder = Workshop(outcomes=[SAME, replace(SAME, digest="sha256:3")])
+    other = build_twice(order, NONE, builder, tmp_path / "twice")
     assert (other.same, other.differing) == (False, ("/made: content",))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.engine.rule_texts import RULES
+from ci.engine.rule_texts import parity_texts
 from ci.parity import fix
 from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
@@ -36,6 +36,7 @@ from tests.support.parity_mutations import (
     WRAPPERS_BUCK,
 )
 
+RULES = {rule: text.summary for rule, text in parity_texts().items()}
 UTILS_CMAKE = "tools/cmake/Utils.cmake"
 SCHEMA_CMAKE = f"{QUALCOMM}/cmake/Schema.cmake"
 

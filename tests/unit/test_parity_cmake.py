@@ -277,4 +277,6 @@ def test_lists_are_split_outside_of_brackets() -> None:
     ],
 )
 def test_generator_expressions(text: str, value: str) -> None:
-    assert genex.evaluate(text, {"CMAKE_BUILD_TYPE": "Release"}, lambda name: name == "t") == value
+    assert (
+        genex.Expressions({"CMAKE_BUILD_TYPE": "Release"}, lambda name: name == "t").evaluate(text) == value
+    )

@@ -19,7 +19,7 @@ def test_what_elfsigner_asks_is_shown_and_accepted_once(tmp_path: Path) -> None:
     answers = [consent(tmp_path, shown, QUESTION)(QUESTION) for _ in range(2)]
     assert (answers, len(shown)) == ([True, True], 1)
     record = next(iter(licences.recorded(tmp_path).values()))
-    assert (record.component, record.version, record.means) == (
+    assert (record["component"], record["version"], record["means"]) == (
         "hexagon-sdk",
         "6.5.0.0",
         "--accept-disclaimer",

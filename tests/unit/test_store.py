@@ -457,7 +457,7 @@ class TestGitSource:
             (into / "latest").unlink(missing_ok=True)
             (into / "latest").symlink_to("script.sh")
             subprocess.run(["git", "init", "--quiet", into], check=True)
-            subprocess.run(["git", "-C", into, "add", "--all"], check=True)
+            subprocess.run(["git", "-C", into, "add", "script.sh", "latest"], check=True)
             (into / "planted").touch()
             return self.COMMIT
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.device.bundle import checks, contents, manifest, scripts
-from ci.device.bundle.contents import Item
+from ci.device.bundle.contents import Item, Model
 from ci.device.bundle.signatures import signature_findings
 from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
@@ -18,35 +19,72 @@ from provisioning.base.settings import ROOT, WINDOWS, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
-from provisioning.manifest import soc_named
+from provisioning.manifest import Soc, soc_named
 
 TARGETS = ("aarch64-android", "aarch64-linux", WINDOWS)
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the models need on the device, before it is checked."""
+
+    items: list[Item]
+    models: list[Model]
+    runner: str = ""
+    """What run.sh starts; empty where an application of the user's is the runner."""
+    arguments: str = ""
+    """Of run.sh, where they are always the same."""
+
+
 def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
     """Write the bundle, unless a check finds an error."""
-    if selection.target not in TARGETS:
-        raise UsageError(
-            f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {selection.target}"
-        )
-    if selection.target == WINDOWS:
-        _assemble_windows(args, selection, stage)
+    target = selection.target
+    if target not in TARGETS:
+        raise UsageError(f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {target}")
+    soc = soc_named(selection.soc)
+    if target == WINDOWS:
+        draft = _windows(args, selection, soc)
+    elif any(path.is_dir() for path in args.models):
+        draft = _dialog(args, selection, soc)
+    else:
+        draft = _programs(args, selection, soc)
+    items = [*draft.items, *contents.file_items(args.file)]
+    stage.findings += checks.check(items, draft.models, target, selection.soc, soc)
+    if signed := [item.path for item in items if item.kind == _signed_kind(items)]:
+        stage.findings += signature_findings(signed, args.root)
+    build_id = checks.sdk_build(items)
+    stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}
+    if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
+    into = (args.output or ROOT / "dist" / "bundles" / f"{target}-{selection.soc}").absolute()
+    bundle = write(items, into, selection, build_id, draft)
+    stage.artifacts += [
+        Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
+    ]
+
+
+def _signed_kind(items: Sequence[Item]) -> str:
+    """Where signatures are: in LPAI's libraries, or in the catalogue beside a skel for Windows."""
+    return contents.DSP if any(item.kind == contents.CATALOGUE for item in items) else "signed"
+
+
+def _sdk(selection: Selection) -> Path:
+    return resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
+
+
+def _programs(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
+    """Programs, and ExecuTorch's runner."""
     if args.root and not args.lpai:
         raise UsageError("--root is about LPAI's skel, and --lpai is missing", remedy="add --lpai")
     if args.root and not args.root.is_file():
         raise UsageError(f"--root {args.root}: there is no such file", remedy="name the root certificate")
-    if any(path.is_dir() for path in args.models):
-        _assemble_dialog(args, selection, stage)
-        return
-    soc = soc_named(selection.soc)
     models = contents.read_models(args.models)
     dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
     runner = args.runner or RUNNER.name
     items = list(contents.built_items(dist, selection.target, runner))
     # Models may be added to a bundle later.
     if args.lpai or not models or any(model.for_qnn for model in models):
-        sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
+        sdk = _sdk(selection)
         online = any(model.online for model in models)
         gpu = any("gpu" in model.processors for model in models)
         items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
@@ -54,42 +92,27 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
             signed = args.signed.absolute() if args.signed else ROOT / "dist" / "overlay"
             items += contents.lpai_items(sdk, selection, soc, signed)
     items += [Item("model", model.path, f"models/{model.path.name}") for model in models]
-    items += contents.file_items(args.file)
-    stage.findings += checks.check(items, models, selection.target, selection.soc, soc)
-    if signed_items := [item.path for item in items if item.kind == "signed"]:
-        stage.findings += signature_findings(signed_items, args.root)
-    stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
-    places = [*(item.place for item in items), scripts.RUN]
-    texts = {
-        scripts.RUN: scripts.run_script(selection.target, runner),
-        scripts.PUSH: scripts.push_script(selection.target, places),
-    }
-    _write(args, items, selection, stage, texts, runner)
+    return Draft(items, models, runner)
 
 
-def _assemble_dialog(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+def _dialog(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
     """A language model, and Genie, which runs it."""
     _refuse_runner(args, "a language model, which Genie runs")
     if len(args.models) > 1:
         raise UsageError("a language model is bundled alone", remedy="name one folder")
-    soc, [folder] = soc_named(selection.soc), args.models
+    sdk, [folder] = _sdk(selection), args.models
     items = list(contents.dialog_items(folder))
     models = contents.read_models([item.path for item in items if item.kind == "context"])
-    sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
     items += contents.qnn_items(sdk, selection.target, soc)
     items += contents.genie_items(sdk, selection.target, soc)
-    items += contents.file_items(args.file)
-    stage.findings += checks.check(items, models, selection.target, selection.soc, soc)
-    stage.findings += checks.dialog(items, sdk)
-    stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
-    arguments = f"-c {contents.DIALOG} -p 'The answer is'"
-    texts = {
-        scripts.RUN: scripts.run_script(selection.target, contents.SPEAKER, arguments),
-        scripts.PUSH: scripts.push_script(
-            selection.target, [*(item.place for item in items), scripts.RUN], arguments
-        ),
-    }
-    _write(args, items, selection, stage, texts, contents.SPEAKER)
+    return Draft(items, models, contents.SPEAKER, f"-c {contents.DIALOG} -p 'The answer is'")
+
+
+def _windows(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
+    """The folder that an application with ONNX Runtime ships."""
+    _refuse_runner(args, f"{WINDOWS}, where the application itself is the runner")
+    models = contents.windows_models(args.models)
+    return Draft(list(contents.windows_items(_sdk(selection), soc, models)), models)
 
 
 def _refuse_runner(args: argparse.Namespace, what: str) -> None:
@@ -98,46 +121,17 @@ def _refuse_runner(args: argparse.Namespace, what: str) -> None:
         raise UsageError(f"{', '.join(named)}: not for {what}", remedy=f"leave out {' '.join(named)}")
 
 
-def _assemble_windows(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
-    """The folder that an application with ONNX Runtime ships."""
-    _refuse_runner(args, f"{WINDOWS}, where the application itself is the runner")
-    soc = soc_named(selection.soc)
-    models = contents.windows_models(args.models)
-    sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
-    items = [*contents.windows_items(sdk, soc, models), *contents.file_items(args.file)]
-    stage.findings += checks.check_windows(items, models, selection.soc, soc)
-    if any(item.kind == contents.CATALOGUE for item in items):
-        stage.findings += signature_findings([item.path for item in items if item.kind == contents.DSP], None)
-    stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
-    _write(args, items, selection, stage, {}, "")
-
-
-def _write(
-    args: argparse.Namespace,
-    items: list[Item],
-    selection: Selection,
-    stage: StageRun,
-    texts: Mapping[str, str],
-    runner: str,
-) -> None:
-    if any(finding.severity is Severity.ERROR for finding in stage.findings):
-        return
-    into = (args.output or ROOT / "dist" / "bundles" / f"{selection.target}-{selection.soc}").absolute()
-    bundle = write(items, into, selection, checks.sdk_build(items), runner, texts)
-    stage.artifacts += [
-        Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
-    ]
-
-
 def write(
-    items: list[Item],
-    into: Path,
-    selection: Selection,
-    build_id: str,
-    runner: str,
-    texts: Mapping[str, str],
+    items: Sequence[Item], into: Path, selection: Selection, build_id: str, draft: Draft
 ) -> manifest.Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
+    texts = {}
+    if draft.runner:
+        places = [*(item.place for item in items), scripts.RUN]
+        texts = {
+            scripts.RUN: scripts.run_script(selection.target, draft.runner, draft.arguments),
+            scripts.PUSH: scripts.push_script(selection.target, places, draft.arguments),
+        }
     is_bundle = all((into / name).is_file() for name in (*texts, manifest.NAME))
     if into.exists() and any(into.iterdir()) and not is_bundle:
         raise UsageError(f"{into} is not empty, and no bundle", remedy="name another folder with --output")
@@ -156,7 +150,7 @@ def write(
         if scripts.RUN in texts:
             files.append(_file(part, "script", scripts.RUN))
         bundle = manifest.Bundle(
-            selection.target, selection.soc, selection.profile, build_id, tuple(files), runner
+            selection.target, selection.soc, selection.profile, build_id, tuple(files), draft.runner
         )
         (part / manifest.NAME).write_text(bundle.encode(), encoding="utf-8")
         shutil.rmtree(into, ignore_errors=True)

@@ -11,7 +11,9 @@ from ci.suites.programs.program import Program
 from provisioning import elf, pe
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import WINDOWS
 from provisioning.build_id import build_ids
+from provisioning.loadable import Demands, Wrong, complaints
 from provisioning.manifest import Soc
 from provisioning.validation import tables
 
@@ -21,34 +23,32 @@ ANDROID_RUNTIME = "libc++_shared.so"
 def check(
     items: Sequence[Item], models: Sequence[Model], target: str, soc_name: str, soc: Soc
 ) -> list[Finding]:
-    findings = [*_machines(items, soc), *_one_build(items), *_needed(items, target)]
-    findings += _backend(items, models)
-    findings += [finding for model in models for finding in _model(model, items, soc_name, soc)]
-    return findings
+    findings = [*_machines(items, soc), *_one_build(items)]
+    if target == WINDOWS:
+        findings += [*_catalogue(items, soc), *_skel_path(items)]
+    else:
+        findings += [*_needed(items, target), *_backend(items, models), *_genie(items)]
+    return [*findings, *(finding for model in models for finding in _model(model, items, soc_name, soc))]
 
 
-def check_windows(items: Sequence[Item], models: Sequence[Model], soc_name: str, soc: Soc) -> list[Finding]:
-    findings = [*_machines(items, soc), *_one_build(items), *_catalogue(items, soc)]
-    findings += [finding for model in models for finding in _model(model, items, soc_name, soc)]
-    findings.append(
-        _finding(
-            "skel-path",
-            next(item.path for item in items if item.kind == DSP),
-            "Windows looks for the skel in ADSP_LIBRARY_PATH, and not beside a QnnHtp.dll that Python loads; "
-            "without it 0x80000406 and 3110 follow, and the model runs on the CPU with no error "
-            "(onnxruntime-qnn 593)",
-            "set ADSP_LIBRARY_PATH to this folder on the device before the session is created",
-            Severity.NOTE,
-        )
+def _skel_path(items: Sequence[Item]) -> Iterator[Finding]:
+    yield _finding(
+        "skel-path",
+        next(item.path for item in items if item.kind == DSP),
+        "Windows looks for the skel in ADSP_LIBRARY_PATH, and not beside a QnnHtp.dll that Python loads; "
+        "without it 0x80000406 and 3110 follow, and the model runs on the CPU with no error "
+        "(onnxruntime-qnn 593)",
+        "set ADSP_LIBRARY_PATH to this folder on the device before the session is created",
+        Severity.NOTE,
     )
-    return findings
 
 
-def dialog(items: Sequence[Item], sdk: Path) -> Iterator[Finding]:
-    if not any(item.kind == "runner" for item in items):
+def _genie(items: Sequence[Item]) -> Iterator[Finding]:
+    dialog = next((item.path for item in items if item.place == DIALOG), None)
+    if dialog and not any(item.kind == "runner" for item in items):
         yield _finding(
             "runner",
-            sdk,
+            dialog,
             f"this QNN has no {SPEAKER}, which run.sh starts: wheels have the libraries alone",
             f"put {SPEAKER} of the official SDK, of the same build, into bin/, or link libGenie.so yourself",
             Severity.WARNING,
@@ -90,21 +90,16 @@ def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
         if item.path.suffix == pe.SUFFIX:
             yield from _windows_machine(item)
             continue
-        on_dsp = item.kind in (DSP, "signed")
-        wanted = elf.Elf(bits=32 if on_dsp else 64, machine=elf.HEXAGON if on_dsp else elf.AARCH64, flags=0)
+        demands = Demands(elf.HEXAGON, bits=32) if item.kind in (DSP, "signed") else Demands(elf.AARCH64)
         try:
             header = elf.read(item.path)
         except CheckFailed as error:
             yield _finding("elf", item.path, error.message, "build or provision it again")
             continue
-        if (header.bits, header.machine) != (wanted.bits, wanted.machine):
-            yield _finding(
-                "machine",
-                item.path,
-                f"expected {wanted.bits}-bit {wanted.machine_name} as {item.place}, "
-                f"found {header.bits}-bit {header.machine_name}",
-                "build or provision it for this target",
-            )
+        wrong = dict(complaints(header, demands))
+        if Wrong.MACHINE in wrong:
+            message = f"{item.place}: {wrong[Wrong.MACHINE]}"
+            yield _finding("machine", item.path, message, "build or provision it for this target")
         elif item.kind == DSP and header.arch != soc.arch:
             yield _finding(
                 "arch",

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.engine.dist import RUNNER
+from ci.device.bundle.manifest import check_files
+from ci.engine.dist import MANIFEST, RUNNER
 from ci.suites.programs.compiled_onnx import CompiledModel, read_model
 from ci.suites.programs.program import Context, Program
 from ci.suites.programs.program import read as read_program
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.findings import Artifact
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
 from provisioning.manifest import Soc
 from provisioning.validation import tables
@@ -176,19 +176,12 @@ def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[
     remedy = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
     if not (dist / RUNNER).is_file():
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", remedy=remedy)
-    manifest = dist / "manifest.json"
+    manifest = dist / MANIFEST
     if manifest.is_file():
         built_for, recorded = _recorded(manifest, remedy)
         if built_for != target:
             raise UsageError(f"{dist} was built for {built_for}, not for {target}", remedy=remedy)
-        for place, sha256 in recorded.items():
-            path = dist / place
-            actual = Artifact.of("", path).sha256 if path.is_file() else "no such file"
-            if actual != sha256:
-                raise CheckFailed(
-                    f"{path}: expected {sha256} as its build recorded, found {actual}",
-                    remedy=f"build it again: {remedy}",
-                )
+        check_files(dist, recorded, f"build it again: {remedy}")
     programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
     if runner not in programs:
         raise UsageError(

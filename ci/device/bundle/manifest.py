@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from ci.engine.dist import RUNNER
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Artifact
+from provisioning.base.files import hash_file
 from provisioning.environment import DEVICE_DIRECTORIES
 
 NAME = "manifest.json"
@@ -60,12 +61,15 @@ def read_bundle(folder: Path) -> Bundle:
         raise UsageError(
             f"{path}: not a bundle's manifest: {error}", remedy="make it again: nox -s bundle"
         ) from error
-    for file in bundle.files:
-        local = folder / file.path
-        actual = Artifact.of("", local).sha256 if local.is_file() else "no such file"
-        if actual != file.sha256:
-            raise CheckFailed(
-                f"{local}: expected {file.sha256} as the bundle's manifest has it, found {actual}",
-                remedy="make it again: nox -s bundle",
-            )
+    check_files(folder, {file.path: file.sha256 for file in bundle.files}, "make it again: nox -s bundle")
     return bundle
+
+
+def check_files(folder: Path, recorded: Mapping[str, str], remedy: str) -> None:
+    """Raise CheckFailed for a file that is missing, or has another hash than its manifest says."""
+    for place, sha256 in recorded.items():
+        path = folder / place
+        actual = hash_file(path) if path.is_file() else "no such file"
+        if actual != sha256:
+            message = f"{path}: expected {sha256} as {folder / NAME} says, found {actual}"
+            raise CheckFailed(message, remedy=remedy)

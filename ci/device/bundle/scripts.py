@@ -18,6 +18,9 @@ OURS = ".qnn-ci"
 LOCK = f"{OURS}/lock"
 """Exists while a run has the folder."""
 
+EXAMPLE = "--model_path models/NAME.pte …"
+"""The arguments of run.sh in its comment."""
+
 KEPT_CLEAN = ("bin", "lib", "dsp")
 """Folders where a file of an earlier bundle would be loaded."""
 
@@ -60,12 +63,10 @@ echo "to run it: {shell} $(quote "$run")"
 """
 
 
-def run_script(
-    target: str, runner: str = RUNNER.name, arguments: str = "--model_path models/NAME.pte …"
-) -> str:
+def run_script(target: str, runner: str = RUNNER.name, arguments: str = "") -> str:
     program = shlex.quote(f"{RUNNER.parent}/{runner}")
     system = ";".join(DEVICE_DSP_DIRECTORIES[target])
-    return _RUN.format(system=system, wrapper=WRAPPER, runner=program, arguments=arguments)
+    return _RUN.format(system=system, wrapper=WRAPPER, runner=program, arguments=arguments or EXAMPLE)
 
 
 def push_script(target: str, places: Sequence[str], arguments: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 VARIABLES = {
     "PLATFORM_ID": "CMAKE_SYSTEM_NAME",
@@ -23,85 +24,82 @@ def truth(text: str) -> str:
     return "0" if text.upper() in FALSE or text.upper().endswith("-NOTFOUND") else "1"
 
 
-def evaluate(text: str, variables: Mapping[str, str], is_target: Callable[[str], bool]) -> str:
-    """`text` with every `$<…>` replaced. Raises Unevaluable."""
-    result, position = _text(text, 0, variables, is_target, ends="")
-    return result if position == len(text) else result + text[position:]
+@dataclass(frozen=True)
+class Expressions:
+    """Replaces every `$<…>` of a text by its value. Raises Unevaluable."""
 
+    variables: Mapping[str, str]
+    is_target: Callable[[str], bool]
 
-def _text(
-    text: str, position: int, variables: Mapping[str, str], is_target: Callable[[str], bool], *, ends: str
-) -> tuple[str, int]:
-    result = ""
-    while position < len(text):
-        if text.startswith("$<", position):
-            piece, position = _expression(text, position + 2, variables, is_target)
-            result += piece
-        elif text[position] in ends:
-            break
-        else:
-            result += text[position]
-            position += 1
-    return result, position
+    def evaluate(self, text: str) -> str:
+        result, position = self._text(text, 0, ends="")
+        return result + text[position:]
 
+    def _text(self, text: str, position: int, *, ends: str) -> tuple[str, int]:
+        result = ""
+        while position < len(text):
+            if text.startswith("$<", position):
+                piece, position = self._expression(text, position + 2)
+                result += piece
+            elif text[position] in ends:
+                break
+            else:
+                result += text[position]
+                position += 1
+        return result, position
 
-def _expression(
-    text: str, position: int, variables: Mapping[str, str], is_target: Callable[[str], bool]
-) -> tuple[str, int]:
-    name, position = _text(text, position, variables, is_target, ends=":>")
-    parameters: list[str] = []
-    if text[position : position + 1] == ":":
-        # In `$<condition:…>` commas are part of the text.
-        stop = ">" if name in ("0", "1", "BUILD_INTERFACE", "INSTALL_INTERFACE", "LINK_ONLY") else ",>"
-        while text[position : position + 1] in (":", ","):
-            parameter, position = _text(text, position + 1, variables, is_target, ends=stop)
-            parameters.append(parameter)
-    if text[position : position + 1] != ">":
-        raise Unevaluable(f"$<{name} is not closed")
-    return _value(name, parameters, variables, is_target), position + 1
+    def _expression(self, text: str, position: int) -> tuple[str, int]:
+        name, position = self._text(text, position, ends=":>")
+        parameters: list[str] = []
+        if text[position : position + 1] == ":":
+            # In `$<condition:…>` commas are part of the text.
+            stop = ">" if name in ("0", "1", "BUILD_INTERFACE", "INSTALL_INTERFACE", "LINK_ONLY") else ",>"
+            while text[position : position + 1] in (":", ","):
+                parameter, position = self._text(text, position + 1, ends=stop)
+                parameters.append(parameter)
+        if text[position : position + 1] != ">":
+            raise Unevaluable(f"$<{name} is not closed")
+        return self._value(name, parameters), position + 1
 
-
-def _value(
-    name: str, given: list[str], variables: Mapping[str, str], is_target: Callable[[str], bool]
-) -> str:
-    joined = ",".join(given)
-    if name in ("0", "INSTALL_INTERFACE"):
-        return ""
-    if name in ("1", "BUILD_INTERFACE", "LINK_ONLY", "BUILD_LOCAL_INTERFACE"):
-        return joined
-    known: dict[str, Callable[[], bool]] = {
-        "BOOL": lambda: truth(joined) == "1",
-        "NOT": lambda: joined == "0",
-        "AND": lambda: all(one == "1" for one in given),
-        "OR": lambda: any(one == "1" for one in given),
-        "STREQUAL": lambda: given[0] == given[1],
-        "EQUAL": lambda: int(given[0]) == int(given[1]),
-        "IN_LIST": lambda: given[0] in ",".join(given[1:]).split(";"),
-        "TARGET_EXISTS": lambda: is_target(joined),
-    }
-    try:
-        if name == "IF":
-            return given[1] if given[0] == "1" else ",".join(given[2:])
-        if name in known:
-            return "1" if known[name]() else "0"
-    except (IndexError, ValueError) as error:
-        raise Unevaluable(f"$<{name}:{joined}> ({error})") from error
-    if name in VARIABLES:
-        value = variables.get(VARIABLES[name])
-        if value is None:
-            raise Unevaluable(f"$<{name}>, for {VARIABLES[name]} is not set")
-        if not given:
-            return value
-        return "1" if value.upper() in (one.upper() for one in given) else "0"
-    constants = {
-        "SEMICOLON": ";",
-        "COMMA": ",",
-        "ANGLE-R": ">",
-        "LOWER_CASE": joined.lower(),
-        "UPPER_CASE": joined.upper(),
-    }
-    if name in constants:
-        return constants[name]
-    if name == "TARGET_NAME_IF_EXISTS":
-        return joined if is_target(joined) else ""
-    raise Unevaluable(f"$<{name}{':' + joined if given else ''}>")
+    def _value(self, name: str, parameters: list[str]) -> str:
+        joined = ",".join(parameters)
+        if name in ("0", "INSTALL_INTERFACE"):
+            return ""
+        if name in ("1", "BUILD_INTERFACE", "LINK_ONLY", "BUILD_LOCAL_INTERFACE"):
+            return joined
+        known: dict[str, Callable[[], bool]] = {
+            "BOOL": lambda: truth(joined) == "1",
+            "NOT": lambda: joined == "0",
+            "AND": lambda: all(one == "1" for one in parameters),
+            "OR": lambda: any(one == "1" for one in parameters),
+            "STREQUAL": lambda: parameters[0] == parameters[1],
+            "EQUAL": lambda: int(parameters[0]) == int(parameters[1]),
+            "IN_LIST": lambda: parameters[0] in ",".join(parameters[1:]).split(";"),
+            "TARGET_EXISTS": lambda: self.is_target(joined),
+        }
+        try:
+            if name == "IF":
+                return parameters[1] if parameters[0] == "1" else ",".join(parameters[2:])
+            if name in known:
+                return "1" if known[name]() else "0"
+        except (IndexError, ValueError) as error:
+            raise Unevaluable(f"$<{name}:{joined}> ({error})") from error
+        if name in VARIABLES:
+            value = self.variables.get(VARIABLES[name])
+            if value is None:
+                raise Unevaluable(f"$<{name}>, for {VARIABLES[name]} is not set")
+            if not parameters:
+                return value
+            return "1" if value.upper() in (one.upper() for one in parameters) else "0"
+        constants = {
+            "SEMICOLON": ";",
+            "COMMA": ",",
+            "ANGLE-R": ">",
+            "LOWER_CASE": joined.lower(),
+            "UPPER_CASE": joined.upper(),
+        }
+        if name in constants:
+            return constants[name]
+        if name == "TARGET_NAME_IF_EXISTS":
+            return joined if self.is_target(joined) else ""
+        raise Unevaluable(f"$<{name}{':' + joined if parameters else ''}>")

@@ -48,9 +48,7 @@ class _Reader:
         self.generated: set[str] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, Event] = {}
-        self.variables = {
-            name: project.variables[name] for name in genex.VARIABLES.values() if name in project.variables
-        }
+        self.expressions = genex.Expressions(project.variables, self._is_target)
 
     def side(self) -> Side:
         for event in self.trace.events:
@@ -85,7 +83,7 @@ class _Reader:
             for element in split(arg):
                 keys = {element, element.removeprefix("-D")}
                 if "/" in element or "." in element:
-                    keys.add(_path(element, event.folder) or element)
+                    keys.add(in_tree(element, event.folder) or element)
                 for key in keys:
                     self.naming.setdefault(key, []).append(event)
         command = self.commands[event.file].get((event.line, event.command))
@@ -164,13 +162,13 @@ class _Reader:
         for flag in () if kind == "interface" else f"{target['FLAGS']} {target['COMPILE_FLAGS']}".split():
             library.add_flag(flag, self._place_of_flag(name, flag))
         for element, text, scope in self._scoped(target, "INCLUDE_DIRECTORIES"):
-            path = _path(element, folder)
+            path = in_tree(element, folder)
             if path is not None and (path in self.tree.directories or not path):
                 library.includes.append(Item(path, self._place(name, path, text), scope))
         return library
 
     def _add_file(self, library: Library, element: str, text: str, scope: str, folder: str) -> None:
-        path = _path(element, folder)
+        path = in_tree(element, folder)
         if path is None:
             return
         item = Item(path, self._place(library.name, path, text), scope)
@@ -181,10 +179,10 @@ class _Reader:
 
     def _standard(self, target: Mapping[str, str]) -> Item | None:
         """The newest standard that is requested anywhere, as CMake decides."""
-        asked = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
-        if not asked:
+        requested = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
+        if not requested:
             return None
-        number = max(asked, key=lambda one: int(one) % 98)
+        number = max(requested, key=lambda one: int(one) % 98)
         name, place = target["NAME"], self._declaration(target["NAME"])
         for event in self.trace.events:
             everywhere = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
@@ -221,7 +219,7 @@ class _Reader:
             ):
                 continue
             try:
-                value = genex.evaluate(whole, self.variables, self._is_target) if "$<" in whole else whole
+                value = self.expressions.evaluate(whole) if "$<" in whole else whole
             except genex.Unevaluable as error:
                 if name.endswith(("SOURCES", "LINK_LIBRARIES", "HEADERS")):
                     place = self._place(target["NAME"], whole, whole)
@@ -308,10 +306,6 @@ class _Reader:
                     yield path, item
                 elif path.endswith(SCHEMAS) and path not in self.generated:
                     self.result.missing.append(item)
-
-
-def _path(text: str, folder: str) -> str | None:
-    return in_tree(text, folder)
 
 
 def _plain(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
+from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
 SERIAL_FILE = "/sys/devices/soc0/serial_number"
@@ -32,15 +33,7 @@ def read_serial(device: str | None = None) -> int:
         )
     command = [adb, *(["-s", device] if device else []), "shell", "cat", SERIAL_FILE]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
+        done = captured(command, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentLacking(
             f"the device did not answer within {SECONDS:g} s", remedy="see `adb devices`"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.signing.lpai.libraries import ElfsignerTable
-from provisioning.base.commands import quoted
+from provisioning.base.commands import captured, quoted
 from provisioning.base.diagnosis import nearest
 from provisioning.base.errors import (
     CheckFailed,
@@ -360,16 +360,7 @@ def _version(python: str) -> tuple[int, ...] | None:
 
 def _output(command: Sequence[str]) -> str | None:
     try:
-        done = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            env=plain_environment(),
-            check=False,
-        )
+        done = captured(command, timeout=30, env=plain_environment())
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

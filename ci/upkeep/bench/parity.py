@@ -65,7 +65,7 @@ def _check(root: Path) -> None:
     from ci.parity.tree import Tree
 
     source = Source("manifests/parity.toml", MAPPING.read_text(encoding="utf-8"))
-    if found := check(Tree(root), load_mapping(), source=source).differences:
+    if found := check(Tree(root), load_mapping(), source).differences:
         raise CheckFailed(f"expected a clean tree, found {found[0].message}", remedy=REMEDY)
 
 

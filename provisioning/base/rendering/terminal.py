@@ -142,18 +142,18 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for index, name in enumerate(columns):
-        made.add_column(Text(name), justify="right" if index in right else "left", overflow="fold")
+        grid.add_column(Text(name), justify="right" if index in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in row))
-    return made
+        grid.add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in row))
+    return grid
 
 
 def rendered(renderable: RenderableType, *, colour: bool, width: int) -> str:
-    made = _console(colour, width)
-    made.print(renderable, crop=False)
-    text = made.file.getvalue() if isinstance(made.file, io.StringIO) else ""
+    console = _console(colour, width)
+    console.print(renderable, crop=False)
+    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
     return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
