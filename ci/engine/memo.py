@@ -400,12 +400,13 @@ class Memo:
             change = self._change(entry) if entry else "its entry is damaged"
             if not change and entry:
                 folder = path.parent / entry["folder"] if entry["folder"] else None
-                change = self._damage(folder, entry["files"])
-                if not change:
+                damage = self._damage(folder, entry["files"])
+                if not damage:
                     for used in filter(None, (path, folder)):
                         with contextlib.suppress(OSError):
                             os.utime(used)
                     return Entry(entry["result"], folder, origin=self._origin(path))
+                why = damage
             why = why or change
         return self._shared_entry(key) or Miss(why or self._new_key(subject, key))
 

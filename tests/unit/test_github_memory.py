@@ -82,13 +82,18 @@ def test_work_that_failed_since_is_not_passed_by_the_next_run(tmp_path: Path, ca
     assert isinstance(machine(tmp_path / "a", saved(tmp_path, failing, before=cache)).find(), Miss)
 
 
-def test_a_changed_program_or_entry_in_the_cache_is_not_used(tmp_path: Path, cache: Path) -> None:
-    for number, pattern in enumerate(("*.pte", "*.json")):
-        poisoned = tmp_path / f"poisoned-{number}"
-        shutil.copytree(cache, poisoned)
-        for path in (poisoned / "test").rglob(pattern):
-            path.write_bytes(path.read_bytes().replace(b"program 1", b"program 2").replace(b"7", b"8"))
-        assert isinstance(machine(tmp_path / str(number), poisoned).find(), Miss)
+@pytest.mark.parametrize(
+    ("pattern", "true", "false"), [("*.pte", "program 1", "program 2"), ("*.json", '"value": 7', '"value": 8')]
+)
+def test_a_changed_program_or_entry_in_the_cache_is_not_used_and_named(
+    tmp_path: Path, cache: Path, pattern: str, true: str, false: str
+) -> None:
+    texts = {path: path.read_text() for path in (cache / "test").rglob(pattern)}
+    assert any(true in text for text in texts.values())
+    for path, text in texts.items():
+        path.write_text(text.replace(true, false))
+    answer = machine(tmp_path / "later", cache).find()
+    assert isinstance(answer, Miss) and "damaged" in answer.why
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "link"])
