@@ -166,9 +166,9 @@ def _remembered(
 
 
 def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
-    """How many results came from where, for a report; empty where all are from our own store."""
+    """How many cached results came from where, for a report."""
     origins = Counter(result.origin for result in results if result.cached)
-    return {"cached_from": dict(origins)} if set(origins) - {"store"} else {}
+    return {"cached_from": dict(origins)} if origins else {}
 
 
 def _announce(how: How, total: int, cached: Collection[Result], reasons: Mapping[str, str]) -> None:

@@ -83,7 +83,8 @@ def test_work_that_failed_since_is_not_passed_by_the_next_run(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize(
-    ("pattern", "true", "false"), [("*.pte", "program 1", "program 2"), ("*.json", '"value": 7', '"value": 8')]
+    ("pattern", "true", "false"),
+    [("*.pte", "program 1", "program 2"), ("*.json", '"value": 7', '"value": 8')],
 )
 def test_a_changed_program_or_entry_in_the_cache_is_not_used_and_named(
     tmp_path: Path, cache: Path, pattern: str, true: str, false: str

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ci.report.html import html as page
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.rendering.code_scanning import sarif
 from provisioning.base.rendering.job_summary import cell, markdown
 from provisioning.base.rendering.junit_xml import junit
-from provisioning.base.rendering.terminal import console, write
+from provisioning.base.rendering.terminal import console, overview, write
 from provisioning.base.rendering.text import DID_NOT_RUN, visible, worst
 from provisioning.base.rendering.workflow_commands import command
 
@@ -233,6 +234,12 @@ def test_a_markdown_table_keeps_its_columns(reports: list[Report]) -> None:
     assert tables
     for table in tables:
         assert len({row.count("|") for row in table.splitlines()}) == 1
+
+
+def test_every_rendering_says_where_cached_results_are_from() -> None:
+    report = _report(outcome=Outcome.PASS, metrics={"cached_from": {"store": 2, "GitHub's cache of 1|2": 1}})
+    for text in (overview([report]), html.unescape(markdown([report])), page([report])):
+        assert "cached: 2 from store, 1 from GitHub's cache of 1|2" in html.unescape(text)
 
 
 def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:

@@ -61,7 +61,7 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
             f"{MARKS[word]} {word}",
             cell(report.profile),
             cell(report.target),
-            summary_of(report),
+            cell(summary_of(report)),
             duration(report),
         )
         yield f"| {' | '.join(cells)} |", False
