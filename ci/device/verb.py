@@ -7,7 +7,6 @@ from pathlib import Path
 
 from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.settings import add_selection, selection_of
-from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   nox -s run_device
@@ -58,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.device.run_bundle import run_bundle
+    from provisioning.base.stage_run import StageRun
 
     selection = selection_of(args)
     stage = StageRun.as_typed("run_device", selection.profile, selection.target)

@@ -133,7 +133,7 @@ def do(
     for task, _ in todo:
         first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
-    _announce(how, len(tasks), results.values(), reasons)
+    _announce(how, results.values(), reasons)
     groups: dict[str, list[Task]] = {}
     for task in first.values():
         groups.setdefault(task.group, []).append(task)
@@ -171,10 +171,10 @@ def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
     return {"cached_from": dict(origins)} if origins else {}
 
 
-def _announce(how: How, total: int, cached: Collection[Result], reasons: Mapping[str, str]) -> None:
+def _announce(how: How, cached: Collection[Result], reasons: Mapping[str, str]) -> None:
     origins = Counter(result.origin for result in cached if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
-    sys.stderr.write(f"{total} {how.title}: {len(cached)} cached{more}, {len(reasons)} to do\n")
+    sys.stderr.write(f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do\n")
     if how.explain:
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:

@@ -87,7 +87,8 @@ def _reason(said: list[str], native: str, node: Any) -> str:
     if message == "False":
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
         detail = next((text for text in errors if not text.startswith("Requested")), "")
-        detail = with_names_of_data_types(detail[:300])
+        # Without the node's name, the same of several nodes is said once.
+        detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
         return "QNN's validation refuses it" + (f": {detail}" if detail else "")
     if message in ("Skipped", "Forced Fallback"):
         return "the suite leaves it on the CPU (cpu_nodes, cpu_operators)"

@@ -14,7 +14,7 @@ from typing import Any
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
-from ci.engine.progress import Line
+from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, line_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch import DIES_OF
@@ -63,6 +63,8 @@ class Settings:
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
     quantize_only: bool = False
     """End with the quantized model."""
+    errors_follow: bool = False
+    """Whether the command shows each error itself, so that progress need not."""
 
 
 def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
@@ -226,6 +228,8 @@ def _compile_with(
     how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
 
     def line(result: Result) -> Line:
+        if result.failure and settings.errors_follow:
+            return failed(result.failure.kind)
         if not (lacks := result.facts.get("lacks")):
             return line_of(result)
         return Line(

@@ -38,6 +38,10 @@ ASSIGNMENT = re.compile(r"\]\s*[-+*/]?=(?!=)|\]\.\w+_\(")
 WITHOUT_ASSIGNMENT = (
     "assign to no part of a tensor: torch.cat of the parts, or a product with a mask that is a buffer"
 )
+WITHOUT_CAUSAL = (
+    "it is of no line of the model: where that calls scaled_dot_product_attention(is_causal=True), pass"
+    " attn_mask, a buffer that __init__ makes"
+)
 MANY = 3
 ATTEMPTS = 5
 """How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
@@ -193,6 +197,8 @@ class Search:
         found = _suspect(nodes, reason, "make the constant in __init__ with register_buffer, or an input")
         if ASSIGNMENT.search(found.line):
             found = replace(found, instead=WITHOUT_ASSIGNMENT)
+        elif not found.line:
+            found = replace(found, instead=WITHOUT_CAUSAL)
         return found
 
     def _errors(self, begin: int) -> list[str]:

@@ -41,6 +41,7 @@ from ci.suites.user_model import UserModel
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.rendering.text import plural
 from provisioning.base.settings import Selection, selection_of
 
 
@@ -248,9 +249,9 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
     _warn(compiled)
     left, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
     sys.stdout.write(f"{record['costs']['pte_bytes']:>12,}  {folder / record['program']}\n")
-    said = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}: {record['delegates']} delegate"
-    said += "s" * (record["delegates"] != 1)
-    said += f"; {len(left)} operators on the CPU" if left else "; nothing on the CPU"
+    said = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}:"
+    said += f" {plural(record['delegates'], 'delegate')}; "
+    said += f"{plural(len(left), 'operator')} on the CPU" if left else "nothing on the CPU"
     if figures:
         whose = "the quantized model" if program.run.scheme == "qdq" else "float"
         said += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"

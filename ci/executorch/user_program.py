@@ -113,7 +113,7 @@ def plan_of_models(
 ) -> Plan:
     """The plan for models that no suite has. `settings` replace those of the flags."""
     plan = plan_of(args, selection, os.environ, name, programs)
-    return replace(plan, settings=replace(plan.settings, **settings))
+    return replace(plan, settings=replace(plan.settings, errors_follow=True, **settings))
 
 
 def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> Result:

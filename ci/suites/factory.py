@@ -69,6 +69,11 @@ NOT_COMPILABLE = (
         "export with an example of these sizes, or give inputs of the sizes of its example",
     ),
     (
+        r"target (\w+)\.\S+ references nonexistent attribute",
+        "a module of the model is called {0}, a name that torch.export keeps for itself",
+        "give that module another name",
+    ),
+    (
         r"Missing out variants: \{([^}]+)\}",
         "ExecuTorch has no operator {0} and no decomposition of it",
         "write it with other operators of torch",

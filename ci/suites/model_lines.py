@@ -26,8 +26,8 @@ class Frame:
 
 def user_frame(trace: str) -> Frame | None:
     """The innermost frame of a model, its path without the folder of installed packages; if there is none,
-    the innermost frame."""
-    frames = FRAME.findall(trace)
+    the innermost frame of a file."""
+    frames = [frame for frame in FRAME.findall(trace) if frame[0][:1] != "<"]
     own = [frame for frame in frames if _is_model(frame[0])]
     if not (own or frames):
         return None
@@ -44,4 +44,4 @@ def relative_path(path: str) -> str:
 
 def _is_model(path: str) -> bool:
     package = INSTALLED.sub("", path)
-    return path[:1] != "<" and (package == path or not package.startswith(COMPILERS))
+    return package == path or not package.startswith(COMPILERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,6 +78,8 @@ class Report:
     """The same in all reports of one run (QNN_CI_RUN); empty if it is not known."""
 
     def as_json(self) -> str:
+        import json
+
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     def write(self, directory: Path) -> Path:
@@ -93,6 +94,8 @@ class Report:
     @classmethod
     def read(cls, path: Path) -> Report:
         """Raises ValueError with the reason for anything that is not a report."""
+        import json
+
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:

@@ -28,7 +28,6 @@ from provisioning.base.settings import (
 )
 from provisioning.base.stage_run import StageRun
 from provisioning.components import KINDS, QNN_SDK
-from provisioning.environment import provision_flags, selecting_flags, users_own
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
@@ -77,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         rows = provision(args, selection, profile, stage, os.environ)
 
     def show(_: Report) -> None:
+        from provisioning.environment import selecting_flags
+
         following = session("validate", *selecting_flags(selection, os.environ))
         if args.json:
             result = {"profile": profile.name, "components": [asdict(row) for row in rows], "next": following}
@@ -190,6 +191,7 @@ def _serves(name: str, targets: frozenset[str]) -> bool:
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
+    from provisioning.environment import users_own
     from provisioning.sources.directory import adopt
 
     notes: list[str] = []
@@ -243,6 +245,7 @@ def _warn_without_libraries(
     profile: Profile, selection: Selection, sdk: Row | None, stage: StageRun, progress: Progress
 ) -> None:
     """Warn where the profile has a target's skels, but not the libraries that load them."""
+    from provisioning.environment import provision_flags
     from provisioning.validation.tables import libraries
 
     if sdk is not None and sdk.state == "yours":

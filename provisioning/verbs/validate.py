@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.files import write_named
-from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import Selection, add_selection, selection_of
-from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
+    from provisioning.base.findings import Metric, Report
+    from provisioning.base.stage_run import StageRun
     from provisioning.validation import Result
     from provisioning.validation.context import Context
 
@@ -56,6 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from provisioning.base.stage_run import StageRun
+
     if args.list:
         sys.stdout.write(_catalogue())
         return 0

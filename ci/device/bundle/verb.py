@@ -7,7 +7,6 @@ from pathlib import Path
 
 from provisioning.base.command_line import repeatable
 from provisioning.base.settings import add_selection, selection_of
-from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   nox -s bundle -- --soc SM8750 --target aarch64-android model.pte
@@ -48,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.device.bundle.assemble import assemble
     from provisioning.base.disk import disk_errors
+    from provisioning.base.stage_run import StageRun
 
     selection = selection_of(args)
     stage = StageRun.as_typed("bundle", selection.profile, selection.target)

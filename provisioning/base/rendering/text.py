@@ -28,7 +28,7 @@ LOG = "log"
 """The kind of artifact that has a stage's output."""
 
 # Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 _PLACE = re.compile(
     r"(?P<file>(?!/)(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"
@@ -88,7 +88,7 @@ def place_of(subject: str) -> tuple[str, int] | None:
 
 def visible(text: str) -> str:
     """The text with everything that would steer a terminal or hide shown as an escape."""
-    return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+    return re.sub(_UNPRINTABLE, lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def one_line(text: str) -> str:
