@@ -128,7 +128,7 @@ def resolve(
     flags = provision_flags(selection, environ)
     notes: list[str] = []
     roots: dict[str, Root] = {}
-    pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
+    pins = profile.pins
     lacking: list[str] = []
     for component, variable in COMPONENT_VARIABLES.items():
         pin = pins.get(component)
@@ -168,7 +168,7 @@ def _lacking(
     environ: Mapping[str, str],
     notes: Sequence[str],
 ) -> EnvironmentLacking:
-    pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
+    pins = profile.pins
     named = [f"{each} {pins[each].version}" if each in pins else each for each in lacking]
     message = (
         f"{_listed(named)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "

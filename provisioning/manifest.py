@@ -117,8 +117,13 @@ class Profile(Model):
     lacks: dict[Target, str] = Field(default={})
     """Targets whose QNN libraries this profile does not have: why, and what is nearest."""
 
+    @property
+    def pins(self) -> dict[str, Component]:
+        """The components, to be looked up by any text."""
+        return {str(name): component for name, component in self.components.items()}
+
     def why_lacking(self, target: str) -> str:
-        return {str(name): why for name, why in self.lacks.items()}.get(target, "")
+        return next((why for name, why in self.lacks.items() if name == target), "")
 
     @model_validator(mode="after")
     def _optional_ones_exist(self) -> Profile:

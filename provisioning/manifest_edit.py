@@ -25,7 +25,7 @@ def with_source_keys(path: Path, component: str, part: str, keys: dict[str, str 
     except TOMLKitError as error:
         raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
     profile = parse(document.unwrap(), Profile, path)
-    parts = next(c for name, c in profile.components.items() if name == component).parts
+    parts = profile.pins[component].parts
     number = next(index for index, one in enumerate(parts) if one.name == part)
     source = parts[number].source
     for key, value in keys.items():

@@ -108,8 +108,7 @@ def _provided(name: str, target: str) -> bool:
         return _SYSTEM_LIBRARY.fullmatch(name) is not None
     from provisioning.validation import tables
 
-    systems = {str(system): table for system, table in tables.device_libraries().systems.items()}
-    return name in systems[target].provides
+    return name in tables.device_libraries().provides(target)
 
 
 def _reachable(name: str, target: str, file: Built, header: elf.Elf, places: set[str]) -> bool:

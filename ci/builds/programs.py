@@ -42,15 +42,14 @@ class Program:
 
 def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
     """The first program of that name on PATH that runs; else an error that names its package."""
-    for path in _candidates(name, environ):
-        if identity := _identity(path):
-            return Program(path, identity)
-    package = PACKAGES.get(Path(name).name)
+    if program := next(_running(name, environ), None):
+        return program
     if len(name.split()) > 1:
         raise EnvironmentLacking(
             f"{name!r} is not a program on PATH",
             remedy="name the program alone, without a launcher or arguments",
         )
+    package = PACKAGES.get(Path(name).name)
     raise EnvironmentLacking(
         f"{name} is not on PATH",
         remedy=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
@@ -75,13 +74,10 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
 def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
     """This interpreter's CMake or one on PATH, not older than `floor`."""
     old = []
-    for path in _candidates("cmake", environ, beside_python=True):
-        if not (identity := _identity(path)):
-            continue
-        cmake = Program(path, identity)
+    for cmake in _running("cmake", environ, beside_python=True):
         if version_key(cmake.version) >= version_key(floor):
             return cmake
-        old.append(f"{cmake.version} at {path}")
+        old.append(f"{cmake.version} at {cmake.path}")
     found = f"found {' and '.join(old)}" if old else "found none"
     raise EnvironmentLacking(
         f"CMake: expected {floor} or newer, {found}",
@@ -89,17 +85,22 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
     )
 
 
-def find_ninja(environ: Mapping[str, str] = os.environ) -> Program:
-    for path in _candidates("ninja", environ, beside_python=True):
-        if identity := _identity(path):
-            return Program(path, identity)
+def find_ninja() -> Program:
+    if ninja := next(_running("ninja", os.environ, beside_python=True), None):
+        return ninja
     raise EnvironmentLacking(
         "Ninja is neither beside this Python nor on PATH",
         remedy=quoted(sys.executable, "-m", "pip", "install", "ninja"),
     )
 
 
-def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[Path]:
+def _running(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[Program]:
+    for path in _candidates(name, environ, beside_python=beside_python):
+        if identity := _identity(path):
+            yield Program(path, identity)
+
+
+def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool) -> Iterator[Path]:
     # CMake runs elsewhere, and takes no relative path for a compiler.
     if os.sep in name:
         yield Path(name).absolute()

@@ -75,7 +75,7 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
     from provisioning.store import Store, Want
 
     variable = COMPONENT_VARIABLES[component]
-    pin = {str(name): one for name, one in load_profile(selection.profile).components.items()}[component]
+    pin = load_profile(selection.profile).pins[component]
     if root := environ.get(variable):
         version = identity_of(component, Path(root)).version
     else:

@@ -45,9 +45,6 @@ def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
 
 def vendor_items(plan: ImagePlan) -> list[Item]:
     """The parts of the profile's components, as the manifest pins them."""
-    if plan.profile is None:
-        return []
-    components = {name: plan.profile.components[name] for name in plan.components}  # type: ignore[index]
     return [
         Item(
             f"{name}-{part.name}",
@@ -56,6 +53,6 @@ def vendor_items(plan: ImagePlan) -> list[Item]:
             licence=component.licence.title if component.licence else "",
             sha256=getattr(part.source, "sha256", None) or "",
         )
-        for name, component in components.items()
+        for name, component in plan.components.items()
         for part in component.parts
     ]

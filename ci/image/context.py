@@ -80,8 +80,7 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
     """The store's trees of the plan's components; missing ones are provisioned if licences are accepted."""
     if plan.profile is None:
         return {}
-    components = {name: plan.profile.components[name] for name in plan.components}  # type: ignore[index]
-    if lacking := licences.missing(store.path, components, {}):
+    if lacking := licences.missing(store.path, plan.components, {}):
         listed = "; ".join(f"{licence.title} ({licence.url})" for licence in lacking.values())
         accept = [word for name in lacking for word in (licences.FLAG, name)]
         raise LicenceNotAccepted(
@@ -91,7 +90,7 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
     locked = in_ci(os.environ)
     return {
         name: store.provision(name, component, locked=locked, progress=for_stream())
-        for name, component in components.items()
+        for name, component in plan.components.items()
     }
 
 

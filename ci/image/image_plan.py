@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -18,7 +19,7 @@ from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.lock_files import lock_path
-from provisioning.manifest import Licence, Profile, load_profile
+from provisioning.manifest import Component, Licence, Profile, load_profile
 from provisioning.sources import Sha256
 
 MANIFEST = MANIFESTS / "images.toml"
@@ -97,29 +98,27 @@ class ImagePlan:
         return f"qnn-ci/{self.name}:latest"
 
     @property
-    def components(self) -> tuple[str, ...]:
+    def components(self) -> dict[str, Component]:
         """The profile's components that images hold, in the order of the stages."""
-        if self.profile is None:
-            return ()
-        return tuple(name for name in STAGES if name in set(map(str, self.profile.components)))
+        pins = self.profile.pins if self.profile else {}
+        return {name: pins[name] for name in STAGES if name in pins}
 
     @property
     def stage(self) -> str:
         """The Dockerfile's stage that has exactly these environments and components."""
         if self.components:
-            return self.components[-1]
+            return list(self.components)[-1]
         return "executorch" if "executorch" in self.environments else "base"
 
     @property
     def build_ids(self) -> dict[str, str]:
-        components = self.profile.components if self.profile else {}
-        return {str(name): one.build_id for name, one in components.items() if one.build_id}
+        pins = self.profile.pins if self.profile else {}
+        return {name: one.build_id for name, one in pins.items() if one.build_id}
 
     @property
     def licences(self) -> tuple[Licence, ...]:
         """Licences of its components. The builder of an image may use them; nobody may publish them."""
-        components = [self.profile.components[name] for name in self.components] if self.profile else []  # type: ignore[index]
-        return tuple(dict.fromkeys(one.licence for one in components if one.licence))
+        return tuple(dict.fromkeys(one.licence for one in self.components.values() if one.licence))
 
     def manifest_hash(self, base: str) -> str:
         """The hash of everything that decides the bytes of the image; equal hashes mean equal layers.
@@ -128,8 +127,7 @@ class ImagePlan:
         """
         parts = [self.stage, base, self.system.model_dump_json()]
         parts += [" ".join([one, *self.imports[one]]) for one in self.environments]
-        if self.profile is not None:
-            parts += [self.profile.components[name].model_dump_json() for name in self.components]  # type: ignore[index]
+        parts += [component.model_dump_json() for component in self.components.values()]
         digest = hashlib.sha256("\n".join(parts).encode())
         for path in self.files():
             digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
@@ -147,17 +145,20 @@ def load_images() -> Images:
     return load(MANIFEST, Images)
 
 
-def pin_base(system: System) -> None:
-    """Write the base into images.toml, where comments stay."""
+@contextmanager
+def edited() -> Iterator[Any]:
+    """The document images.toml, to be changed in place; comments stay."""
     import tomlkit
 
     document = tomlkit.parse(MANIFEST.read_text(encoding="utf-8"))
-    table = document["system"]
-    assert isinstance(table, tomlkit.items.Table)
-    for name in ("image", "digest", "epoch"):
-        table[name] = getattr(system, name)
+    yield document
     replace_text(MANIFEST, tomlkit.dumps(document))
     load_images.cache_clear()
+
+
+def pin_base(system: System) -> None:
+    with edited() as document:
+        document["system"].update(system.model_dump(include={"image", "digest", "epoch"}))
 
 
 def plan_of(name: str) -> ImagePlan:
@@ -177,7 +178,7 @@ def plan_of(name: str) -> ImagePlan:
         system=images.system,
         debian=load_packages(),
     )
-    if plan.components != STAGES[: len(plan.components)]:
+    if tuple(plan.components) != STAGES[: len(plan.components)]:
         raise ManifestError(
             MANIFEST,
             f"images.{name}.profile",

@@ -6,10 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-import tomlkit
-
-from ci.image.image_plan import MANIFEST, load_images
-from provisioning.base.files import replace_text
+from ci.image.image_plan import edited, load_images
 from provisioning.base.settings import ROOT
 
 DEVCONTAINER = ROOT / ".devcontainer" / "devcontainer.json"
@@ -40,7 +37,5 @@ def page() -> str:
 
 def record(references: Mapping[str, str]) -> None:
     """Write them to images.toml."""
-    document = tomlkit.parse(MANIFEST.read_text(encoding="utf-8"))
-    document["published"] = dict(references)
-    replace_text(MANIFEST, tomlkit.dumps(document))
-    load_images.cache_clear()
+    with edited() as document:
+        document["published"] = dict(references)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+from ci.parity.mapping import MACROS
 from ci.parity.model import Generated, Glob, Item, Library, Place, Side, Trouble, is_source
 from ci.parity.starlark_text import TOKEN, Literal, literals, nearest
 from ci.parity.tree import Tree, normal
@@ -145,9 +146,8 @@ def _kept(tree: Tree, rules: Buck, name: str) -> _Package:
 
 
 def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
-    names = {*rules.files, "targets.bzl"}
     paths = (path for root in roots for path in tree.under(root))
-    return sorted({posixpath.dirname(path) for path in paths if posixpath.basename(path) in names})
+    return sorted({posixpath.dirname(path) for path in paths if posixpath.basename(path) in rules.names})
 
 
 class _Evaluation:
@@ -191,7 +191,7 @@ class _Evaluation:
             path = posixpath.join(package, name)
             self._guarded(path, self.tree.read(path))
         if not own:
-            path = posixpath.join(package, "targets.bzl")
+            path = posixpath.join(package, MACROS)
             if re.search(rf"^def {self.rules.entry}\b", self.tree.read(path), re.MULTILINE):
                 self._guarded(path, f"{self.tree.read(path)}\n{self.rules.entry}()\n")
             else:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ci.engine.rule_texts import parity_texts
 from ci.parity.buck import TWIN, duplicates, twins
-from ci.parity.mapping import Mapping, Pair, Variant
+from ci.parity.mapping import MACROS, Mapping, Pair, Variant
 from ci.parity.model import (
     SCHEMAS,
     Generated,
@@ -22,10 +22,12 @@ from ci.parity.model import (
     Place,
     Side,
     first_places,
+    is_buck,
     is_header,
     is_native,
     is_python,
     is_source,
+    package_of,
 )
 from ci.parity.starlark_text import literals
 from ci.parity.tree import Tree
@@ -216,7 +218,7 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
     )
     if not cmake.stopped:
         for pair in pairs:
-            if not any(_package(label) in buck.failed for label in pair.buck):
+            if not any(package_of(label) in buck.failed for label in pair.buck):
                 _targets_exist(findings, name, pair, buck, cmake)
                 _files(findings, name, pair, buck, cmake)
                 if pair.dependencies:
@@ -576,7 +578,7 @@ def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     evaluated = {package for side in bucks for package in side.packages}
     failed = {package for side in bucks for package in side.failed}
     declared = {label for side in bucks for label in side.declared}
-    names = (*findings.mapping.buck.files, "targets.bzl")
+    names = findings.mapping.buck.names
     build_files = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in names}
     tops = {folder.partition("/")[0] for folder in build_files}
     for item in {item.name: item for side in bucks for item in side.labels}.values():
@@ -599,7 +601,7 @@ def _names_it(tree: Tree, package: str, name: str) -> bool:
     known = {
         literal.value
         for path in tree.match("*", package)
-        if path.endswith((".bzl", "/BUCK", "/TARGETS"))
+        if is_buck(path)
         for literal in literals(tree.read(path))
     }
     if not twins(name.removesuffix(TWIN)).isdisjoint(known):
@@ -613,7 +615,7 @@ def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     words = {"names": ", ".join(names), "first": names[0], "entry": findings.mapping.buck.entry}
     for package in sorted({package for side in bucks for package in side.packages}):
         if not any(posixpath.join(package, name) in tree.files for name in names):
-            path = posixpath.join(package, "targets.bzl")
+            path = posixpath.join(package, MACROS)
             findings.report("parity-package-missing", Place(path, 1), path, "tree", **words)
 
 
@@ -705,9 +707,5 @@ def _lack(labels: tuple[str, ...]) -> str:
     return f"{labels[0]} lacks" if len(labels) == 1 else f"{' and '.join(labels)} lack"
 
 
-def _package(label: str) -> str:
-    return label.removeprefix("//").partition(":")[0]
-
-
 def _targets_file(pair: Pair) -> str:
-    return posixpath.join(_package(pair.buck[0]), "targets.bzl")
+    return posixpath.join(package_of(pair.buck[0]), MACROS)

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from ci.parity.check import Checked
 from ci.parity.compare import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
-from ci.parity.model import Library, is_python
+from ci.parity.model import is_buck, is_python, package_of
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -159,7 +159,7 @@ def _candidates(
     elif found.rule == "parity-dependency-missing-in-buck":
         for file in _buck_files(tree, mapping, checked, found):
             yield from ((file, text) for text in _with_dependency(tree, mapping, file, found.what))
-    elif _is_buck(found.place.file):
+    elif is_buck(found.place.file):
         if found.rule == "parity-exclude-empty" and tree.match(
             found.what, posixpath.dirname(found.place.file)
         ):
@@ -189,7 +189,7 @@ def _may_be_renamed(tree: Tree, checked: Checked, found: Difference, text: str) 
     kind, CMake has the old name too, or its library would have no file left."""
     return any(
         (one.rule in NEW and kind_of(one.what) == kind_of(found.what))
-        or (one.rule == found.rule and one.what == found.what and not _is_buck(one.place.file))
+        or (one.rule == found.rule and one.what == found.what and not is_buck(one.place.file))
         for one in checked.differences
     ) or len(_EMPTY_LIST.findall(text)) > len(_EMPTY_LIST.findall(tree.read(found.place.file)))
 
@@ -208,30 +208,18 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Differenc
             return []
         if old := renamed_from(found.what, checked.differences):
             named = [one.place.file for one in checked.differences if one.what == old]
-            return [path for path in dict.fromkeys(named) if _is_buck(path)]
+            return [path for path in dict.fromkeys(named) if is_buck(path)]
         # Only the nearest package decides about a file, and which of its libraries should have it is certain
         # only if there is one.
         folder = posixpath.dirname(found.place.file)
-        while folder and not any(posixpath.join(folder, name) in tree.files for name in _names(mapping)):
+        while folder and not any(posixpath.join(folder, name) in tree.files for name in mapping.buck.names):
             folder = posixpath.dirname(folder)
-        own = [one for one in libraries if _package_of(one) == folder and one.kind.startswith("python_")]
+        own = [one for one in libraries if package_of(one.name) == folder and one.kind.startswith("python_")]
         named = [one.place.file for one in own] if len({one.name for one in own}) == 1 else []
     else:
         labels = {label for pair in mapping.pairs if pair.name == found.where for label in pair.buck}
         named = [one.place.file for one in libraries if one.name in labels]
     return [path for path in dict.fromkeys(named) if path in tree.files]
-
-
-def _is_buck(path: str) -> bool:
-    return path.endswith((".bzl", "/BUCK", "/TARGETS"))
-
-
-def _names(mapping: Mapping) -> tuple[str, ...]:
-    return (*mapping.buck.files, "targets.bzl")
-
-
-def _package_of(library: Library) -> str:
-    return library.name.removeprefix("//").partition(":")[0]
 
 
 def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> Iterator[str]:

@@ -21,6 +21,9 @@ Value: TypeAlias = str | bool | dict[str, str] | list[str | bool]
 Rule = Annotated[str, StringConstraints(pattern=r"^parity-[a-z-]+$")]
 
 
+MACROS = "targets.bzl"
+"""A package's library of macros."""
+
 _OF_PATTERNS = frozenset({"parity-glob-empty", "parity-exclude-empty"})
 
 
@@ -68,6 +71,11 @@ class Buck(Model):
     texts: tuple[str, ...] = ()
     """Functions of the struct of rules that only make text."""
     loads: tuple[Load, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the files that make a directory a package."""
+        return frozenset({*self.files, MACROS})
 
 
 class CMake(Model):

@@ -145,6 +145,15 @@ class Side:
         self.stopped = self.stopped or part.stopped
 
 
+def is_buck(path: str) -> bool:
+    return path.endswith((".bzl", "/BUCK", "/TARGETS"))
+
+
+def package_of(label: str) -> str:
+    """The directory of `//directory:name`."""
+    return label.removeprefix("//").partition(":")[0]
+
+
 def is_source(path: str) -> bool:
     return path.endswith(SOURCE_SUFFIXES)
 

@@ -171,18 +171,10 @@ def _ignored(root: Path) -> frozenset[str]:
     Empty if the tree is no checkout or there is no git."""
     if not (root / ".git").exists():
         return frozenset()
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "ls-files",
-        "--others",
-        "--ignored",
-        "--exclude-standard",
-        "--directory",
-    ]
+    listing = ["ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
+    command = ["git", "-C", str(root), *listing]
     try:
-        done = subprocess.run([*command, "-z"], capture_output=True, check=False, timeout=MOST_SECONDS)
+        done = subprocess.run(command, capture_output=True, check=False, timeout=MOST_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return frozenset()
     return frozenset(os.fsdecode(done.stdout).split("\0")) - {""}

@@ -21,6 +21,7 @@ from provisioning.archive.planned_files import PlannedFile, PlannedFiles, Planne
 from provisioning.archive.reader import Zip
 from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import write_all
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
@@ -158,7 +159,7 @@ class _Unpacking:
             out = os.open(name, flags, file.mode, dir_fd=directory)
             try:
                 for block in self._zip.blocks(file.member, file.start):
-                    _write(out, block)
+                    write_all(out, block)
                     digest.update(block)
                     with self._lock:
                         self._untold += len(block)
@@ -202,9 +203,3 @@ class _Unpacking:
         where = self._into if full else self._into / path
         other = EnvironmentLacking(f"{where}: {error.strerror or error}", remedy=ANOTHER_STORE)
         return disk_error(error, ANOTHER_STORE, where, self._plan.total) or other
-
-
-def _write(out: int, block: bytes) -> None:
-    done = os.write(out, block)
-    while done < len(block):
-        done += os.write(out, memoryview(block)[done:])

@@ -122,6 +122,13 @@ def repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help
     )
 
 
+def confirmed(question: str) -> bool:
+    """Ask a person at the terminal."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
     """Find the verb, import only its module, run it; returns the exit code (see errors.py)."""
     if not argv or argv[0] in ("-h", "--help"):

@@ -47,6 +47,13 @@ def replace_bytes(path: Path, content: bytes) -> None:
         part.write_bytes(content)
 
 
+def write_all(descriptor: int, block: bytes) -> None:
+    """Write all of `block`: the system may accept only a part of it at a time."""
+    rest = memoryview(block)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
 def write_named(path: Path, text: str, *, append: bool = False, remedy: str = "") -> None:
     """Write a file that the user, or GitHub, has named. Bytes in paths that are no text stay as they are."""
     try:

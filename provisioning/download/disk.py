@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 
 from provisioning.base.disk import ANOTHER_STORE, disk_error
@@ -25,13 +24,6 @@ def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
             raise
         other = EnvironmentLacking(f"{folder}: {error.strerror or error}", remedy=ANOTHER_STORE)
         raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error
-
-
-def write_all(out: FileIO, block: bytes) -> None:
-    """Write all of `block`: an unbuffered file may accept only a part of it at a time."""
-    view = memoryview(block)
-    while view:
-        view = view[out.write(view) :]
 
 
 def digest_of(path: Path, length: int) -> hashlib._Hash:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from provisioning.base import units
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import hash_file, remove_interrupted, replace_text
+from provisioning.base.files import hash_file, remove_interrupted, replace_text, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
-from provisioning.download.disk import BLOCK, digest_of, disk_errors, sync_folder, write_all
+from provisioning.download.disk import BLOCK, digest_of, disk_errors, sync_folder
 from provisioning.download.server import (
     NetworkError,
     Patience,
@@ -372,7 +372,7 @@ class Transfer:
                             f"({MIRROR_VARIABLE})",
                         )
                     with disk_errors(folder, None if total is None else total - received):
-                        write_all(out, block)
+                        write_all(out.fileno(), block)
                         received += len(block)
                         if received - synced >= CHECKPOINT:
                             self._checkpoint(out, partial, received)

@@ -130,7 +130,7 @@ def _read_elsewhere(path: Path) -> Elf | None:
 
 
 def _on_device(context: Context, system: System) -> Iterator[Problem]:
-    provided = set(tables.device_libraries().systems[system].provides)
+    provided = set(tables.device_libraries().provides(system))
     beside: dict[Path, set[str]] = {}
     for library, elf in context.readable:
         beside.setdefault(library.path.parent, set()).update({library.name, elf.soname})

@@ -52,6 +52,9 @@ class LibraryTable(Model):
     lpai: dict[str, LpaiLibraries]
     directories: tuple[Directory, ...]
 
+    def target(self, name: str) -> TargetLibraries:
+        return next(table for target, table in self.targets.items() if target == name)
+
     def requires(self, name: str) -> bool:
         """Whether any target, or LPAI, needs a library of this name, for any arch."""
         return self._required.fullmatch(name) is not None
@@ -81,6 +84,9 @@ class DeviceSystem(Model):
 class DeviceLibraries(Model):
     schema_: Literal[1] = Field(alias="schema")
     systems: dict[System, DeviceSystem]
+
+    def provides(self, name: str) -> tuple[LibraryName, ...]:
+        return next(table.provides for system, table in self.systems.items() if system == name)
 
 
 class HostTable(Model):

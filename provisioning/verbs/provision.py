@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import confirmed, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
@@ -169,7 +169,7 @@ def table(rows: list[dict[str, str]]) -> str:
 def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Component]:
     from provisioning.store.tree_plan import selection_of as parts_of
 
-    every: dict[str, Component] = {str(name): component for name, component in profile.components.items()}
+    every = profile.pins
     for name in named:
         if name not in every:
             raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, every)
@@ -222,9 +222,7 @@ def _accepted(
     unknown = licences.missing(store.path, components, accepted)
     if unknown and sys.stdin.isatty() and sys.stderr.isatty() and not in_ci(environ):
         for licence in unknown.values():
-            sys.stderr.write(f"{licence.title}\n  {licence.url}\nAccept it? [y/N] ")
-            sys.stderr.flush()
-            if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            if confirmed(f"{licence.title}\n  {licence.url}\nAccept it?"):
                 accepted[licence.id] = "asked on the terminal"
     # Check all licences before anything is fetched.
     store.accept(components, accepted)

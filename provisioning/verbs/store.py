@@ -20,7 +20,6 @@ from provisioning.base.units import size
 from provisioning.components import QNN_SDK
 
 if TYPE_CHECKING:
-    from provisioning.manifest import Component
     from provisioning.store import Store, Tree
     from provisioning.store.inventory import Difference
 
@@ -158,7 +157,7 @@ def _path(args: argparse.Namespace) -> int:
 
     selection = selection_of(args)
     profile = load_profile(selection.profile)
-    components: dict[str, Component] = {str(name): one for name, one in profile.components.items()}
+    components = profile.pins
     name = args.component
     if name not in components:
         raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, components)

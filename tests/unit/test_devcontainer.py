@@ -38,8 +38,7 @@ def test_after_a_release_it_starts_from_the_published_image_and_provisions(
 ) -> None:
     manifest = tmp_path / "images.toml"
     manifest.write_text(image_plan.MANIFEST.read_text(encoding="utf-8"))
-    for module in (image_plan, published):
-        monkeypatch.setattr(module, "MANIFEST", manifest)
+    monkeypatch.setattr(image_plan, "MANIFEST", manifest)
     names = {name: f"registry.example/o/qnn-ci-{name}@sha256:{'0' * 64}" for name in ("base", "executorch")}
     try:
         published.record(names)

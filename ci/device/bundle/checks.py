@@ -135,7 +135,7 @@ def _one_build(items: Sequence[Item]) -> Iterator[Finding]:
 
 def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
     here = {Path(item.place).name for item in items}
-    provides = {str(name): each for name, each in tables.device_libraries().systems.items()}[target].provides
+    provides = tables.device_libraries().provides(target)
     for item in items:
         if item.kind not in ("runner", "library", QNN):
             continue

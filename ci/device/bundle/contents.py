@@ -205,7 +205,7 @@ def _recorded(manifest: Path, remedy: str) -> tuple[str, dict[str, str]]:
 
 def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False) -> Iterator[Item]:
     """QNN's libraries for the device, and the skel of the chip's arch."""
-    table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
+    table = tables.libraries().target(target)
     folder = library_folder(sdk, target)
     groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
     groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
@@ -247,7 +247,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
 
 
 def library_folder(sdk: Path, target: str) -> Path:
-    table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
+    table = tables.libraries().target(target)
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name

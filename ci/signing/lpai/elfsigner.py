@@ -107,7 +107,7 @@ class Consent:
             return True
         self.show(f"elfsigner of the Hexagon SDK asks:\n\n{text.strip()}\n\nsha256 {digest}\n")
         means = self.accepted.get(digest, "")
-        if not means and self.ask is not None and self.ask("Do you accept this? [y/N] "):
+        if not means and self.ask is not None and self.ask("Do you accept this?"):
             means = "asked"
         if means:
             # No manifest can name it: its text is only known now.

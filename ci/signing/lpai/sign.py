@@ -23,6 +23,7 @@ from ci.signing.lpai.elfsigner import Consent, Elfsigner, Unexpected, interprete
 from ci.signing.lpai.libraries import Chip
 from ci.signing.signatures import STATEMENT
 from provisioning import licences
+from provisioning.base.command_line import confirmed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
@@ -269,7 +270,7 @@ def _elfsigner(
         store=selection.store,
         version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
         accepted=accepted | dict.fromkeys(args.accept_disclaimer, "--accept-disclaimer"),
-        ask=_ask if sys.stdin is not None and sys.stdin.isatty() else None,
+        ask=confirmed if sys.stdin is not None and sys.stdin.isatty() else None,
         show=functools.partial(print, file=sys.stderr),
     )
     seconds = table.time_limit_seconds if args.time_limit is None else args.time_limit
@@ -325,9 +326,3 @@ def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
 def _written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
-
-
-def _ask(question: str) -> bool:
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
