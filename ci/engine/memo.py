@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import sys
@@ -148,6 +149,21 @@ def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
     }
 
 
+def python_name() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
+
+
+def search_key(
+    roots: Roots, environ: Mapping[str, str], paths: Sequence[str] = ("PYTHONPATH", "LD_LIBRARY_PATH")
+) -> dict[str, Json]:
+    """Where modules and libraries are searched, and variables that are read unseen: part of every key."""
+    folders = {name: filter(None, environ.get(name, "").split(os.pathsep)) for name in paths}
+    return {
+        "variables": native_variables(environ),
+        **{name: [roots.name(os.path.abspath(each)) for each in found] for name, found in folders.items()},
+    }
+
+
 def roots_of(suite: Path, store: Path, packages: Path | None = None) -> Roots:
     """The roots of a suite's programs: the suite's repository, this toolkit, the interpreter, the store, and
     the environment with the suite's own packages."""
@@ -181,17 +197,11 @@ class Touched:
 
     def __or__(self, later: Touched) -> Touched:
         """For work in two steps; the first touch of each input counts."""
-        return Touched(
-            later.opened | self.opened,
-            later.digests | self.digests,
-            later.looked | self.looked,
-            later.listed | self.listed,
-            later.environment | self.environment,
-            later.unoffered | self.unoffered,
-            later.queries | self.queries,
-            [*self.unseen, *later.unseen],
-            [*self.suspect, *later.suspect],
-        )
+        merged: dict[str, Any] = {}
+        for name, mine in vars(self).items():
+            theirs = getattr(later, name)
+            merged[name] = [*mine, *theirs] if isinstance(mine, list) else theirs | mine
+        return Touched(**merged)
 
 
 class Digests:
@@ -664,27 +674,22 @@ class Memo:
                 made.rename(folder)
             else:
                 shutil.rmtree(made, ignore_errors=True)
-        _store(
-            top / f"{name}.json",
-            {
-                "inputs": [list(each) for each in inputs],
-                "sets": names,
-                "result": dict(result),
-                "folder": folder.name if folder else None,
-                "files": files,
-            },
-        )
+        document = {
+            "inputs": [list(each) for each in inputs],
+            "sets": names,
+            "result": dict(result),
+            "folder": folder.name if folder else None,
+            "files": files,
+        }
+        _store(top / f"{name}.json", document)
         _store(self._subject(subject), {"parts": dict(key)})
         for path in list(self._entries(key))[ENTRIES:]:
             path.unlink(missing_ok=True)
         (top / REFUSED).unlink(missing_ok=True)
         if self.remote and self.remote.writes:
-            document: dict[str, Any] = {"inputs": [list(each) for each in inputs], "sets": names}
-            document["result"] = dict(result)
             blobs: dict[str, Path] = {each: self._set_file(each) for each in names}
             if folder:
                 blobs |= {digest: folder / file for file, digest in files.items()}
-            document |= {"files": files, "folder": bool(folder)}
             self.remote.offer(self._remote_key(key), document, blobs)
         return Entry(dict(result), folder, cached=False)
 
@@ -736,8 +741,8 @@ class Memo:
             top.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
-        kept = {each: document[each] for each in ("inputs", "sets", "result")}
-        _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None, "files": files})
+        kept = {each: document[each] for each in ("inputs", "sets", "result", "files")}
+        _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None})
         return Entry(dict(document["result"]), folder, origin="remote")
 
     def _set_file(self, name: str) -> Path:
@@ -756,6 +761,16 @@ ORDER = (
     *("distribution", "file", "entry", "modules", "packages", "paths", "program", "listing"),
     *("variable", "native"),
 )
+"""Kinds of inputs, the one that explains the most first."""
+
+CHANGES = {
+    "modules": "{folder} offers the module {state} now",
+    "packages": "other packages are in {folder}",
+    "program": "the program {name} is another",
+    "variable": "environment variable {name} changed",
+    "paths": "other .pth files are in {shown}",
+    "listing": "other files are in {shown}",
+}
 
 
 def _words(kind: str, name: str, before: str, now: str) -> str:
@@ -763,21 +778,14 @@ def _words(kind: str, name: str, before: str, now: str) -> str:
     if kind == "distribution":
         title, old, new = name.rpartition(": ")[2], before.partition(" ")[0], now.partition(" ")[0]
         return f"{title} was installed anew" if old == new else f"{title} {old} → {new}"
-    if kind == "modules":
-        return f"{shown.rpartition(': ')[0]} offers the module {now or before} now"
-    if kind == "packages":
-        return f"other packages are in {shown.rpartition(': ')[0]}"
-    if kind == "program":
-        return f"the program {name} is another"
     if kind == "native":
         changed = {each.partition("=")[0] for each in {*before.split(" ")} ^ {*now.split(" ")}} - {""}
         return f"environment variable {' and '.join(sorted(changed))} changed"
-    if kind == "variable":
-        return "other variables are set" if name == ALL else f"environment variable {name} changed"
-    if kind == "paths":
-        return f"other .pth files are in {shown}"
-    if kind == "listing":
-        return f"other files are in {shown}"
+    if (kind, name) == ("variable", ALL):
+        return "other variables are set"
+    if kind in CHANGES:
+        folder = shown.rpartition(": ")[0]
+        return CHANGES[kind].format(name=name, shown=shown, folder=folder, state=now or before)
     if "absent" in (before, now):
         return f"{shown} is gone" if now == "absent" else f"{shown} is there now"
     return f"{shown} changed"

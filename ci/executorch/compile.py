@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +11,7 @@ from typing import Any
 
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
-from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
+from ci.engine.memo import Memo, Roots, Touched, python_name, search_key
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, line_of
 from ci.engine.workers.parent import Gone, Setup, Worker
@@ -22,7 +20,7 @@ from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
 from ci.suites.baseline import Baseline
 from ci.suites.own_packages import OwnPackages
-from ci.suites.stage import by_packages
+from ci.suites.stage import by_packages, memos_of
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.findings import Metric
 from provisioning.environment import Environment
@@ -68,8 +66,7 @@ class Settings:
 
 
 def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
-    python = f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
-    return Basis(python, host_libraries(sdk_root, "compiles for the HTP", store))
+    return Basis(python_name(), host_libraries(sdk_root, "compiles for the HTP", store))
 
 
 def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
@@ -84,17 +81,6 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
         "QNN": dict(basis.sdk),
         "suite": roots.name(str(program.search_path)),
         **search_key(roots, environ),
-    }
-
-
-def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
-    """Where modules and libraries are searched, and variables that are read unseen."""
-    return {
-        "variables": native_variables(environ),
-        **{
-            variable: [roots.name(each) for each in environ.get(variable, "").split(os.pathsep) if each]
-            for variable in ("PYTHONPATH", "LD_LIBRARY_PATH")
-        },
     }
 
 
@@ -198,7 +184,7 @@ def _compile_with(
     basis: Basis,
     baseline: Callable[[Program], Baseline],
 ) -> dict[str, Result]:
-    memos = memos_of(programs, "lowering", settings, environ, own.folder)
+    memos = memos_of(programs, "lowering", settings.store, environ, reuse=settings.cache, own=own)
     tasks = [
         Lowering(
             program,
@@ -267,26 +253,6 @@ def started(
             python=python,
         )
     )
-
-
-def memos_of(
-    programs: Sequence[Program],
-    kind: str,
-    settings: Settings,
-    environ: Mapping[str, str],
-    packages: Path | None = None,
-) -> dict[Path, Memo]:
-    """One memo for each suite, because each has other roots."""
-    return {
-        suite: Memo(
-            settings.store,
-            kind,
-            roots_of(suite, settings.store, packages),
-            environ=environ,
-            reuse=settings.cache,
-        )
-        for suite in dict.fromkeys(program.suite for program in programs)
-    }
 
 
 def cost_of(program: Program, baseline: Baseline) -> Job:

@@ -12,12 +12,12 @@ from typing import Any
 
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
-from ci.engine.memo import Touched
+from ci.engine.memo import Touched, search_key
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Worker
 from ci.executorch import KEPT, PROGRAM
-from ci.executorch.compile import LOG, ProgramTask, memos_of, search_key, started
+from ci.executorch.compile import LOG, ProgramTask, started
 from ci.executorch.judge import (
     costs_of,
     failure_finding,
@@ -33,7 +33,7 @@ from ci.suites.baseline import Recorded, agree
 from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
 from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
-from ci.suites.stage import counts, finish, print_list, rounded, update_baselines, with_thresholds
+from ci.suites.stage import counts, finish, memos_of, print_list, rounded, update_baselines, with_thresholds
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -147,7 +147,8 @@ def measure(
     A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
     environment = plan.found.merged(environ)
     programs = {program.name: program for program in plan.programs}
-    memos = memos_of(plan.programs, "emulator", plan.settings, environment)
+    store, reuse = plan.settings.store, plan.settings.cache
+    memos = memos_of(plan.programs, "emulator", store, environment, reuse=reuse)
     tasks = []
     for name, each in compiled.items():
         if each.folder is None:

@@ -157,23 +157,20 @@ def faults_of(
             yield "precision", not_in_fp16(soc_name)
         if options.vtcm_mb != soc.vtcm_mb:
             yield "vtcm", f"expected options for {soc.vtcm_mb} MB of VTCM, found {options.vtcm_mb}"
-    facts: list[tuple[str, str, tuple[object, ...], tuple[object, ...]]] = [
-        ("build-id", "QNN build", (build_id,), context.build_ids)
+    facts: list[tuple[str, str, object, tuple[object, ...]]] = [
+        ("build-id", "QNN build", build_id, context.build_ids)
     ]
-    # Only the compiler for the HTP writes these into its graph.
-    facts += (
-        []
-        if backend != "htp"
-        else [
-            ("soc", "SoC", (soc_name,), context.socs),
-            ("arch", "HTP arch", (soc.arch,), context.arches),
-            ("vtcm", "bytes of VTCM", (soc.vtcm_mb << 20,), context.vtcm_bytes),
+    if backend == "htp":
+        # Only the compiler for the HTP writes these into its graph.
+        facts += [
+            ("soc", "SoC", soc_name, context.socs),
+            ("arch", "HTP arch", soc.arch, context.arches),
+            ("vtcm", "bytes of VTCM", soc.vtcm_mb << 20, context.vtcm_bytes),
         ]
-    )
     for rule, what, expected, found in facts:
-        if found != expected:
+        if found != (expected,):
             named = ", ".join(map(str, found)) or "none"
-            yield rule, f"expected {what} {expected[0]} in the compiled graph, found {named}"
+            yield rule, f"expected {what} {expected} in the compiled graph, found {named}"
 
 
 def program_file(compiled: Result) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +47,7 @@ from ci.executorch.audit import (
 )
 from ci.executorch.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
 from ci.executorch.suite import Case, Input, Run
-from ci.suites.compiler_log import Traffic, traffic
+from ci.suites.compiler_log import total, traffic
 from ci.suites.factory import (
     CALIBRATION_SEED,
     Inputs,
@@ -213,7 +212,7 @@ def lower(
         "notes": [list(note) for note in loaded.notes],
         "delegates": sum(part["where"] != "cpu" for part in parts),
         **on_lpai,
-        "ddr": reduce(operator.add, graphs, Traffic()).as_json(),
+        "ddr": total(graphs),
         "graphs": len(graphs),
         "inputs": _save(into, "input", samples),
         "expected": _save(into, "float", expected),

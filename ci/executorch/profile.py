@@ -10,7 +10,6 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ci.engine.workers.parent import how_it_ended, tail
 from ci.executorch import PROGRAM
 from ci.executorch.runner import runner_command, write_inputs
 from ci.executorch.user_program import plan_of_models, program_named, require_done
-from ci.suites.profile import PROCESSES, RUNS, Cost, Measured, OnCpu, costs_of, merged
+from ci.suites.profile import PROCESSES, RUNS, Measured, OnCpu, costs_of, located, merged
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
@@ -29,7 +28,7 @@ CYCLES = " (cycles)"
 DETAILED = 2
 """The profile level with cycles of each operator. It is set at run time, however the program was compiled."""
 NATIVE_CALL = "native_call_"
-ADDED = "(added by the compiler)"
+ADDED, THE_MODEL = "(added by the compiler)", "(the model itself)"
 
 
 def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
@@ -92,8 +91,11 @@ def measure(
         calls.append([least for _, least in native])
         names = [name for name, _ in native]
         whole.append(total)
-    nodes: Mapping[str, Mapping[str, str]] = facts.get("nodes", {})
-    costs = [_located(cost, nodes) if nodes else cost for cost in merged(profiles)]
+    places = {
+        name: {"line": node["line"], "module": node["module"] or THE_MODEL, "kind": node["operator"]}
+        for name, node in facts.get("nodes", {}).items()
+    }
+    costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
     least = [min(each) for each in zip(*calls, strict=True)]
     left = facts.get("left", ())
     lines = [each["source"] for each in left] if len(left) == len(names) else [""] * len(names)
@@ -166,15 +168,6 @@ def _ignore_warnings_of_imports() -> None:
     """ExecuTorch's import warnings tell the user nothing."""
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
-
-
-def _located(cost: Cost, nodes: Mapping[str, Mapping[str, str]]) -> Cost:
-    node = nodes.get(cost.operator)
-    if node is None:
-        return replace(cost, line=ADDED, module=ADDED)
-    return replace(
-        cost, line=node["line"], module=node["module"] or "(the model itself)", kind=node["operator"]
-    )
 
 
 def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list[Path]:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.jobs import Job
-from ci.engine.memo import Touched
+from ci.engine.memo import Touched, search_key
 from ci.engine.work import Done, Failure, How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.executorch import PROGRAM
-from ci.executorch.compile import LOG, ProgramTask, memos_of, search_key, started
+from ci.executorch.compile import LOG, ProgramTask, started
 from ci.executorch.stage import Plan
 from ci.executorch.suite import SUITES
+from ci.suites.stage import memos_of
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import size
 
@@ -59,7 +60,8 @@ def reloads(
 ) -> dict[str, Result]:
     """The result of every program that ran, by name."""
     known = {program.name: program for program in plan.programs}
-    memos = memos_of(plan.programs, "reload", plan.settings, environment)
+    store, reuse = plan.settings.store, plan.settings.cache
+    memos = memos_of(plan.programs, "reload", store, environment, reuse=reuse)
     tasks = []
     for name, compiled in programs.items():
         assert compiled.folder is not None

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ci.suites.compile_flags import add_again, add_language
+from ci.suites.compile_flags import add_language
+from ci.suites.flags import add_again
 from provisioning.base.command_line import add_timeout, count
 from provisioning.base.settings import add_selection
 

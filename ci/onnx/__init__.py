@@ -28,7 +28,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
-    _add_run(runner)
+    runner.add_argument(
+        "--input",
+        action="append",
+        required=True,
+        metavar="[NAME=]FILE",
+        help=".npy of an input, or .npz with all of them; may be repeated",
+    )
+    runner.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
+    compile_flags.add_option(runner)
     runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
     runner.add_argument(
         "--as-it-is",
@@ -43,24 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--input",
-        action="append",
-        required=True,
-        metavar="[NAME=]FILE",
-        help=".npy of an input, or .npz with all of them; may be repeated",
-    )
-    parser.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"{compile_flags.OPTION_HELP}; may be repeated",
-    )
 
 
 def _compile(args: argparse.Namespace) -> int:

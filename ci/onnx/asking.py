@@ -23,7 +23,9 @@ from provisioning.base.errors import ToolkitError, UsageError
 
 
 class Steps:
-    """Asks a worker for a step, and starts it for the first one. Raises CheckFailed if it ended."""
+    """Asks a worker for a step, and starts it for the first one. Raises CheckFailed if it ended.
+
+    A context manager, which ends the worker."""
 
     def __init__(self, logs: Path, timeout: float, *, forks: bool = False) -> None:
         self._setup = setup_of(logs, timeout=timeout, forks=forks)
@@ -45,18 +47,12 @@ class Steps:
         """What the worker touched before any step."""
         return Touched.of(self._worker.touched if self._worker else {})
 
-    def end(self) -> None:
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._worker:
             self._worker.end()
-
-
-@contextmanager
-def steps(logs: Path, timeout: float, *, forks: bool = False) -> Iterator[Steps]:
-    asked = Steps(logs, timeout, forks=forks)
-    try:
-        yield asked
-    finally:
-        asked.end()
 
 
 @contextmanager
@@ -85,10 +81,6 @@ def step(what: str) -> Iterator[None]:
 def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-def count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 def require_file(path: Path) -> None:

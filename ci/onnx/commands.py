@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.onnx.asking import logs_folder, require_file, say, step, steps
+from ci.onnx.asking import Steps, logs_folder, require_file, say, step
 from ci.onnx.compile import require_installed
 from ci.onnx.context import read_context, record_path, soc_of
 from ci.onnx.options import described, parse_assignments, settings_of
@@ -25,7 +25,7 @@ def run_model(args: argparse.Namespace) -> int:
         if path and (path.is_dir() or not path.parent.is_dir()):
             found = "it is a directory" if path.is_dir() else "its directory is not there"
             raise UsageError(f"{flag} {path}: {found}", remedy="name a file in a directory that is there")
-    _, outputs = _run(args, args.profile_run)
+    outputs = _run(args)
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
         shape = ", ".join(map(str, array.shape))
@@ -44,8 +44,8 @@ def run_model(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[str, Any]]:
-    """The chip's name and the outputs of a run of a compiled model, which may be profiled."""
+def _run(args: argparse.Namespace) -> Mapping[str, Any]:
+    """The outputs of a compiled model."""
     require_installed()
     require_file(args.model)
     context = read_context(args.model)
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[s
         save(scratch / "inputs.npz", [inputs])
         with (
             logs_folder() as logs,
-            steps(logs, args.timeout) as worker,
+            Steps(logs, args.timeout) as worker,
             step(f"running {args.model} on {soc_name}"),
         ):
             worker(
@@ -73,11 +73,10 @@ def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[s
                 outputs=str(scratch / "outputs.npz"),
                 soc=soc_name,
                 settings=settings.as_dict(),
-                profile=str(profile.absolute()) if profile else "",
-                as_it_is=getattr(args, "as_it_is", False),
+                profile=str(args.profile_run.absolute()) if args.profile_run else "",
+                as_it_is=args.as_it_is,
             )
-        outputs = saved(scratch / "outputs.npz")[0]
-    return soc_name, outputs
+        return saved(scratch / "outputs.npz")[0]
 
 
 def list_options(args: argparse.Namespace) -> int:

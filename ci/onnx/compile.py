@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
+from ci.engine.memo import Memo, Roots, Touched, python_name, search_key
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.options import files_of
 from ci.onnx.suite import Program
 from ci.suites.baseline import Baseline
 from ci.suites.own_packages import OwnPackages
+from ci.suites.stage import memos_of
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
@@ -119,7 +119,6 @@ def versions() -> dict[str, Metric]:
 
 def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
     """What is known before any work. Code, model and files are discovered by the work itself."""
-    search = [str(program.search_path), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
     case = program.case.model_dump(mode="json", exclude={"runs"})
     if case["model"]:
@@ -128,9 +127,9 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         "case": case,
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
         "soc": program.soc,
-        "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
-        "variables": native_variables(environ),
-        "search path": [roots.name(os.path.abspath(each)) for each in search],  # noqa: PTH100
+        "python": python_name(),
+        "suite": roots.name(str(program.search_path)),
+        **search_key(roots, environ, ["PYTHONPATH"]),
         "files of options": named,
         # Relative paths in a factory are relative to the user's folder.
         "working directory": roots.name(str(Parser.user_folder())),
@@ -235,10 +234,7 @@ def tasks_of(
     keep: bool,
     own: OwnPackages | None = None,
 ) -> list[Compilation]:
-    memos = {
-        suite: Memo(store, "onnx", roots_of(suite, store, own.folder if own else None), reuse=reuse)
-        for suite in dict.fromkeys(program.suite for program in programs)
-    }
+    memos = memos_of(programs, "onnx", store, os.environ, reuse=reuse, own=own)
     groups = model_names(programs)
     sizes = Counter(groups.values())
     tasks = []

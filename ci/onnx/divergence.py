@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ci.onnx.asking import logs_folder, say, step, steps
+from ci.onnx.asking import Steps, logs_folder, say, step
 from ci.onnx.user_program import prepared, program_of
 from ci.suites.divergence import LEAST_DB
 from provisioning.base.settings import Selection
@@ -21,7 +21,7 @@ def searched(args: argparse.Namespace, selection: Selection) -> tuple[str, dict[
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
         logs_folder() as logs,
-        steps(logs, args.timeout) as order_of,
+        Steps(logs, args.timeout) as order_of,
     ):
         order, _ = prepared(program, order_of, logs / "compile.log", Path(scratch), drawn=True)
         with step(f"searching {program.name}"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.onnx.asking import Steps, count, say, search_path, step
+from ci.onnx.asking import Steps, say, search_path, step
 from ci.onnx.compile import key
 from ci.onnx.findings import findings_of
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
@@ -30,6 +30,7 @@ from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Severity
+from provisioning.base.rendering.text import plural
 from provisioning.base.settings import Selection, selection_of
 from provisioning.manifest import soc_named
 
@@ -115,7 +116,7 @@ def _writes_more(args: argparse.Namespace) -> bool:
 
 def _whose(facts: Mapping[str, Any]) -> str:
     compared = facts["compared"]
-    return f"{count(compared, 'sample')} held back" if compared else "made-up inputs"
+    return f"{plural(compared, 'sample')} held back" if compared else "made-up inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Compiled:
         reply, result = facts["reply"], "not run"
         if near := reply["near"]:
             result = f"reload is bit-equal; {near['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}"
-        nodes, build = count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
+        nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
         precision = self.program.run.precision
         print(f"{self.chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
         if precision == "fp16" and reply["half_floats"] is False:

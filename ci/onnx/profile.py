@@ -7,12 +7,12 @@ import csv
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.suites.model_lines import user_frame
-from ci.suites.profile import ADDED, Cost, OnCpu, costs_of
+from ci.suites.profile import Cost, OnCpu, costs_of, located
 from provisioning.base.command_line import Parser
 
 if TYPE_CHECKING:
@@ -62,12 +62,8 @@ def with_lines(found: Sequence[Cost], places: Mapping[str, Place]) -> list[Cost]
     """The same with each operator's line and module, if its node has them.
 
     The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
-    none = Place(source=NO_LINE, module=NO_LINE)
-    located = []
-    for cost in found:
-        place = places.get(cost.operator) or places.get(ADDED.sub("", cost.operator)) or none
-        located.append(replace(cost, line=place.source, module=place.module))
-    return located
+    lines = {name: {"line": place.source, "module": place.module} for name, place in places.items()}
+    return located(found, lines, NO_LINE)
 
 
 def cpu_times(path: Path, places: Mapping[str, Place]) -> list[OnCpu]:

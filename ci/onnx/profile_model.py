@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci.onnx.asking import logs_folder, require_file, say, search_path, step, steps
+from ci.onnx.asking import Steps, logs_folder, require_file, say, search_path, step
 from ci.onnx.context import read_context, soc_of
 from ci.onnx.graph import Signature, is_context, load_graph, source_digest
 from ci.onnx.options import Settings, parse_assignments, settings_of
@@ -85,7 +85,7 @@ def measured(
         scratch = Path(temporary)
         for number in range(PROCESSES):
             events = scratch / f"{number}.csv"
-            with logs_folder() as logs, steps(logs, timeout) as order:
+            with logs_folder() as logs, Steps(logs, timeout) as order:
                 order(
                     "run",
                     logs / "run.log",

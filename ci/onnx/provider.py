@@ -19,7 +19,7 @@ from ci.engine.workers.child import quiet, size_of, text_since
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import simplify_gathers
 from ci.onnx.options import Settings
-from ci.suites.compiler_log import Traffic, traffic
+from ci.suites.compiler_log import total, traffic
 from ci.suites.precision import Precision
 from ci.suites.profile import RUNS
 from ci.suites.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
@@ -274,7 +274,7 @@ def _traffic(log: Path, start: int) -> dict[str, int] | None:
         line.rpartition(PREFIX)[2].strip() for line in COLOUR.sub("", text_since(log, start)).splitlines()
     ]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
-    return sum(graphs, Traffic()).as_json() if graphs else None
+    return total(graphs) if graphs else None
 
 
 def _tracing(folder: Path) -> dict[str, str]:

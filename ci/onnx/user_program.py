@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.memo import Entry, Memo, roots_of
-from ci.onnx.asking import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step, steps
+from ci.onnx.asking import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step
 from ci.onnx.compile import Refused, key, require_installed
 from ci.onnx.options import parse_assignments, settings_of
 from ci.onnx.samples import MOST
@@ -110,7 +110,7 @@ def remembered(
     if args.why:
         say(f"{subject}: {found.why}")
     folder = memo.scratch()
-    with logs_folder() as logs, steps(logs, args.timeout, forks=True) as step_of:
+    with logs_folder() as logs, Steps(logs, args.timeout, forks=True) as step_of:
         try:
             facts = work(step_of, logs / "compile.log", folder)
         except Refused:

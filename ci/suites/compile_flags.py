@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ci.suites.flags import require_host
+from ci.suites.flags import add_again, require_host
 from ci.suites.user_model import MODEL_HELP
 from provisioning.base.command_line import Parser, add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
@@ -113,11 +113,6 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_timeout(group, "a step")
     add_again(group)
     return group
-
-
-def add_again(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--no-cache", action="store_true", help="do it again even if nothing changed")
-    group.add_argument("--why", action="store_true", help="say why it is done again")
 
 
 def add_language(group: argparse._ActionsContainer) -> None:

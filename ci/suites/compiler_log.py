@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 
 SUMMARY = re.compile(r"=+ DDR bandwidth summary =+\s*\n((?:\s*\w+=\d+\s*\n)+)")
 FIGURE = re.compile(r"(\w+)=(\d+)")
 
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes between the NPU and DDR in one inference."""
-
-    read: int = 0
-    written: int = 0
-    spilled: int = 0
-    filled: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.read + other.read,
-            self.written + other.written,
-            self.spilled + other.spilled,
-            self.filled + other.filled,
-        )
-
-    def as_json(self) -> dict[str, int]:
-        return asdict(self)
+NAMES = {
+    "read": "read_total_bytes",
+    "written": "write_total_bytes",
+    "spilled": "spill_bytes",
+    "filled": "fill_bytes",
+}
+"""Our names and the compiler's of bytes between the NPU and DDR in one inference."""
 
 
-def traffic(log: str) -> list[Traffic]:
+def traffic(log: str) -> list[dict[str, int]]:
     """One for each graph, in the order of compilation."""
     found = []
     for block in SUMMARY.findall(log):
         figures = {name: int(value) for name, value in FIGURE.findall(block)}
-        found.append(
-            Traffic(
-                figures.get("read_total_bytes", 0),
-                figures.get("write_total_bytes", 0),
-                figures.get("spill_bytes", 0),
-                figures.get("fill_bytes", 0),
-            )
-        )
+        found.append({ours: figures.get(theirs, 0) for ours, theirs in NAMES.items()})
     return found
+
+
+def total(graphs: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(graph[name] for graph in graphs) for name in NAMES}

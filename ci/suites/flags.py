@@ -28,13 +28,17 @@ def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argpar
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
     add_timeout(group, "a program")
-    group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
-    group.add_argument("--why", action="store_true", help="say of each program why it is done again")
+    add_again(group)
     if baseline:
         group.add_argument(
             "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
         )
     return group
+
+
+def add_again(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
+    group.add_argument("--why", action="store_true", help="say of each program why it is done again")
 
 
 def add_accuracy(group: argparse._ArgumentGroup) -> None:

@@ -13,15 +13,12 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from ci.suites.precision import MEASURED_SCHEMES
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
-
-SCHEMES = MEASURED_SCHEMES
 
 LEAST_DB = 20.0
 """A case with a lower SQNR is wrong, even if the suite's own tolerance lets it pass."""

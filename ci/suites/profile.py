@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from provisioning.base.errors import CheckFailed, UsageError
@@ -136,6 +136,18 @@ def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
         )
         for name, taken in ranked
     ]
+
+
+def located(found: Sequence[Cost], places: Mapping[str, Mapping[str, str]], added: str) -> list[Cost]:
+    """The same with line, module and kind of each operator by the name of its node; `added` stands for a
+    place where the compiler added the node."""
+    none = {"line": added, "module": added}
+    costs = []
+    for cost in found:
+        place = places.get(cost.operator) or places.get(ADDED.sub("", cost.operator)) or none
+        line, module, kind = (place.get(name, "") for name in ("line", "module", "kind"))
+        costs.append(replace(cost, line=line, module=module, kind=kind))
+    return costs
 
 
 def totals(found: Sequence[Cost], of: str) -> list[tuple[str, float]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ci.engine.jobs import Job, shard_named
+from ci.engine.memo import Memo, roots_of
 from ci.engine.work import Result, cached_from
 from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
 from ci.suites.findings import verdict
@@ -58,6 +59,23 @@ def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackage
     """The programs of suites with equal packages of their own, with these packages installed."""
     for needs in dict.fromkeys(program.needs for program in programs):
         yield installed(needs, store), [program for program in programs if program.needs == needs]
+
+
+def memos_of(
+    programs: Iterable[AnyProgram[Any, Any]],
+    kind: str,
+    store: Path,
+    environ: Mapping[str, str],
+    *,
+    reuse: bool,
+    own: OwnPackages | None = None,
+) -> dict[Path, Memo]:
+    """One memo for each suite, because each has other roots."""
+    packages = own.folder if own else None
+    return {
+        suite: Memo(store, kind, roots_of(suite, store, packages), environ=environ, reuse=reuse)
+        for suite in dict.fromkeys(program.suite for program in programs)
+    }
 
 
 def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:

@@ -10,7 +10,8 @@ from html import escape
 from pathlib import Path
 
 from ci.suites.baseline import baseline_path, load_baseline
-from ci.suites.operator_table import LEAST_DB, MEANINGS, SCHEMES, TABLE, Cell, Table, in_db, key_of, read
+from ci.suites.operator_table import LEAST_DB, MEANINGS, TABLE, Cell, Table, in_db, key_of, read
+from ci.suites.precision import MEASURED_SCHEMES
 from ci.upstream.adapters import ORDER
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import DIRECTORY, Part, Record, Verdict, load_record
@@ -66,7 +67,7 @@ def _key(test: str) -> tuple[str, str, str] | None:
     `test_values[qnn_8a8w-log-small]` is the case small of log."""
     flow, _, rest = test.partition("[")[2].rstrip("]").partition("-")
     scheme = flow.removeprefix("qnn_") if flow != "qnn" else "fp16"
-    if scheme not in SCHEMES:
+    if scheme not in MEASURED_SCHEMES:
         return None
     if test.startswith("test_values["):
         operator, _, case = rest.partition("-")
@@ -162,11 +163,11 @@ def _markdown(table: Table) -> Iterator[str]:
         f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}.",
         "",
     )
-    yield f"| operator | {' | '.join(SCHEMES)} | files |"
-    yield f"| --- |{' --- |' * len(SCHEMES)} --- |"
+    yield f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |"
+    yield f"| --- |{' --- |' * len(MEASURED_SCHEMES)} --- |"
     for operator, chips in table.cells.items():
         if row := chips.get(DEFAULT_SOC):
-            texts = [str(row[scheme]) if scheme in row else "" for scheme in SCHEMES]
+            texts = [str(row[scheme]) if scheme in row else "" for scheme in MEASURED_SCHEMES]
             files = ", ".join(table.upstream.get(key_of(operator), ()))
             yield f"| {operator} | {' | '.join(texts)} | {files} |"
     yield from _bad_values(table)
@@ -223,7 +224,7 @@ def _other_chips(table: Table) -> Iterator[str]:
     yield f"| --- | --- | --- |{' --- |' * len(others)}"
     for operator, chips in table.cells.items():
         usual = chips.get(DEFAULT_SOC, {})
-        for scheme in SCHEMES:
+        for scheme in MEASURED_SCHEMES:
             rows = [chips.get(soc, {}).get(scheme) for soc in others]
             if scheme in usual and any(cell and cell.result != usual[scheme].result for cell in rows):
                 texts = " | ".join(str(cell) if cell else "" for cell in rows)
@@ -271,10 +272,10 @@ def html_of(table: Table) -> str:
     rows = []
     for operator, chips in table.cells.items():
         for soc, row in chips.items():
-            cells = "".join(_html_cell(row.get(scheme), scheme) for scheme in SCHEMES)
+            cells = "".join(_html_cell(row.get(scheme), scheme) for scheme in MEASURED_SCHEMES)
             head = f'<th scope="row">{escape(operator)}</th><td>{escape(soc)}</td>'
             rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}</tr>')
-    heads = "".join(f'<th data-scheme="{scheme}">{scheme}</th>' for scheme in SCHEMES)
+    heads = "".join(f'<th data-scheme="{scheme}">{scheme}</th>' for scheme in MEASURED_SCHEMES)
     measured = "; ".join(f"{soc}: {on}" for soc, on in sorted(table.measured.items()))
     legend = "".join(
         f'<li><span class="{name}">{word}</span>: {escape(text)}</li>'
@@ -288,7 +289,7 @@ def html_of(table: Table) -> str:
 <p>Measured on the emulator. {escape(measured)}. Figures are the least signal-to-noise ratio of all models
 in dB, against the quantized model on the CPU. An empty cell was not measured.</p><ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
-{_select("scheme", "every scheme", {s: s for s in SCHEMES})}
+{_select("scheme", "every scheme", {s: s for s in MEASURED_SCHEMES})}
 {_select("result", "every result", {name: word for name, (word, _) in MEANINGS.items()})}
 {_select("soc", "every chip", {s: s for s in sorted(table.measured)})}</div>
 <div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}</tr></thead>
