@@ -26,6 +26,8 @@ RUNS = 12
 PROCESSES = 3
 """One process may run under a burst of load: a share of 46 % was 67 % in the next process."""
 ALIKE = 0.1
+SHOWN = 15
+"""How many rows of a table are printed."""
 SCHEMA = 1
 
 
@@ -230,24 +232,34 @@ def as_text(measured: Measured, earlier: Shares | None, against: Path | None) ->
     """A table of operators, sums by line and module, changes since an earlier profile, and the CPU's part."""
     found = measured.costs
     yield f"{'share':>7}  {'range':>13}  {'cycles':>13}  operator"
-    for cost in found:
-        between = f"{cost.lowest:.1%}-{cost.highest:.1%}"
-        yield f"{cost.share:>7.1%}  {between:>13}  {cost.cycles:>13,}  {cost.operator}  {cost.line}".rstrip()
+    yield from _first(list(map(_row, found)))
     for title in ("line", "module"):
         if sums := totals(found, title):
             yield f"by {title}"
-            for where, share in sums:
-                yield f"{share:>7.1%}  {where}"
+            yield from _first([f"{share:>7.1%}  {where}" for where, share in sums])
     if earlier is not None:
         yield f"against {against}: share before, now"
-        for change in difference(found, earlier):
-            shares = ["      -" if one is None else f"{one:>7.1%}" for one in (change.before, change.now)]
-            within = "  (within noise)" if change.repeats else ""
-            yield f"{'  '.join(shares)}  {change.operator}{within}"
+        yield from _first(list(map(_changed, difference(found, earlier))))
     yield (
         f"the least of {RUNS} runs in each of {PROCESSES} processes;"
         " the emulator's cycles follow this machine's time, not the chip's"
     )
     if measured.cpu:
         yield "on the CPU, the least time on this machine and its share of an inference"
-        yield from map(str, measured.cpu)
+        yield from _first(list(map(str, measured.cpu)))
+
+
+def _first(rows: Sequence[str]) -> Iterator[str]:
+    yield from rows[:SHOWN]
+    if len(rows) > SHOWN:
+        yield f"      …  {len(rows) - SHOWN} more, which --json and --page have"
+
+
+def _row(cost: Cost) -> str:
+    between = f"{cost.lowest:.1%}-{cost.highest:.1%}"
+    return f"{cost.share:>7.1%}  {between:>13}  {cost.cycles:>13,}  {cost.operator}  {cost.line}".rstrip()
+
+
+def _changed(change: Change) -> str:
+    shares = ["      -" if one is None else f"{one:>7.1%}" for one in (change.before, change.now)]
+    return f"{'  '.join(shares)}  {change.operator}{'  (within noise)' if change.repeats else ''}"
