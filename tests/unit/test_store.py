@@ -17,6 +17,7 @@ import pytest
 
 from provisioning.base.errors import (
     ArchiveError,
+    CheckFailed,
     EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
@@ -480,3 +481,15 @@ class TestGitSource:
             (tree.root / path).unlink()
         store.repair(tree, offline=True)
         assert store.verify(tree) == []
+
+    def test_a_checkout_that_has_other_files_now_repairs_nothing(
+        self, tmp_path: Path, sources: Component
+    ) -> None:
+        store = Store(tmp_path / "store")
+        tree = store.provision("executorch-source", sources)
+        (tree.root / "script.sh").unlink()
+        checkout = store.kept(sources.parts[0])
+        subprocess.run(["git", "-C", str(checkout), "add", "planted"], check=True)
+        with pytest.raises(CheckFailed, match="planted"):
+            store.repair(tree, offline=True)
+        assert paths(tree.root) == {"latest"}
