@@ -136,8 +136,6 @@ def plan_of(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
             f"--target: expected {' or '.join(TARGETS)}, found {target}",
             remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
         )
-    if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
-        raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     for pair in args.remap:
         if "=" not in pair or ";" in pair:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")

@@ -21,7 +21,7 @@ from ci.builds.toolchain import Toolchain
 from ci.builds.tree import open_tree, unread_options
 from ci.engine.dist import RUNNER
 from provisioning import overlay
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, outputs_path
 from provisioning.build_id import build_ids
@@ -34,8 +34,6 @@ LAUNCHERS = ("ccache", "sccache")
 
 
 def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:
-    if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
-        raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     if args.build_dir:
         refuse_foreign(args.build_dir, RECORD, "--build-dir")
     if args.output:

@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import DEFAULT_TARGET, add_selection
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
+
+
+def add_build_flags(
+    parser: argparse.ArgumentParser, types: Sequence[str], *, executorch: str, jobs: str, folder: str
+) -> None:
+    """The flags of every build. `types`: the first is the default."""
+    add_selection(parser)
+    folder_flags: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    parser.add_argument("--executorch", help=executorch, **folder_flags)
+    parser.add_argument(
+        "--build-type", choices=types, default=types[0], help="[%(default)s]; Release is stripped"
+    )
+    parser.add_argument("--jobs", "-j", type=count, help=f"compile this many files at once [{jobs}]")
+    parser.add_argument("--clean", action="store_true", help="build everything again")
+    parser.add_argument("--build-dir", help=f"where it is compiled [{folder}]", **folder_flags)
+    parser.add_argument("--output", "-o", help="where the files go [dist/TARGET]", **folder_flags)
+    parser.add_argument(
+        "--glibc",
+        type=_version,
+        metavar="VERSION",
+        help="the newest glibc that it may need [the profile's floor]",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+
+
+def _version(text: str) -> str:
+    if re.fullmatch(r"\d+(\.\d+)+", text):
+        return text
+    raise argparse.ArgumentTypeError(f"expected a version like 2.34, found {text!r}")
 
 
 class SourceBuild:
@@ -23,43 +55,21 @@ class SourceBuild:
 """
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_selection(parser)
-        parser.add_argument(
-            "--executorch",
-            type=Path,
-            metavar="DIR",
-            help="the tree [EXECUTORCH_ROOT, the store's executorch-source]",
-        )
-        parser.add_argument(
-            "--build-type",
-            choices=BUILD_TYPES,
-            default=BUILD_TYPES[0],
-            help="[%(default)s]; Release is stripped",
+        add_build_flags(
+            parser,
+            BUILD_TYPES,
+            executorch="the tree [EXECUTORCH_ROOT, the store's executorch-source]",
+            jobs="by cores and memory",
+            folder="build/executorch/TARGET",
         )
         parser.add_argument(
             "--release", dest="build_type", action="store_const", const="Release", help="--build-type Release"
         )
-        parser.add_argument(
-            "--jobs", "-j", type=count, help="compile this many files at once [by cores and memory]"
-        )
-        parser.add_argument("--clean", action="store_true", help="build everything again")
         repeatable(
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
         )
         parser.add_argument(
             "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="print the commands that would run, and do nothing"
-        )
-        parser.add_argument(
-            "--build-dir", type=Path, metavar="DIR", help="where it is compiled [build/executorch/TARGET]"
-        )
-        parser.add_argument(
-            "--output", "-o", type=Path, metavar="DIR", help="where the files go [dist/TARGET]"
-        )
-        parser.add_argument(
-            "--glibc", metavar="VERSION", help="the newest glibc it may need [the profile's floor]"
         )
         if self.target == DEFAULT_TARGET:
             parser.add_argument(

@@ -147,9 +147,7 @@ def dialog_items(folder: Path) -> Iterator[Item]:
 def genie_items(sdk: Path, target: str, soc: Soc) -> Iterator[Item]:
     folder = library_folder(sdk, target)
     for name in GENIE:
-        if not (folder / name).is_file():
-            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
-        yield Item(QNN, folder / name, f"lib/{name}")
+        yield Item(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
     program = sdk / "bin" / folder.name / SPEAKER
     if program.is_file():
         yield Item("runner", program, f"{RUNNER.parent}/{SPEAKER}")
@@ -210,15 +208,11 @@ def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bo
     groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
     groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
     for group in groups:
-        library = next((folder / name for name in group if (folder / name).is_file()), None)
-        if library is None:
-            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{' or '.join(group)}", target, soc)
+        library = _needed(sdk, [folder / name for name in group], target, soc)
         yield Item(QNN, library, f"lib/{library.name}")
     for name in table.skels:
-        path = sdk / "lib" / name.format(arch=soc.arch)
-        if not path.is_file():
-            raise _lacking(sdk, f"lib/{name.format(arch=soc.arch)}", target, soc)
-        yield Item(DSP, path, f"dsp/{path.name}")
+        skel = _needed(sdk, [sdk / "lib" / name.format(arch=soc.arch)], target, soc)
+        yield Item(DSP, skel, f"dsp/{skel.name}")
 
 
 def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Iterator[Item]:
@@ -231,9 +225,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
         raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
     folder = library_folder(sdk, target)
     for name in table.libraries:
-        if not (folder / name).is_file():
-            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
-        yield Item(QNN, folder / name, f"lib/{name}")
+        yield Item(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
     profile = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
     for skel in table.skels:
         name = Path(skel).name
@@ -263,8 +255,12 @@ def library_folder(sdk: Path, target: str) -> Path:
     )
 
 
-def _lacking(sdk: Path, what: str, target: str, soc: Soc) -> EnvironmentLacking:
-    return EnvironmentLacking(
-        f"{sdk}: expected {what} for {target} and Hexagon v{soc.arch}, found none",
+def _needed(sdk: Path, choices: Sequence[Path], target: str, soc: Soc) -> Path:
+    """The first of these files that the SDK has."""
+    if path := next((path for path in choices if path.is_file()), None):
+        return path
+    expected = " or ".join(str(path.relative_to(sdk)) for path in choices)
+    raise EnvironmentLacking(
+        f"{sdk}: expected {expected} for {target} and Hexagon v{soc.arch}, found none",
         remedy="provision it for this target and chip, or name an SDK that has it with QNN_SDK_ROOT",
     )
