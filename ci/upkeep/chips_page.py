@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from provisioning.base.errors import ManifestError
+from provisioning.base.files import with_table
 from provisioning.base.settings import ROOT
 from provisioning.manifest import load_refused
 
 PAGE = ROOT / "docs" / "chips.md"
-BEGIN, END = "<!-- refused operators -->\n", "<!-- end of refused operators -->\n"
 
 
 def page() -> str:
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ManifestError(
-            PAGE, "table", expected=f"the lines {BEGIN.strip()} and {END.strip()}", found="none"
-        )
-    return f"{before}{BEGIN}\n{_table()}\n{END}{after}"
+    return with_table(PAGE, "refused operators", _table())
 
 
 def _table() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import ManifestError, UsageError
 
 
 @contextmanager
@@ -52,6 +52,16 @@ def write_all(descriptor: int, block: bytes) -> None:
     rest = memoryview(block)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def with_table(page: Path, name: str, table: str) -> str:
+    """The page's text with this table between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, first, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ManifestError(page, name, expected=f"the lines {begin.strip()} and {end.strip()}", found="none")
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def write_named(path: Path, text: str, *, append: bool = False, remedy: str = "") -> None:

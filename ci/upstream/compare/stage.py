@@ -16,8 +16,8 @@ from ci.upstream.compare.judge import RANK, Difference, Row, differences, severi
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.commands import logged
-from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName, UsageError
-from provisioning.base.files import replace_text
+from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
+from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
@@ -34,8 +34,8 @@ STAGES: Mapping[str, Sequence[str]] = {
 
 PAGE = ROOT / "docs" / "compare.md"
 TABLES = {
-    "onnx": ("<!-- measured builds -->\n", "<!-- end of measured builds -->\n"),
-    "executorch": ("<!-- measured executorch -->\n", "<!-- end of measured executorch -->\n"),
+    "onnx": "measured builds",
+    "executorch": "measured executorch",
 }
 
 
@@ -93,7 +93,8 @@ def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) ->
         replace_text(table, f"`{stage.command}` gives:\n\n{table_of(stage.metrics)}")
         stage.artifacts.append(Artifact.of("table", table))
         if choice.write_docs:
-            write_docs(stage, choice.lane)
+            page = with_table(PAGE, TABLES[choice.lane], table_of(stage.metrics))
+            replace_text(PAGE, page)
     return stage.close(selection.reports)
 
 
@@ -163,7 +164,7 @@ def measure(
                 f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
                 remedy=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
             )
-        for program, row in _rows(report).items():
+        for program, row in rows_of(report).items():
             merged = {**programs.get(program, {}), **row}
             if (error := error_of(program, report)) and "error" not in merged:
                 merged["error"] = error
@@ -317,27 +318,16 @@ def _of_this_machine(report: Report) -> str:
     for finding in report.findings:
         if finding.rule.endswith(("-memory", "-timeout")):
             return f"{finding.subject}: {finding.message}"
-    if report.outcome is Outcome.ERROR and not _rows(report):
+    if report.outcome is Outcome.ERROR and not rows_of(report):
         return next((each.message for each in report.findings), "it measured nothing")
     return ""
 
 
-def _rows(report: Report) -> dict[str, Row]:
+def rows_of(report: Report) -> dict[str, Row]:
     rows = report.metrics.get("programs")
     return (
         {name: row for name, row in rows.items() if isinstance(row, dict)} if isinstance(rows, dict) else {}
     )
-
-
-def write_docs(stage: StageRun, lane: str) -> None:
-    first, last = TABLES[lane]
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(first)
-    _, end, after = rest.partition(last)
-    if not begin or not end:
-        raise ManifestError(
-            PAGE, "table", expected=f"the lines {first.strip()} and {last.strip()}", found="none"
-        )
-    replace_text(PAGE, before + begin + "\n" + table_of(stage.metrics) + "\n" + end + after)
 
 
 def table_of(metrics: Mapping[str, Metric]) -> str:

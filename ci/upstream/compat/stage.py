@@ -15,8 +15,8 @@ from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.commands import logged
 from provisioning.base.diagnosis import causes
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UnknownName
-from provisioning.base.files import replace_text
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UnknownName
+from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
@@ -29,7 +29,6 @@ from provisioning.store import Store, Want
 from provisioning.validation import probe
 
 PAGE = ROOT / "docs" / "compat.md"
-BEGIN, END = "<!-- measured pairs -->\n", "<!-- end of measured pairs -->\n"
 
 SUITE = MANIFESTS / "suites" / "compat.toml"
 CASE, SCHEMES = "convolution", ("fp16", "8a8w")
@@ -221,18 +220,12 @@ def first_line(message: str) -> str:
 
 
 def write_docs(measured: Measured | None = None) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    replace_text(PAGE, with_table(text, measured or compat.load_measured()))
+    replace_text(PAGE, page(measured or compat.load_measured()))
 
 
-def with_table(text: str, measured: Measured) -> str:
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ManifestError(
-            PAGE, "table", expected=f"the lines {BEGIN.strip()} and {END.strip()}", found="none"
-        )
-    return before + BEGIN + "\n" + table_of(measured) + "\n" + END + after
+def page(measured: Measured) -> str:
+    """docs/compat.md."""
+    return with_table(PAGE, "measured pairs", table_of(measured))
 
 
 def table_of(measured: Measured) -> str:

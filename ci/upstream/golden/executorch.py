@@ -13,7 +13,7 @@ from packaging.version import Version
 from ci.engine.workers.parent import how_it_ended, in_words, killed
 from ci.suites.programs.program import Program, TensorInfo, read
 from ci.upstream import releases
-from ci.upstream.compare.stage import environment_of, own_build
+from ci.upstream.compare.stage import environment_of, own_build, rows_of
 from ci.upstream.compat.stage import SUITE, first_line
 from ci.upstream.golden.stage import Golden, MakerResult, RuntimeResult, held, keep, show, sqnr, take
 from provisioning import compat
@@ -131,7 +131,7 @@ def _compile(
         command += [flag for program in programs for flag in ("-k", program)]
         logged(command, place / f"{verb}.log", variables, cwd=ROOT)
         _need(place, verb, programs, maker)
-    rows = _rows(Report.read(place / "test_lowering.json"))
+    rows = rows_of(Report.read(place / "test_lowering.json"))
     return {program: Path(str(rows[program]["program"])) for program in programs}
 
 
@@ -148,7 +148,7 @@ def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
         raise EnvironmentLacking(
             f"executorch {maker}: {wrong.subject}: {wrong.message}", remedy=f"read {log}"
         )
-    if absent := [program for program in programs if program not in _rows(report)]:
+    if absent := [program for program in programs if program not in rows_of(report)]:
         raise EnvironmentLacking(
             f"executorch {maker}: {verb} has no {', '.join(absent)}", remedy="correct manifests/golden.toml"
         )
@@ -195,10 +195,3 @@ def _outputs(place: Path, folder: Path) -> dict[str, Any]:
 
     files = {folder / f"output_0_{index}.raw": each for index, each in enumerate(_tensors(place, "outputs"))}
     return {path.name: np.fromfile(path, each.dtype) for path, each in files.items() if path.is_file()}
-
-
-def _rows(report: Report) -> dict[str, dict[str, Any]]:
-    rows = report.metrics.get("programs")
-    return (
-        {name: row for name, row in rows.items() if isinstance(row, dict)} if isinstance(rows, dict) else {}
-    )

@@ -23,16 +23,16 @@ from provisioning.base.commands import logged
 from provisioning.base.diagnosis import nearest
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import hash_file, replace_text, with_table
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
 PAGE = ROOT / "docs" / "golden.md"
-TABLES: Mapping[Lane, tuple[str, str]] = {
-    "onnx": ("<!-- measured contexts -->\n", "<!-- end of measured contexts -->\n"),
-    "executorch": ("<!-- measured programs -->\n", "<!-- end of measured programs -->\n"),
+TABLES: Mapping[Lane, str] = {
+    "onnx": "measured contexts",
+    "executorch": "measured programs",
 }
 
 MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own.npz"
@@ -328,14 +328,7 @@ def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane
     measured = agreed.model_copy(update={"programs" if lane == "onnx" else "executorch": programs})
     text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
     replace_text(MEASURED, text)
-    first, last = TABLES[lane]
-    before_table, begin, rest = PAGE.read_text(encoding="utf-8").partition(first)
-    _, end, after = rest.partition(last)
-    if not begin or not end:
-        raise ManifestError(
-            PAGE, "table", expected=f"the lines {first.strip()} and {last.strip()}", found="none"
-        )
-    replace_text(PAGE, before_table + begin + "\n" + table_of(programs) + "\n" + end + after)
+    replace_text(PAGE, with_table(PAGE, TABLES[lane], table_of(programs)))
 
 
 def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
