@@ -31,7 +31,7 @@ VERBS = {
     "test_upstream": Verb(
         "ci.upstream.all_verb",
         "run ExecuTorch's other own suites on the HTP emulator: operators in every scheme, passes, models",
-        "executorch",
+        "upstream",
     ),
     "compare": Verb(
         "ci.upstream.compare.verb", "compare one suite on several QNN builds, program by program"

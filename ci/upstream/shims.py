@@ -12,7 +12,8 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 OPTIONAL = ("graphviz", "pydot", "timm", "torchaudio", "torchsr", "torchvision")
 
@@ -44,6 +45,27 @@ def install(names: Iterable[str] = OPTIONAL) -> list[str]:
         # Last on the path, so that an installed module wins.
         sys.meta_path.append(_Finder(frozenset(absent)))
     return absent
+
+
+def define_vision_operators() -> None:
+    """Let torchvision be imported where its operators cannot be loaded: the index has its CUDA build alone.
+
+    Its models need none of them. A test that computes with one fails, as no kernel is there."""
+    if (spec := importlib.util.find_spec("torchvision")) is None or spec.origin is None:
+        return
+    import torch
+
+    try:
+        for library in Path(spec.origin).parent.glob("_C*.so"):
+            torch.ops.load_library(library)
+    except OSError:
+        _vision.append(torch.library.Library("torchvision", "DEF"))
+        for name in ("nms", "qnms"):
+            _vision[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+_vision: list[Any] = []
+"""The definitions end with this object."""
 
 
 def remove() -> None:

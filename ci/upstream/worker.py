@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ci.engine.workers.child import Answer, Meter, forget_torch, serve
+from ci.engine.workers.child import Answer, Meter, collect_operators_once, forget_torch, serve
 from ci.upstream import shims
 from ci.upstream.adapters import ADAPTERS, LOWERING, Plain, part, worst
 from ci.upstream.suite import SUITES, Suite
@@ -229,6 +229,8 @@ def start() -> Answer:
     warm_up = suite.warm_up
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
+    shims.define_vision_operators()
+    collect_operators_once()
     tests = Tests(suite)
     if warm_up in tests:
         scratch, folder = Path(tempfile.mkdtemp()), Path.cwd()
