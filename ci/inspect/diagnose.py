@@ -8,7 +8,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code
@@ -21,19 +21,22 @@ EXAMPLES = """\
   nox -s diagnose -- --codes-of "$QNN_SDK_ROOT/lib/x86_64-linux-clang/libQnnHtp.so"
   adb logcat -d | python -m ci diagnose
   nox -s diagnose -- 14001 0x80000406 -2147482618
+  nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
 """
 
 LOG_SUFFIXES = (".log", ".txt")
 LARGEST_LOG = 256 << 20
+OPERATOR = re.compile(r"([A-Za-z_][\w.]*)@(\w+)")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "inputs",
         nargs="*",
-        metavar="LOG|CODE",
-        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), or - for stdin",
+        metavar="LOG|CODE|OPERATOR@SCHEME",
+        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), or - for stdin;"
+        " or what was measured of an operator, such as log@16a4w",
     )
     parser.add_argument(
         "--codes-of",
@@ -75,10 +78,12 @@ def _inputs(names: Sequence[str]) -> Iterable[str]:
 
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return [diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")]
+        return [_diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")]
     path = Path(name)
     if not path.exists() and (number := _as_number(name)) is not None:
         return [explain_code(number)]
+    if not path.exists() and (asked := OPERATOR.fullmatch(name)):
+        return [_diagnose_operator(name, *asked.groups())]
     try:
         logs = list(_logs(path))
     except (OSError, zipfile.BadZipFile) as error:
@@ -87,11 +92,27 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             f" found {getattr(error, 'strerror', None) or error}",
             remedy="give a file, a code such as 14001 or 0x80000406, or - for stdin",
         ) from error
-    results = [diagnose(text, subject) for subject, text in logs]
+    results = [_diagnose(text, subject) for subject, text in logs]
     if len(results) == 1:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
     return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+
+
+def _diagnose(text: str, subject: str) -> Diagnosis:
+    from ci.suites.operator_table import inexact_in
+
+    operators = tuple(f"{each.message}: {each.command}" for each in inexact_in(text))
+    return replace(diagnose(text, subject), operators=operators)
+
+
+def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
+    from ci.suites.operator_table import inexact, measured
+    from ci.suites.precision import scheme_named
+
+    scheme = scheme_named(scheme)
+    lines = [f"{each.message}: {each.command}" for each in inexact([operator], scheme)]
+    return Diagnosis(subject, (), (), operators=tuple(filter(None, [measured(operator, scheme), *lines])))
 
 
 def _logs(path: Path) -> Iterator[tuple[str, str]]:
@@ -137,6 +158,7 @@ def _as_text(result: Diagnosis) -> str:
     if any(shown.line for shown in result.explanations) or not result.explanations:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
+    lines += [f"  operator {text}" for text in result.operators]
     return "\n".join(lines)
 
 
@@ -147,6 +169,7 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
         "explanations": [_explanation(shown) for shown in result.explanations],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
+        "operators": list(result.operators),
     }
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from ci.suites.precision import MEASURED_SCHEMES
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
@@ -53,7 +55,8 @@ class Cell(Model):
     cpu: tuple[str, ...] = ()
     """The operators that stayed on the CPU."""
     bad: Mapping[str, float | None] = {}
-    """Cases of manifests/upstream/values.toml that are wrong, die or crash, with their SQNR in dB."""
+    """Cases of manifests/upstream/values.toml that are wrong, die or crash, with their SQNR in dB. A case is
+    named with its range or shape of inputs."""
 
     def __str__(self) -> str:
         """`whole 58 dB`, or `part 38 dB: unsqueeze_copy`."""
@@ -77,7 +80,7 @@ class Table(Model):
     upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]] = {}
     """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
     cells: Mapping[str, Mapping[str, Mapping[str, Cell]]] = {}
-    """By operator, chip and scheme."""
+    """By operator, chip and scheme. What ONNX Runtime compiled is under `SM8650 onnx`."""
 
     def as_json(self) -> str:
         head = self.model_dump(mode="json", by_alias=True, exclude={"cells"})
@@ -132,11 +135,33 @@ class Inexact(NamedTuple):
     command: str
 
 
+DELEGATED = re.compile(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
+SCHEME = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])")
+
+
+def inexact_in(log: str) -> list[Inexact]:
+    """Those that a log of the partitioner delegates, in the schemes that it names."""
+    operators = DELEGATED.findall(log)
+    return [each for scheme in sorted(set(SCHEME.findall(log))) for each in inexact(operators, scheme)]
+
+
+def measured(operator: str, scheme: str) -> str:
+    """The table's cell in words; empty if there is none."""
+    name, chips = _row(operator)
+    cell = chips.get(DEFAULT_SOC, {}).get(scheme)
+    return f"{name} at {scheme} on {DEFAULT_SOC}: {cell}" if cell else ""
+
+
+def _row(operator: str) -> tuple[str, Mapping[str, Mapping[str, Cell]]]:
+    wanted = key_of(operator)
+    rows = ((name, chips) for name, chips in _shipped().cells.items() if key_of(name) == wanted)
+    return next(rows, ("", {}))
+
+
 def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
     """Those of these operators, with the scheme to use instead."""
-    rows = {key_of(name): (name, chips) for name, chips in _shipped().cells.items()}
     for operator in sorted(set(operators)):
-        name, chips = rows.get(key_of(operator), ("", {}))
+        name, chips = _row(operator)
         row = chips.get(soc) or chips.get(DEFAULT_SOC, {})
         if scheme not in row or not row[scheme].bad:
             continue

@@ -76,6 +76,7 @@ PAGES = {
     "docs/chips.md": "ci.upkeep.chips_page:page",
     "docs/findings.md": "ci.upstream.findings_page:page",
     "docs/operators.md": "ci.upstream.operators_page:markdown",
+    "manifests/upstream/operators/table.json": "ci.upstream.operators_page:table_json",
     "manifests/suites/onnx_operators.toml": "ci.upstream.value_cases:onnx_suite",
     "docs/docker.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",

@@ -9,19 +9,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from ci.suites.baseline import baseline_path, load_baseline
-from ci.suites.operator_table import LEAST_DB, MEANINGS, TABLE, Cell, Table, in_db, key_of, read
-from ci.suites.precision import MEASURED_SCHEMES
+from ci.suites.baseline import Recorded, baseline_path, load_baseline
+from ci.suites.operator_table import (
+    EXACT,
+    LEAST_DB,
+    MEANINGS,
+    TABLE,
+    Cell,
+    Table,
+    in_db,
+    key_of,
+    read,
+)
+from ci.suites.precision import MEASURED_SCHEMES, PRECISIONS
 from ci.upstream.adapters import ORDER
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import DIRECTORY, Part, Record, Verdict, load_record
-from ci.upstream.value_cases import PRECISIONS, VALUES, Values
-from provisioning.base.documents import load
+from ci.upstream.value_cases import ONNX_PRECISIONS, ONNX_SUITE, cases
 from provisioning.base.files import replace_text
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, MANIFESTS
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
+from provisioning.manifest import load_socs
 
 OPERATORS = ("operators", "values")
 """The suites that the table is made from."""
+
+PAGE = ROOT / "docs" / "operators.md"
+
+THROUGH_ONNX = " onnx"
+"""What follows a chip's name where ONNX Runtime compiled: its u8u8 stands under 8a8w, u16u8 under 16a8w."""
 
 INTRODUCTION = """\
 # Which operator works, in which scheme
@@ -44,8 +59,12 @@ decomposes have none.
 """
 
 
-def table_of(records: Mapping[str, Mapping[str, Record]], upstream: Mapping[str, Sequence[str]]) -> Table:
-    """From records by suite and chip."""
+def table_of(
+    records: Mapping[str, Mapping[str, Record]],
+    upstream: Mapping[str, Sequence[str]],
+    onnx: Mapping[str, Recorded],
+) -> Table:
+    """From records by suite and chip, and from the baseline of the plain cases in ONNX Runtime's lane."""
     parts: dict[tuple[str, str, str], list[tuple[str, Part]]] = defaultdict(list)
     measured = {}
     for chips in records.values():
@@ -57,9 +76,18 @@ def table_of(records: Mapping[str, Mapping[str, Record]], upstream: Mapping[str,
                     measured[soc] = record.measured
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, soc, scheme), found in sorted(parts.items()):
-        cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(found)
+        cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(operator, found)
+    for program, costs in sorted(onnx.items()):
+        operator, precision, soc = program.split("/")
+        place, scheme = soc + THROUGH_ONNX, PRECISIONS[precision].executorch
+        figure = costs.accuracy.get("reference_sqnr_db", costs.accuracy.get("sqnr_db"))
+        part = Part("whole", None if figure is None else round(min(figure, EXACT), 1))
+        cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [("plain", part)])
+        measured[place] = f"onnxruntime-qnn, QNN {costs.build_id}"
     files = {name: tuple(words) for name, words in upstream.items()}
-    return Table.model_validate({"schema": 1, "measured": measured, "upstream": files, "cells": cells})
+    return Table.model_validate(
+        {"schema": 1, "measured": measured, "upstream": files, "cells": dict(sorted(cells.items()))}
+    )
 
 
 def _key(test: str) -> tuple[str, str, str] | None:
@@ -75,13 +103,16 @@ def _key(test: str) -> tuple[str, str, str] | None:
     return test.partition(".")[0].removeprefix("test_"), scheme, ""
 
 
-def _cell(found: list[tuple[str, Part]]) -> Cell:
+def _cell(operator: str, found: list[tuple[str, Part]]) -> Cell:
     """The suite's own models and the plain case decide; other values that fail are named beside it."""
+    inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
     judged = [row for row in found if row[1].result != "bad_test"] or found
     usual = [part for case, part in judged if case in ("", "plain")] or [part for _, part in judged]
     result = min((_result(part) for part in usual), key=ORDER.index)
     bad = {
-        case: part.sqnr_db for case, part in judged if case and _result(part) in ("wrong", "dies", "crash")
+        inputs.get(case, case): part.sqnr_db
+        for case, part in judged
+        if case and _result(part) in ("wrong", "dies", "crash")
     }
     return Cell(
         result=result,  # type: ignore[arg-type]
@@ -106,7 +137,7 @@ def write_table(judge: Judge, verdicts: Iterable[Verdict], measured: str) -> lis
     records = _records(judge.ledger.profile)
     now = judge.record.with_verdicts(verdicts, measured)
     records.setdefault(judge.ledger.suite, {})[judge.soc] = now
-    table = table_of(records, upstream_files() or read().upstream)
+    table = table_of(records, upstream_files() or read().upstream, _onnx(judge.ledger.profile))
     reports = judge.logs.parents[1]
     paths = [reports / "operators" / "table.json", reports / "operators.html"]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -115,9 +146,23 @@ def write_table(judge: Judge, verdicts: Iterable[Verdict], measured: str) -> lis
     return paths
 
 
-def accept_table(profile: str = DEFAULT_PROFILE) -> None:
-    """Write the table that the committed records give."""
-    replace_text(TABLE, table_of(_records(profile), upstream_files() or read().upstream).as_json())
+def accept_table() -> None:
+    """Write the table that the committed records give, and its page."""
+    replace_text(TABLE, table_json())
+    replace_text(PAGE, markdown())
+
+
+def committed() -> Table:
+    return table_of(_records(DEFAULT_PROFILE), upstream_files() or read().upstream, _onnx(DEFAULT_PROFILE))
+
+
+def table_json() -> str:
+    """manifests/upstream/operators/table.json."""
+    return committed().as_json()
+
+
+def _onnx(profile: str) -> Mapping[str, Recorded]:
+    return load_baseline(baseline_path(ONNX_SUITE, profile)).programs
 
 
 def _records(profile: str) -> dict[str, dict[str, Record]]:
@@ -149,67 +194,51 @@ def upstream_files() -> dict[str, list[str]]:
 
 def markdown() -> str:
     """docs/operators.md."""
-    return "\n".join(_markdown(read())) + "\n"
+    return "\n".join(_markdown(committed())) + "\n"
 
 
 def _markdown(table: Table) -> Iterator[str]:
     yield INTRODUCTION
     yield from ("| word | meaning |", "| --- | --- |")
     yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
-    yield from (
-        "",
-        f"## {DEFAULT_SOC}",
-        "",
-        f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}.",
-        "",
-    )
-    yield f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |"
-    yield f"| --- |{' --- |' * len(MEASURED_SCHEMES)} --- |"
-    for operator, chips in table.cells.items():
-        if row := chips.get(DEFAULT_SOC):
-            texts = [str(row[scheme]) if scheme in row else "" for scheme in MEASURED_SCHEMES]
-            files = ", ".join(table.upstream.get(key_of(operator), ()))
-            yield f"| {operator} | {' | '.join(texts)} | {files} |"
+    yield from _whole_table(table, DEFAULT_SOC, MEASURED_SCHEMES)
     yield from _bad_values(table)
     yield from _other_chips(table)
-    yield from _onnx()
+    yield from _whole_table(table, DEFAULT_SOC + THROUGH_ONNX, ONNX_SCHEMES)
 
 
-def _onnx() -> Iterator[str]:
-    """The plain cases through ONNX Runtime, from the baseline of their suite."""
-    suite = MANIFESTS / "suites" / "onnx_operators.toml"
-    programs = load_baseline(baseline_path(suite, DEFAULT_PROFILE)).programs
-    if not programs:
-        return
-    yield from ("", "## Through ONNX Runtime", "")
-    yield f"SQNR on {DEFAULT_SOC} in dB, of quantized models against the quantized model on the CPU:"
-    yield "`nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml`."
-    yield from ("", f"| operator | {' | '.join(PRECISIONS)} |", f"| --- |{' --- |' * len(PRECISIONS)}")
-    for operator in sorted({name.partition("/")[0] for name in programs}):
-        rows = [programs.get(f"{operator}/{each}/{DEFAULT_SOC}") for each in PRECISIONS]
-        figures = [
-            row.accuracy.get("reference_sqnr_db", row.accuracy.get("sqnr_db")) if row else None
-            for row in rows
-        ]
-        yield f"| {operator} | {' | '.join('' if db is None else f'{db:.0f}' for db in figures)} |"
+ONNX_SCHEMES = tuple(PRECISIONS[name].executorch for name in ONNX_PRECISIONS)
+
+
+def _whole_table(table: Table, place: str, schemes: Sequence[str]) -> Iterator[str]:
+    soc, _, onnx = place.partition(" ")
+    through = f" through ONNX Runtime ({', '.join(ONNX_PRECISIONS)})" if onnx else ""
+    yield from ("", f"## {soc}{through}", "")
+    yield f"Measured with {table.measured.get(place, 'nothing yet')}."
+    yield from (
+        "",
+        f"| operator | {' | '.join(schemes)} | files |",
+        f"| --- |{' --- |' * len(schemes)} --- |",
+    )
+    for operator, chips in table.cells.items():
+        if row := chips.get(place):
+            texts = [str(row[scheme]) if scheme in row else "" for scheme in schemes]
+            files = ", ".join(table.upstream.get(key_of(operator), ()))
+            yield f"| {operator} | {' | '.join(texts)} | {files} |"
 
 
 def _bad_values(table: Table) -> Iterator[str]:
-    domain = load(VALUES, Values).domain
-    operators = load(VALUES, Values).operators
     yield from ("", "## Where values and shapes decide", "")
     yield f"Cases that are wrong or fail on {DEFAULT_SOC}: the range of the inputs, or their shape."
     yield from ("", "| operator | scheme | inputs | SQNR |", "| --- | --- | --- | --- |")
     for operator, chips in table.cells.items():
         for scheme, cell in sorted(chips.get(DEFAULT_SOC, {}).items()):
-            for case, figure in sorted(cell.bad.items()):
-                ranges = domain[operators[operator].domain] if operator in operators else {}
-                inputs = f"{case} {list(ranges[case])}" if case in ranges else f"shape {case}"
+            for inputs, figure in sorted(cell.bad.items()):
                 yield f"| {operator} | {scheme} | {inputs} | {in_db(figure)} |"
 
 
 def _other_chips(table: Table) -> Iterator[str]:
-    others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC]
+    others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC and not soc.endswith(THROUGH_ONNX)]
     if not others:
         return
     yield from (
@@ -219,7 +248,7 @@ def _other_chips(table: Table) -> Iterator[str]:
         f"One plain case a cell; shown where a result is not {DEFAULT_SOC}'s.",
         "",
     )
-    yield from (f"- {soc}: measured with {table.measured[soc]}" for soc in others)
+    yield from (f"- {soc} (V{load_socs()[soc].arch}): measured with {table.measured[soc]}" for soc in others)
     yield from ("", f"| operator | scheme | {DEFAULT_SOC} | {' | '.join(others)} |")
     yield f"| --- | --- | --- |{' --- |' * len(others)}"
     for operator, chips in table.cells.items():
@@ -272,7 +301,8 @@ def html_of(table: Table) -> str:
     rows = []
     for operator, chips in table.cells.items():
         for soc, row in chips.items():
-            cells = "".join(_html_cell(row.get(scheme), scheme) for scheme in MEASURED_SCHEMES)
+            usual = chips.get(DEFAULT_SOC, {})
+            cells = "".join(_html_cell(row.get(name), name, usual.get(name)) for name in MEASURED_SCHEMES)
             head = f'<th scope="row">{escape(operator)}</th><td>{escape(soc)}</td>'
             rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}</tr>')
     heads = "".join(f'<th data-scheme="{scheme}">{scheme}</th>' for scheme in MEASURED_SCHEMES)
@@ -287,7 +317,9 @@ def html_of(table: Table) -> str:
 <title>Operators on HTP</title><style>{STYLE}</style></head><body>
 <h1>Operators on HTP</h1>
 <p>Measured on the emulator. {escape(measured)}. Figures are the least signal-to-noise ratio of all models
-in dB, against the quantized model on the CPU. An empty cell was not measured.</p><ul>{legend}</ul>
+in dB, against the quantized model on the CPU. An empty cell was not measured. ≠ marks what is not as on
+{DEFAULT_SOC}. ONNX Runtime compiled what is under{THROUGH_ONNX}: u8u8 is under 8a8w, u16u8 under 16a8w.</p>
+<ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
 {_select("scheme", "every scheme", {s: s for s in MEASURED_SCHEMES})}
 {_select("result", "every result", {name: word for name, (word, _) in MEANINGS.items()})}
@@ -298,11 +330,12 @@ in dB, against the quantized model on the CPU. An empty cell was not measured.</
 """
 
 
-def _html_cell(cell: Cell | None, scheme: str) -> str:
+def _html_cell(cell: Cell | None, scheme: str, usual: Cell | None) -> str:
     if cell is None:
         return f'<td data-scheme="{scheme}"></td>'
+    differs = f"<br>≠ {escape(str(usual))}" if usual and usual.result != cell.result else ""
     bad = "".join(f"<br>{escape(case)}: {in_db(figure)}" for case, figure in sorted(cell.bad.items()))
-    return f'<td data-scheme="{scheme}" class="{cell.result}">{escape(str(cell))}{bad}</td>'
+    return f'<td data-scheme="{scheme}" class="{cell.result}">{escape(str(cell))}{differs}{bad}</td>'
 
 
 def _select(name: str, every: str, choices: Mapping[str, str]) -> str:

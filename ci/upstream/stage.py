@@ -151,7 +151,7 @@ def _run(
     if args.update_ledger or args.table:
         judge = judge.updated(verdicts.values(), tests, plan.machinery.measured_with())
         if args.table and plan.suite.name in OPERATORS:
-            accept_table(judge.ledger.profile)
+            accept_table()
     _report(stage, plan, judge, verdicts, len(chosen))
 
 

@@ -57,11 +57,17 @@ class Case:
     seed: int
     blocks: bool
 
+    @property
+    def inputs(self) -> str:
+        """`small [-0.01, 0.01]`, or `shape 3x7`."""
+        return f"shape {self.name}" if self.name[0].isdigit() else f"{self.name} {list(self.range)}"
+
     def __str__(self) -> str:
         return f"{self.operator}-{self.name}"
 
 
-PRECISIONS = ("fp16", "u8u8", "u16u8")
+ONNX_SUITE = MANIFESTS / "suites" / "onnx_operators.toml"
+ONNX_PRECISIONS = ("fp16", "u8u8", "u16u8")
 
 HEAD = """\
 #:schema ../schema/onnx_suite.json
@@ -69,33 +75,30 @@ HEAD = """\
 # `nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml --update-baseline` puts figures into
 # docs/operators.md.
 schema = 1
+
+[case]
 """
 
 
 def onnx_suite() -> str:
     """manifests/suites/onnx_operators.toml."""
-    lines = [HEAD]
+    runs = ", ".join(f'{{ precision = "{name}", socs = ["{DEFAULT_SOC}"] }}' for name in ONNX_PRECISIONS)
+    lines = []
     for case in cases():
         if case.name == "plain":
-            shape = "x".join(map(str, case.shape))
             arguments = {
                 "expression": case.expression,
-                "shape": shape,
+                "shape": "x".join(map(str, case.shape)),
                 "low": case.range[0],
                 "high": case.range[1],
+                "is_module": case.is_module,
             }
-            more = ", is_module = true" if case.is_module else ""
             pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in arguments.items())
-            lines += [
-                f"[case.{case.operator}]",
-                'factory = "ci.suites.models.operators:drawn"',
-                f"arguments = {{ {pairs}{more} }}",
-                "run = [",
-                *(f'  {{ precision = "{name}", socs = ["{DEFAULT_SOC}"] }},' for name in PRECISIONS),
-                "]",
-                "",
-            ]
-    return "\n".join(lines)
+            factory = "ci.suites.models.operators:drawn"
+            lines.append(
+                f'{case.operator} = {{ factory = "{factory}", arguments = {{ {pairs} }}, run = [{runs}] }}\n'
+            )
+    return HEAD + "".join(lines)
 
 
 @cache

@@ -87,10 +87,12 @@ class Diagnosis:
     explanations: tuple[Explanation, ...]
     codes: tuple[Code, ...]
     data_types: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    """What was measured of the operators in it, where they lose accuracy."""
 
     @property
     def explained(self) -> bool:
-        return bool(self.explanations) or any(code.known for code in self.codes)
+        return bool(self.explanations or self.operators) or any(code.known for code in self.codes)
 
 
 def diagnose(text: str, subject: str = "") -> Diagnosis:

@@ -245,6 +245,29 @@ def test_stdin_is_read_without_arguments(monkeypatch: pytest.MonkeyPatch) -> Non
     assert verb() == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("log@16a4w", "16a4w"),
+        ("aten.log.default@w4a16", "16a4w"),
+        ("quant_dtype=use_16a8w\n[QnnPartitioner] aten.log.default | True\n", "16a8w"),
+    ],
+)
+def test_an_operator_that_loses_accuracy_in_a_scheme_is_named_with_the_command_that_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, scheme: str
+) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(text, encoding="utf-8")
+    assert verb(str(log) if "\n" in text else text) == 0
+    shown = capsys.readouterr().out
+    assert f"log at {scheme} loses accuracy" in shown and f"test_upstream -- values --flow {scheme}" in shown
+
+
+def test_what_was_not_measured_is_not_explained() -> None:
+    assert verb("never_heard_of@8a8w") == 1
+    assert verb("log@8a9w") == 2
+
+
 def test_json_holds_the_same_explanations(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("--json", "0x80000481") == 0
     (only,) = json.loads(capsys.readouterr().out)["inputs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from ci.suites import operator_table
+from ci.suites.baseline import Recorded as Baselined
 from ci.suites.operator_table import Cell, Table, read
 from ci.upstream.adapters import EXACT, built_otherwise, part, part_of
 from ci.upstream.judge import Judge
@@ -106,11 +108,21 @@ def test_a_cell_is_the_worst_of_all_models_and_leaves_out_bad_tests() -> None:
         "test_values[qnn-abs-7]": [Part("dies")],
         "test_values[qnn_8a4w-abs-7]": [Part("whole", 40)],
     })  # fmt: skip
-    table = table_of({"operators": {"SM8650": suite}, "values": {"SM8650": values}}, {"abs": ["lowers"]})
+    onnx = {
+        "abs/fp16/SM8650": Baselined(build_id="v2.51", accuracy={"sqnr_db": 60}),
+        "abs/u8u8/SM8650": Baselined(build_id="v2.51", accuracy={"sqnr_db": 50, "reference_sqnr_db": 3}),
+    }
+    table = table_of(
+        {"operators": {"SM8650": suite}, "values": {"SM8650": values}}, {"abs": ["lowers"]}, onnx
+    )
     assert {name: chips["SM8650"] for name, chips in table.cells.items()} == {
         "abs": {
             "fp16": Cell(
-                result="part", sqnr_db=70, models=6, cpu=("aten::view",), bad={"small": 3.0, "7": None}
+                result="part",
+                sqnr_db=70,
+                models=6,
+                cpu=("aten::view",),
+                bad={"small [-0.01, 0.01]": 3.0, "shape 7": None},
             ),
             "8a8w": Cell(result="whole", sqnr_db=58),
             "8a4w": Cell(result="whole", sqnr_db=40),
@@ -119,10 +131,16 @@ def test_a_cell_is_the_worst_of_all_models_and_leaves_out_bad_tests() -> None:
         "stack": {"8a8w": Cell(result="crash")},
         "linear": {"fp16": Cell(result="bad_test")},
     }
+    exact, wrong = (
+        Cell(result="whole", sqnr_db=60),
+        Cell(result="wrong", sqnr_db=3, bad={"plain [-1.0, 1.0]": 3}),
+    )
+    assert table.cells["abs"]["SM8650 onnx"] == {"fp16": exact, "8a8w": wrong}
+    assert "v2.51" in table.measured["SM8650 onnx"]
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    table = table_of({"values": {"SM8650": record({"test_values[qnn-abs-7]": [Part("dies")]})}}, {})
+    table = table_of({"values": {"SM8650": record({"test_values[qnn-abs-7]": [Part("dies")]})}}, {}, {})
     path = tmp_path / "table.json"
     path.write_text(table.as_json(), encoding="utf-8")
     assert read(path) == table
@@ -146,9 +164,11 @@ def test_a_scheme_that_loses_accuracy_is_named_with_a_better_one(monkeypatch: py
 
 def test_the_page_has_every_cell_and_nothing_of_a_name_becomes_markup() -> None:
     cell = Cell(result="part", sqnr_db=38.9, cpu=("aten::<b>",))
-    page = html_of(Table(measured={"SM8650": "x"}, cells={"abs": {"SM8650": {"8a8w": cell}}}))
+    chips = {"SM8350": {"8a8w": Cell(result="cpu")}, "SM8650": {"8a8w": cell}}
+    page = html_of(Table(measured={"SM8650": "x"}, cells={"abs": chips}))
     assert "<b>" not in page.partition("<tbody>")[2].partition("</tbody>")[0] and "39 dB" in str(cell)
     assert "http" not in page
+    assert re.findall(r"≠ (\w+ \d+ dB)", page.partition("<tbody>")[2]) == ["part 39 dB"]
 
 
 def test_a_flow_that_is_built_with_another_scheme_is_known() -> None:
