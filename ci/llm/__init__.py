@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ci.suites.compile_flags import add_language
 from ci.suites.flags import add_again
@@ -65,22 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     checker.add_argument("--where", action="store_true", help="measure each part, even if all is right")
     limits = checker.add_argument_group("limits, beside those of the precision")
     for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
-        limits.add_argument(
-            f"--{name}", type=_share if name == "first-choice" else float, metavar="X", action=_Limit
-        )
-    checker.set_defaults(limits={})
+        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
     for command in (compiler, runner, checker):
         add_timeout(command, "the run", LONG)
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-
-
-class _Limit(argparse.Action):
-    def __call__(
-        self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: str | None = None
-    ) -> None:
-        args.limits = {**args.limits, self.dest: value}
 
 
 def _share(text: str) -> float:

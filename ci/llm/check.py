@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from typing import Any
 from ci.llm.architecture import read_architecture
 from ci.llm.commands import LOG, Ask, asking, config_of, limited
 from ci.llm.findings import LISTEN, figures_from
-from ci.llm.genie import RECORD, contradictions, encoded, speak
-from ci.llm.judge import EXCUSED, STANDARD_ERRORS, close, misses
+from ci.llm.genie import RECORD, contradictions, encoded
+from ci.llm.judge import EXCUSED, choice_miss, close, misses
 from ci.llm.prompts import chat_text, has_template, tokens_of, without_beginning
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -85,13 +83,16 @@ def check_model(args: argparse.Namespace) -> int:
     }
     if args.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
-    limits = LIMITS[record["precision"]] | args.limits
+    limits = {
+        name: default if (value := getattr(args, name)) is None else value
+        for name, default in LIMITS[record["precision"]].items()
+    }
     with asking(Path.cwd() / LOG, args.timeout) as ask:
-        problems = _figures(ask, order, limits)
+        problems = _figures(ask, order, args.prefixes * record["prefill"], limits)
         if args.on != "cpu":
             problems += _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout)
             prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
-            problems += _choices(ask, order, config, prefixes, limits, args.timeout)
+            problems += _choices(ask, order, config, prefixes, limits)
             if problems or args.where:
                 problems += _parts(ask, order)
     if problems:
@@ -117,12 +118,14 @@ def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -
     return ["Genie's tokenizer reads tokenizer.json otherwise than tokenizers does"]
 
 
-def _figures(ask: Ask, order: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
-    """Of logits on held-out text."""
+def _figures(ask: Ask, order: Mapping[str, Any], genie: int, limits: Mapping[str, float]) -> list[str]:
+    """Of logits on held-out text. `genie` is how many places its prefixes fill."""
     pace = ask({**order, "do": "pace"})["pace"]
     count = order["windows"] * (order["length"] - 1)
+    # Genie reads a prefix as a block.
+    forecast = count * sum(pace.values()) + genie * pace.get("prefill_htp", 0)
     sys.stderr.write(
-        f"{count} tokens in {order['windows']} windows, about {seconds(count * sum(pace.values()))}\n"
+        f"{count} tokens in {order['windows']} windows, about {seconds(forecast)} with Genie's\n"
     )
     facts = ask({**order, "do": "figures"})
     problems = []
@@ -144,32 +147,21 @@ def _choices(
     config: Path,
     prefixes: Sequence[Sequence[int]],
     limits: Mapping[str, float],
-    timeout: float,
 ) -> list[str]:
     """Genie gives no logits, so its choice after each of many prefixes is compared with float's."""
     with limited(config, 1) as copy:
-        began = time.monotonic()
-        spoken = speak(copy, prefixes[:1], timeout=timeout)
-        forecast = (time.monotonic() - began) * len(prefixes)
-        sys.stderr.write(f"Genie after {len(prefixes)} prefixes, at most {seconds(forecast)}\n")
-        spoken += speak(copy, prefixes[1:], timeout=timeout) if prefixes[1:] else []
-    choices = [list(each.tokens) for each in spoken]
-    facts = ask({**order, "do": "choices", "prefixes": prefixes, "spoken": choices})
+        facts = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
     share, count = facts["first_choice"], facts["prefixes"]
-    error = math.sqrt(max(share * (1 - share), 1 / count) / count)
     sys.stdout.write(
-        f"Genie: first choice as float's {share:.1%} ± {error:.1%} of {count}; float loses"
+        f"Genie: first choice as float's {share:.1%} of {count}; float loses"
         f" {facts['regret']:.4f} logits by a choice, {facts['worst_regret']:.3f} by the worst\n"
     )
-    if order["precision"] == "fp16":
-        others = count - round(share * count)
-        if others > facts["near_ties"] or others > max(1, EXCUSED * count):
-            return [
-                f"Genie chooses unlike float after {others} prefixes, {facts['near_ties']} of them near ties"
-            ]
-    elif share < (least := limits["first_choice"]) - STANDARD_ERRORS * error:
-        return [f"Genie: expected at least {least:.0%} of float's first choices, found {share:.1%}"]
-    return []
+    if order["precision"] != "fp16":
+        return choice_miss(facts, limits["first_choice"])
+    others = count - round(share * count)
+    if others <= min(facts["near_ties"], max(1, EXCUSED * count)):
+        return []
+    return [f"Genie chooses unlike float after {others} prefixes, {facts['near_ties']} of them near ties"]
 
 
 def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:

@@ -14,12 +14,12 @@ from ci.llm.arrays import Sample
 from ci.llm.checkpoint_compile import on_cpu_name
 from ci.llm.contexts import Reader, load_context, on_cpu
 from ci.llm.decoder import Decoder, load_decoder
-from ci.llm.genie import RECORD
+from ci.llm.genie import RECORD, speak
 from ci.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
-from ci.llm.measure import figures_on, windows
+from ci.llm.measure import choices, figures_on, windows
 from ci.llm.reference import load_reference
 from ci.suites.accuracy import EXACT_DB, Pair, Unusable, compare
-from provisioning.manifest import soc_named
+from provisioning.manifest import Soc, soc_named
 
 KINDS = ("prefill", "decode")
 MOST = 256
@@ -28,30 +28,33 @@ MOST = 256
 
 @dataclass(frozen=True)
 class Compiled:
-    """What `llm compile` wrote, and the checkpoint that it was made from."""
+    """Context binaries, and the checkpoint that they were made from."""
 
     out: Path
     folder: Path
     shape: Architecture
-    record: Mapping[str, Any]
+    soc: Soc
+    parts: int
+    quantized: bool
 
     @classmethod
     def of(cls, order: Mapping[str, Any]) -> Compiled:
+        """What `llm compile` wrote."""
         out, folder = Path(order["compiled"]), Path(order["model"])
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        return cls(out, folder, read_architecture(folder), record)
+        shape, soc = read_architecture(folder), soc_named(record["soc"])
+        return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
 
     def readers(self, kind: str, *, cpu: bool = False) -> dict[str, Reader]:
         """On HTP, unless only the CPU's is wanted, and of a quantized model as the CPU computes it."""
-        parts, soc = range(self.record["parts"]), soc_named(self.record["soc"])
-        quantized = self.record["precision"] != "fp16"
-        graphs = [self.out / on_cpu_name(kind, part) for part in parts if quantized]
+        graphs = [self.out / on_cpu_name(kind, part) for part in range(self.parts) if self.quantized]
         encodings: dict[str, Encoding] = {}
         for graph in graphs:
             encodings |= edge_encodings(graph)
         readers = {}
         if not cpu:
-            sessions = [load_context(self.out / f"{kind}_{part}.onnx", soc) for part in parts]
+            wrappers = [self.out / f"{kind}_{part}.onnx" for part in range(self.parts)]
+            sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
             readers[f"{kind}_htp"] = Reader(self.shape, sessions, encodings)
         if graphs:
             readers[f"{kind}_cpu"] = Reader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
@@ -83,14 +86,21 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     return figures_on(_rows(compiled, order), load_reference(compiled.folder), readers)
 
 
+def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Genie's choice after each prefix, by what float loses by it."""
+    folder, prefixes = Path(order["model"]), order["prefixes"]
+    spoken = speak(Path(order["config"]), prefixes, timeout=order["timeout"])
+    return choices(read_architecture(folder), load_reference(folder), prefixes, spoken)
+
+
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     """How far each part's outputs are from float's, in dB, where its inputs are float's."""
     compiled = Compiled.of(order)
     x: Any = _rows(compiled, order)[0][:MOST]
     readers = {kind: compiled.readers(kind) for kind in KINDS}
     rows: list[dict[str, Any]] = []
-    for part in range(compiled.record["parts"]):
-        first, last = compiled.shape.part(part, compiled.record["parts"])
+    for part in range(compiled.parts):
+        first, last = compiled.shape.part(part, compiled.parts)
         decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
         outputs = outputs_of(decoder, x)
         for kind in KINDS:

@@ -9,13 +9,13 @@ from typing import Any
 
 from ci.llm.architecture import read_architecture
 from ci.llm.arrays import Sample
-from ci.llm.contexts import compile_context, publish
+from ci.llm.contexts import compile_context
 from ci.llm.decoder import Decoder, load_decoder, require_halves
 from ci.llm.genie import write_config
 from ci.llm.graphs import Encoding, export, outputs_of, quantize, samples, shared_encodings
 from ci.llm.measure import windows
 from ci.llm.prompts import TEMPLATE
-from provisioning.manifest import soc_named
+from provisioning.manifest import Soc, soc_named
 
 MOST = 256
 README = """\
@@ -36,11 +36,34 @@ for `llm check` alone.
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     folder, out = Path(order["model"]), Path(order["into"])
     shape, soc, context = read_architecture(folder), soc_named(order["soc"]), int(order["context"])
-    counts, parts = {"prefill": int(order["prefill"]), "decode": 1}, int(order["parts"])
-    fp16 = order["precision"] == "fp16"
     rows: list[Any] = []
-    if not fp16:
-        rows = list(windows(folder, shape.bos, Path(order["calibrate"]), context))
+    if order["precision"] != "fp16":
+        rows = windows(folder, shape.bos, Path(order["calibrate"]), context)
+    counts = {"prefill": int(order["prefill"]), "decode": 1}
+    binaries = write_binaries(folder, out, soc, rows, context=context, counts=counts, parts=order["parts"])
+    for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
+        if (folder / name).is_file():
+            shutil.copy(folder / name, out)
+    write_config(out, shape, binaries, soc, context=context, most=min(MOST, context))
+    values = {key: order[key] for key in ("soc", "precision", "context", "prefill")}
+    (out / "README.md").write_text(README.format(name=folder.name, **values), encoding="utf-8")
+    return {"binaries": len(binaries), "bytes": sum(binary.stat().st_size for binary in binaries)}
+
+
+def write_binaries(
+    folder: Path,
+    out: Path,
+    soc: Soc,
+    rows: Sequence[Any],
+    *,
+    context: int,
+    counts: Mapping[str, int],
+    parts: int,
+    cache: str = "uint8",
+) -> list[Path]:
+    """The context binaries in the order of Genie's configuration. `rows` of tokens are to quantize by;
+    without them it is fp16."""
+    shape, fp16 = read_architecture(folder), not rows
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
     for part in range(parts):
@@ -50,7 +73,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
             decoder = load_decoder(folder, shape, context, context, first, last)
             # What comes in is encoded as it went out of the part before.
             into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
-            encodings = into | shared_encodings(_collected(decoder, rows, following), "uint8")
+            encodings = into | shared_encodings(_collected(decoder, rows, following), cache)
         for index, (name, count) in enumerate(counts.items()):
             work = out / f"{name}_{part}"
             work.mkdir()
@@ -72,20 +95,11 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
             # The graph has the weights now.
             del decoder
             number = index * parts + part
-            binary, session = compile_context(graph, soc, work / "compiled", fp16=fp16, number=number)
-            del session
             binaries[number] = out / f"{name}_{part}.bin"
-            publish(binary, binaries[number])
+            compile_context(graph, soc, binaries[number], fp16=fp16, number=number)
             shutil.rmtree(work)
         rows = following
-    for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
-        if (folder / name).is_file():
-            shutil.copy(folder / name, out)
-    ordered = [binaries[number] for number in sorted(binaries)]
-    write_config(out, shape, ordered, soc, context=context, most=min(MOST, context))
-    asked = {key: order[key] for key in ("soc", "precision", "context", "prefill")}
-    (out / "README.md").write_text(README.format(name=folder.name, **asked), encoding="utf-8")
-    return {"binaries": len(ordered), "bytes": sum(binary.stat().st_size for binary in ordered)}
+    return [binaries[number] for number in sorted(binaries)]
 
 
 def _collected(decoder: Decoder, rows: Sequence[Any], following: list[Any]) -> Iterator[Sample]:

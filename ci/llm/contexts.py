@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,6 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc
 
 GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
-WRAPPER = "graph_ctx.onnx"
 
 
 def on_cpu(model: Path) -> Any:
@@ -32,24 +32,34 @@ def on_cpu(model: Path) -> Any:
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
-def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: int) -> tuple[Path, Any]:
-    """The context binary, and the session on the emulator that compiled it.
+def compile_context(model: Path, soc: Soc, binary: Path, *, fp16: bool, number: int) -> None:
+    """Write the context binary, and beside it the .onnx by which ONNX Runtime loads it.
 
     Genie orders a model's parts by the names of their graphs, so the name begins with `number`."""
-    folder.mkdir(parents=True)
-    entries = {
-        "ep.context_enable": "1",
-        "ep.context_embed_mode": "0",
-        "ep.context_file_path": str(folder / WRAPPER),
-    }
-    session = _on_htp(model, soc, entries, fp16=fp16)
-    binary, *more = folder.glob("*.bin")
-    if more:
-        raise CheckFailed(
-            f"{model.name} became {1 + len(more)} contexts, and Genie takes one", remedy="report it"
-        )
-    _name_graph(binary, number)
-    return binary, session
+    with tempfile.TemporaryDirectory(dir=binary.parent, prefix=".compile-") as folder:
+        wrapper = Path(folder, "graph_ctx.onnx")
+        entries = {
+            "ep.context_enable": "1",
+            "ep.context_embed_mode": "0",
+            "ep.context_file_path": str(wrapper),
+        }
+        _on_htp(model, soc, entries, fp16=fp16)
+        compiled, *more = Path(folder).glob("*.bin")
+        if more:
+            raise CheckFailed(
+                f"{model.name} became {1 + len(more)} contexts, and Genie takes one", remedy="report it"
+            )
+        old, new = _name_graph(compiled, number)
+        wrapping = onnx.load(str(wrapper))
+        [node] = wrapping.graph.node
+        node.name = node.name.replace(old, new)
+        for attribute in node.attribute:
+            if attribute.name == "partition_name":
+                attribute.s = node.name.encode()
+            if attribute.name == "ep_cache_context":
+                attribute.s = binary.name.encode()
+        onnx.save(wrapping, str(binary.with_suffix(".onnx")))
+        shutil.move(compiled, binary)
 
 
 def load_context(wrapper: Path, soc: Soc) -> Any:
@@ -82,32 +92,17 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
     return session
 
 
-def publish(binary: Path, into: Path) -> None:
-    """Move a context binary to `into`, and beside it the .onnx by which ONNX Runtime loads it."""
-    model = onnx.load(str(binary.with_name(WRAPPER)))
-    [node] = model.graph.node
-    [old], [new] = (set(GRAPH.findall(text)) for text in (node.name.encode(), binary.read_bytes()))
-    node.name = node.name.replace(old.decode(), new.decode())
-    for attribute in node.attribute:
-        if attribute.name == "partition_name":
-            attribute.s = node.name.encode()
-        if attribute.name == "ep_cache_context":
-            attribute.s = into.name.encode()
-    onnx.save(model, str(into.with_suffix(".onnx")))
-    shutil.move(binary, into)
-
-
-def _name_graph(binary: Path, number: int) -> None:
+def _name_graph(binary: Path, number: int) -> tuple[str, str]:
     """ONNX Runtime uses a hash as the name. The new name has the same length, because lengths are part of the
-    file."""
+    file. Returns the old name and the new one."""
     data = binary.read_bytes()
     names = set(GRAPH.findall(data))
     if len(names) != 1:
         raise CheckFailed(f"{binary}: expected one graph that ONNX Runtime named, found {len(names)}")
     old = names.pop()
-    new = b"%03d" % number
-    new = new.ljust(len(old), b"0")
+    new = (b"%03d" % number).ljust(len(old), b"0")
     binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))
+    return old.decode(), new.decode()
 
 
 def _options() -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.engine.work import Result
-from ci.llm.judge import EXCUSED, Figure, close, misses
+from ci.llm.judge import EXCUSED, Figure, choice_miss, close, misses
 from ci.llm.suite import SUITES, Program
 from ci.suites.findings import errors_of, verdict
 from provisioning.base.findings import Finding, Metric, Severity
@@ -62,17 +61,8 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
             )
     if program.run.through == "executorch":
         return
-    choices = result.facts["choices"]
-    # A share of n tokens has this standard error, and Genie made fewer choices than the limit assumes.
-    share = limits["first_choice"]
-    least = share - 3 * math.sqrt(share * (1 - share) / choices["prefixes"])
-    if choices["first_choice"] < least:
-        yield error(
-            "llm-accuracy",
-            f"Genie chooses as float after {choices['first_choice']:.0%} of {choices['prefixes']} prefixes,"
-            f" expected at least {least:.0%}",
-            "look for what Genie's configuration and the graphs do differently",
-        )
+    for miss in choice_miss(result.facts["choices"], limits["first_choice"]):
+        yield error("llm-accuracy", miss, "look for what Genie's configuration and the graphs do differently")
 
 
 def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

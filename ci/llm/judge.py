@@ -4,6 +4,7 @@ errors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -208,3 +209,11 @@ def close(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[st
         for name, limit in limits.items()
         if abs(figures[name].value - limit) < STANDARD_ERRORS * figures[name].error
     ]
+
+
+def choice_miss(choices: Mapping[str, Any], least: float) -> list[str]:
+    """Genie's choices after prefixes, of which there are too few to hold them to the limit itself."""
+    share, count = choices["first_choice"], choices["prefixes"]
+    if share >= least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
+        return []
+    return [f"Genie: expected about {least:.0%} of float's first choices, found {share:.1%} of {count}"]

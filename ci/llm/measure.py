@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
 from ci.llm.genie import Spoken
-from ci.llm.judge import Comparison, Window, compare_text, figures_of, window_of
+from ci.llm.judge import TINY, Comparison, Window, compare_text, figures_of, window_of
 from ci.llm.reference import logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.commands import quoted
@@ -189,3 +189,22 @@ def _read(reader: Reader, row: Sequence[int]) -> Array:
 
 def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
     return {name: asdict(figure) for name, figure in figures_of(windows).items()}
+
+
+def choices(
+    shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], spoken: Sequence[Spoken]
+) -> dict[str, Any]:
+    """What float loses by the first token after each prefix."""
+    regrets = []
+    for prefix, one in zip(prefixes, spoken, strict=True):
+        row = logits_of(reference, [shape.bos or 0, *prefix])[-1]
+        # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
+        tokens = one.tokens[:1] or shape.eos
+        regrets.append(float(row.max() - max(row[token] for token in tokens)))
+    return {
+        "near_ties": sum(0 < regret < TINY for regret in regrets),
+        "prefixes": len(regrets),
+        "first_choice": sum(regret == 0 for regret in regrets) / len(regrets),
+        "regret": sum(regrets) / len(regrets),
+        "worst_regret": max(regrets),
+    }

@@ -34,7 +34,7 @@ from ci.llm.programs import (
     methods,
     quantized,
 )
-from ci.llm.reference import load_reference
+from ci.llm.reference import load_reference, spoken
 from ci.llm.suite import Run
 
 PROGRAM = "hybrid_llama_qnn.pte"
@@ -66,43 +66,49 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     run = Run.model_validate_json(json.dumps(order["run"]))
     model, into = Path(order["model"]), Path(order["into"])
     place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
-    readers = stateful_readers(place) if run.state == "buffers" else tensor_readers(place)
+    readers: dict[str, Reader] = {}
+    speaker: Reader
+    if run.state == "buffers":
+        speaker = stateful_reader(place)
+    else:
+        speaker, readers = tensor_readers(place)
     reference = load_reference(model)
     facts: dict[str, Any] = {"bytes": (into / PROGRAM).stat().st_size}
 
     def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
         ends = place.endless().eos if endless else place.shape.eos
-        return [spoken(place, readers, prompt, most, ends) for prompt in prompts]
+        return [answer(place, speaker, prompt, most, ends) for prompt in prompts]
 
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
-        facts["figures"] = figures(place, reference, _as_used(readers))
+        facts["figures"] = figures(place, reference, readers)
     return facts
 
 
-def _as_used(readers: Mapping[str, Reader]) -> dict[str, Reader]:
-    """Decode after prefill, so that the figures show a cache that is not the same in both."""
-    found = dict(readers)
-    for where in ("htp", "cpu"):
-        prefill, decode = readers.get(f"prefill_{where}"), readers[f"decode_{where}"]
-        if isinstance(prefill, TensorReader) and isinstance(decode, TensorReader):
-            found[f"decode_{where}"] = HandedOver(prefill, decode)
-    return found
-
-
-def tensor_readers(place: ProgramFolders) -> dict[str, Reader]:
-    """Prefill and decode as two methods of one program, on HTP and, quantized, as PyTorch computes them."""
+def tensor_readers(place: ProgramFolders) -> tuple[Reader, dict[str, Reader]]:
+    """Prefill and decode as two methods of one program. The reader that speaks, and those to judge: on HTP
+    and, quantized, as PyTorch computes them."""
     path, precision = place.into / PROGRAM, place.run.precision
     counts = (PREFILL, DECODE)
     written = write_program(place.model, place.shape, place.chip, precision, counts, place.calibration, path)
     steps = methods(path, list(written.layouts))
     readers: dict[str, Reader] = {}
-    for what, name in (("prefill", PREFILL_METHOD), ("decode", DECODE_METHOD)):
-        layout = written.layouts[name]
-        readers[f"{what}_htp"] = TensorReader(layout, steps[name], written.encodings.get(name, {}))
-        if place.run.quantized:
-            readers[f"{what}_cpu"] = TensorReader(layout, in_pytorch(written.modules[name]))
-    return readers
+
+    def add(where: str, reader_of: Callable[[str], TensorReader]) -> HandedOver:
+        prefill, decode = reader_of(PREFILL_METHOD), reader_of(DECODE_METHOD)
+        readers[f"prefill_{where}"] = prefill
+        # After one block of prefill, so that the figures show a cache that is not the same in both.
+        readers[f"decode_{where}"] = HandedOver(prefill, decode, PREFILL)
+        # Prefill's cache is shorter than the context: what lies beyond would be lost to decode.
+        return HandedOver(prefill, decode, place.context - PREFILL)
+
+    speaker = add(
+        "htp",
+        lambda name: TensorReader(written.layouts[name], steps[name], written.encodings.get(name, {})),
+    )
+    if place.run.quantized:
+        add("cpu", lambda name: TensorReader(written.layouts[name], in_pytorch(written.modules[name])))
+    return speaker, readers
 
 
 @dataclass(frozen=True)
@@ -172,58 +178,27 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"binaries": 1, "bytes": (out / PROGRAM).stat().st_size}
 
 
-def stateful_readers(place: ProgramFolders) -> dict[str, Reader]:
+def stateful_reader(place: ProgramFolders) -> Reader:
     """Decode alone: two methods would have a cache each."""
     module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
     path, constants = place.into / PROGRAM, metadata(place.shape, place.context, DECODE, {})
     inputs = {DECODE_METHOD: module.inputs(0, 0)}
     lower({DECODE_METHOD: module}, inputs, constants, place.chip, path)
-    return {"decode_htp": StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])}
+    return StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])
 
 
-def spoken(
-    place: ProgramFolders,
-    readers: Mapping[str, Reader],
-    prompt: Sequence[int],
-    most: int,
-    ends: Collection[int],
+def answer(
+    place: ProgramFolders, reader: Reader, prompt: Sequence[int], most: int, ends: Collection[int]
 ) -> Spoken:
-    """What the program says, taking its first choice each time."""
+    """What the program says, by Genie's measures."""
     assert place.shape.bos is not None
-    began = time.monotonic()
-    text, tokens = [place.shape.bos, *prompt], list[int]()
-    row = _prompted(readers, text)
-    first = time.monotonic() - began
-    while True:
-        token = int(row.argmax())
-        if token in ends:
-            stopped = "eos"
-            break
-        tokens.append(token)
-        if len(text) + len(tokens) >= place.context:
-            stopped = "context"
-            break
-        if len(tokens) == most:
-            stopped = "length"
-            break
-        row = readers["decode_htp"].read([token])[-1]
-    return Spoken(tuple(tokens), stopped, time.monotonic() - began, first)
+    began, times = time.monotonic(), list[float]()
 
+    def read(tokens: Sequence[int]) -> Array:
+        row: Array = reader.read(tokens)[-1]
+        times.append(time.monotonic() - began)
+        return row
 
-def _prompted(readers: Mapping[str, Reader], text: Sequence[int]) -> Array:
-    """The logits after the prompt, and decode ready to go on."""
-    decode, prefill = readers["decode_htp"], readers.get("prefill_htp")
-    decode.restart()
-    if not isinstance(decode, TensorReader) or not isinstance(prefill, TensorReader):
-        return _last(decode.read(text))
-    prefill.restart()
-    # Its cache is shorter: what lies beyond would be lost to decode.
-    together = min(len(text), prefill.context - prefill.count)
-    rows = prefill.read(text[:together])
-    decode.take(prefill)
-    return _last(decode.read(text[together:]) if together < len(text) else rows)
-
-
-def _last(rows: Array) -> Array:
-    row: Array = rows[-1]
-    return row
+    reader.restart()
+    text = spoken(read, [place.shape.bos, *prompt], most, ends, place.context)
+    return Spoken(text.tokens, text.stopped, times[-1], times[0])

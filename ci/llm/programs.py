@@ -343,19 +343,22 @@ class TensorReader:
 
 @dataclass
 class HandedOver:
-    """Reads a block by prefill, and goes on by decode with what prefill left in the cache."""
+    """Reads at most so many tokens by prefill, and goes on by decode with what prefill left in the cache."""
 
     prefill: TensorReader
     decode: TensorReader
+    most: int
 
     def restart(self) -> None:
         self.prefill.restart()
+        self.decode.restart()
 
     def read(self, tokens: Sequence[int]) -> Array:
-        block = self.prefill.count
-        rows = self.prefill.read(tokens[:block])
+        if self.decode.position:
+            return self.decode.read(tokens)
+        rows, rest = self.prefill.read(tokens[: self.most]), tokens[self.most :]
         self.decode.take(self.prefill)
-        return np.concatenate([rows, self.decode.read(tokens[block:])])
+        return np.concatenate([rows, self.decode.read(rest)]) if rest else rows
 
 
 @dataclass

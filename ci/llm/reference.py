@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ci.llm.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The float model's text after a prompt, always taking its first choice."""
+    """A text after a prompt."""
 
     tokens: tuple[int, ...]
     stopped: str
@@ -42,23 +42,35 @@ def text_of(model: Any, prompt: Sequence[int], most: int, ends: Collection[int],
     """`prompt` begins with the token that begins a text."""
     import torch
 
+    result: Any = None
+
+    def read(tokens: Sequence[int]) -> Array:
+        nonlocal result
+        past = result.past_key_values if result else None
+        with torch.no_grad():
+            result = model(torch.tensor([list(tokens)]), past_key_values=past, use_cache=True)
+        row: Array = result.logits[0, -1].numpy()
+        return row
+
+    return spoken(read, prompt, most, ends, context)
+
+
+def spoken(
+    read: Callable[[Sequence[int]], Array],
+    prompt: Sequence[int],
+    most: int,
+    ends: Collection[int],
+    context: int,
+) -> Text:
+    """The text that a model says, taking its first choice each time. `read` gives the logits after the tokens
+    that it gets, beside those that it got before."""
     tokens: list[int] = []
-    rows: list[Array] = []
-    with torch.no_grad():
-        result = model(torch.tensor([list(prompt)]), use_cache=True)
-        while True:
-            row = result.logits[0, -1]
-            rows.append(row.numpy())
-            token = int(row.argmax())
-            if token in ends:
-                stopped = "eos"
-                break
-            tokens.append(token)
-            if len(prompt) + len(tokens) == context:
-                stopped = "context"
-                break
-            if len(tokens) == most:
-                stopped = "length"
-                break
-            result = model(torch.tensor([[token]]), past_key_values=result.past_key_values, use_cache=True)
-    return Text(tuple(tokens), stopped, np.stack(rows))
+    rows = [read(prompt)]
+    while (token := int(rows[-1].argmax())) not in ends:
+        tokens.append(token)
+        if len(prompt) + len(tokens) >= context:
+            return Text(tuple(tokens), "context", np.stack(rows))
+        if len(tokens) == most:
+            return Text(tuple(tokens), "length", np.stack(rows))
+        rows.append(read([token]))
+    return Text(tuple(tokens), "eos", np.stack(rows))

@@ -42,6 +42,8 @@ class Run(AnyRun):
     through: Literal["genie", "executorch"] = "genie"
     cache: Literal["uint8", "uint16"] = "uint8"
     """Of keys and values, where Genie's activations are integers."""
+    parts: Annotated[int, Field(ge=1)] = 1
+    """Into how many binaries Genie's layers are split."""
     state: Literal["tensors", "buffers"] = "tensors"
     """Whether ExecuTorch's caller holds the cache, or the program."""
     limits: Limits | None = None
@@ -53,6 +55,8 @@ class Run(AnyRun):
         parts: list[str] = [self.through, self.precision]
         if self.through == "genie" and self.quantized and self.cache != "uint8":
             parts.append(self.cache)
+        if self.parts > 1:
+            parts.append(f"{self.parts}-parts")
         if self.state != "tensors":
             parts.append(self.state)
         return "-".join(parts)
@@ -72,6 +76,8 @@ class Run(AnyRun):
             raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
         if self.through == "genie" and self.state != "tensors":
             raise ValueError("state: Genie holds the cache itself, in tensors")
+        if self.through == "executorch" and self.parts > 1:
+            raise ValueError("parts: a program is one, with all layers")
         if self.quantized and self.state != "tensors":
             raise ValueError("state: HTP refuses to write integers into a buffer (ScatterNd, 3110)")
         if self.quantized and self.limits is None:

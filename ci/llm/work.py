@@ -76,7 +76,7 @@ def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Task:
+class ModelTask:
     """Training, or one program."""
 
     name: str
@@ -130,8 +130,8 @@ def basis_of(store: Path, found: Environment | None = None) -> dict[str, Metric]
     return basis
 
 
-def training(memo: Memo, case: str, logs: Path, timeout: float, basis: Mapping[str, Metric]) -> Task:
-    return Task(
+def training(memo: Memo, case: str, logs: Path, timeout: float, basis: Mapping[str, Metric]) -> ModelTask:
+    return ModelTask(
         name=f"{case}/model",
         key={"what": "train", **basis},
         memo=memo,
@@ -153,8 +153,8 @@ def program_task(
     *,
     keep: bool,
     basis: Mapping[str, Metric],
-) -> Task:
-    return Task(
+) -> ModelTask:
+    return ModelTask(
         name=program.name,
         key={
             "what": "speak",
@@ -181,14 +181,14 @@ def program_task(
 
 def compile_task(
     order: Mapping[str, Any], memo: Memo, logs: Path, timeout: float, basis: Mapping[str, Metric], store: Path
-) -> Task:
+) -> ModelTask:
     """A checkpoint of the user's."""
     digests, folder = Digests(store), Path(order["model"])
     inputs = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
     inputs += [Path(order["calibrate"])] if order["calibrate"] else []
     files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in inputs}
     digests.save()
-    return Task(
+    return ModelTask(
         name="compile",
         key={"what": "compile", "order": dict(order), "files": files, **basis},
         memo=memo,

@@ -22,7 +22,7 @@ ORDERS = {
     "train": ("ci.llm.tiny", "order_train"),
     "genie": ("ci.llm.steps", "order_genie"),
     "executorch": ("ci.llm.program_steps", "order_executorch"),
-    "choices": ("ci.llm.steps", "order_choices"),
+    "choices": ("ci.llm.checkpoint_check", "order_choices"),
     "pace": ("ci.llm.checkpoint_check", "order_pace"),
     "figures": ("ci.llm.checkpoint_check", "order_figures"),
     "parts": ("ci.llm.checkpoint_check", "order_parts"),
@@ -54,30 +54,23 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     except ToolkitError as error:
         traceback.print_exc()
         sys.stdout.write(error.output)
-        return {
-            "error": {
-                "kind": "refused",
-                "message": error.message,
-                "remedy": error.remedy,
-                "exit_code": error.exit_code,
-            }
-        }
+        return _refused(error)
     except Exception as error:
         traceback.print_exc()
         known = disk_error(error, "name a folder on another disk") if isinstance(error, OSError) else None
         if known:
-            details = {"message": known.message, "remedy": known.remedy, "exit_code": known.exit_code}
-            return {"error": {"kind": "refused", **details}}
+            return _refused(known)
         text = " ".join(str(error).split())[:1000]
-        return {
-            "error": {
-                "kind": "unforeseen",
-                "message": f"{order['do']}: {type(error).__name__}: {text}",
-                "remedy": f"the traceback is in {order['log']}",
-                "exit_code": INTERNAL,
-            }
-        }
+        message = f"{order['do']}: {type(error).__name__}: {text}"
+        unforeseen = ToolkitError(message, remedy=f"the traceback is in {order['log']}")
+        unforeseen.exit_code = INTERNAL
+        return _refused(unforeseen, "unforeseen")
     return {**reply, **meter.read()}
+
+
+def _refused(error: ToolkitError, kind: str = "refused") -> dict[str, Any]:
+    code = error.exit_code
+    return {"error": {"kind": kind, "message": error.message, "remedy": error.remedy, "exit_code": code}}
 
 
 if __name__ == "__main__":

@@ -377,8 +377,8 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     from ci.llm.architecture import read_architecture
     from ci.llm.decoder import load_decoder
     from ci.llm.measure import ProgramFolders, Reader
-    from ci.llm.program_steps import spoken
-    from ci.llm.programs import RunnerLayout, Stateful, StatefulReader, TensorReader, in_pytorch
+    from ci.llm.program_steps import answer
+    from ci.llm.programs import HandedOver, RunnerLayout, Stateful, StatefulReader, TensorReader, in_pytorch
     from ci.llm.reference import load_reference, text_of
     from ci.llm.suite import Run
 
@@ -392,16 +392,17 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
         count: RunnerLayout(load_decoder(model, shape, count, shape.context)).eval() for count in (32, 1)
     }
     stateful = Stateful(load_decoder(model, shape, 1, shape.context)).eval()
-    tensors: dict[str, Reader] = {
-        "prefill_htp": TensorReader(layouts[32], in_pytorch(layouts[32])),
-        "decode_htp": TensorReader(layouts[1], in_pytorch(layouts[1])),
-    }
-    buffers: dict[str, Reader] = {"decode_htp": StatefulReader(stateful, in_pytorch(stateful))}
+    prefill, decode = (TensorReader(each, in_pytorch(each)) for each in layouts.values())
+    readers: list[Reader] = [
+        HandedOver(prefill, decode, 96),
+        HandedOver(prefill, decode, 32),
+        StatefulReader(stateful, in_pytorch(stateful)),
+    ]
     generator = np.random.default_rng(8)
     with torch.no_grad():
         for length, most in ((1, 3), (32, 2), (33, 2), (122, 99)):
             prompt = generator.integers(2, 256, length).tolist()
             expected = text_of(reference, [0, *prompt], most, [255], shape.context)
-            for readers in (tensors, buffers):
-                one = spoken(place, readers, prompt, most, [255])
+            for reader in readers:
+                one = answer(place, reader, prompt, most, [255])
                 assert (one.tokens, one.stopped) == (expected.tokens, expected.stopped)

@@ -13,10 +13,14 @@ import pytest
 
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
+from tests.support.checkpoints import LLAMA_3_2
 from tests.support.speakers import DECODE, PREFILL, Speaker, changed, make_speaker
 
 LAYERS = 2
 """With one, what prefill sees decides of one token alone, for its keys and values do not depend on it."""
+
+FAR = 600
+"""Tokens before a text; with the text and the beginning they fit into a context of 640."""
 
 pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
@@ -65,6 +69,17 @@ def test_of_the_configuration(speaker: Speaker, tmp_path: Path, fault: str, key:
     found = verdict_of(speaker, changed(speaker, tmp_path, key, value))
     assert found != "none"
     require_documented(row(fault, "configuration", found))
+
+
+def test_a_wrong_factor_of_slow_turns_is_heard_far_from_the_start(tmp_path: Path) -> None:
+    """Scaled are turns of more than 512 places."""
+    slow = LLAMA_3_2 | {"original_max_position_embeddings": 2048}
+    speaker = make_speaker(tmp_path, layers=LAYERS, max_position_embeddings=FAR + 40, rope_scaling=slow)
+    wrong = changed(speaker, tmp_path, f"{ROPE}/rope-scaling/factor", 8.0)
+    assert not speaker.problems(lengths=[FAR]) and speaker.problems(wrong, lengths=[FAR])
+    require_documented(
+        row(f"rope scaled by another factor, after {FAR} tokens", "configuration", "`llm-text`")
+    )
 
 
 def test_calibration_that_never_saw_the_beginning(tmp_path: Path) -> None:
@@ -166,7 +181,7 @@ def test_rmsnorm_as_a_reciprocal_is_seen_on_htp_alone(
     """At u16u8, where the CPU computes it well and HTP does not."""
     from ci.llm import decoder as decoders
     from ci.llm.architecture import read_architecture
-    from ci.llm.contexts import Reader, compile_context, on_cpu
+    from ci.llm.contexts import Reader, compile_context, load_context, on_cpu
     from ci.llm.graphs import edge_encodings, export, outputs_of, quantize, samples, shared_encodings
     from provisioning.manifest import soc_named
     from tests.support.checkpoints import write_checkpoint
@@ -184,8 +199,9 @@ def test_rmsnorm_as_a_reciprocal_is_seen_on_htp_alone(
         export(decoders.load_decoder(model, shape, 32, shape.context), plain)
         calibration = samples(whole, rows[1:], shape.context, 32)
         quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=encodings)
-        _, session = compile_context(graph, soc_named("SM8650"), tmp_path / name, fp16=False, number=0)
-        edges = edge_encodings(graph)
+        soc, binary, edges = soc_named("SM8650"), tmp_path / f"{name}_htp.bin", edge_encodings(graph)
+        compile_context(graph, soc, binary, fp16=False, number=0)
+        session = load_context(binary.with_suffix(".onnx"), soc)
         ours, theirs = (Reader(shape, [each], edges).read(rows[0]) for each in (session, on_cpu(graph)))
         return float((ours.argmax(-1) == theirs.argmax(-1)).mean())
 

@@ -366,14 +366,15 @@ class TestCheck:
     ) -> int:
         from tokenizers import Tokenizer, models, pre_tokenizers
 
-        from ci.llm.genie import RECORD, Spoken
+        from ci.llm.genie import RECORD
 
         model, out = folder / "model", folder / "out"
         for made in (model, out):
             made.mkdir(exist_ok=True)
         shape = read_architecture(checkpoint(model))
         write_config(out, shape, [out / "a.bin"], soc_named("SM8650"), context=128, most=5)
-        record = {"checkpoint": str(model), "precision": precision, "context": 128, "calibrated by": ""}
+        record = {"checkpoint": str(model), "precision": precision, "context": 128, "prefill": 32}
+        record |= {"calibrated by": ""}
         (out / RECORD).write_text(json.dumps(record))
         tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -395,9 +396,6 @@ class TestCheck:
         ask = contextlib.nullcontext(lambda order: answers[order["do"]])
         monkeypatch.setattr("ci.llm.check.asking", lambda *_: ask)
         monkeypatch.setattr("ci.llm.check.encoded", lambda _, texts, **__: [[0] * 2000 for _ in texts])
-        monkeypatch.setattr(
-            "ci.llm.check.speak", lambda _, prompts, **__: [Spoken((1,), "length", 1, 1) for _ in prompts]
-        )
         command = ["llm", "check", str(out), "--text", str(folder / "text.txt"), *flags]
         return main("python -m ci", "", {"llm": VERBS["llm"]}, command)
 
@@ -523,6 +521,7 @@ class TestVerdicts:
         ('precision = "u16u8"\nthrough = "executorch"', "16a8w"),
         ('precision = "fp16"\nstate = "buffers"', "state"),
         ('precision = "16a8w"\nthrough = "executorch"\nstate = "buffers"', "ScatterNd"),
+        ('precision = "fp16"\nthrough = "executorch"\nparts = 2', "parts"),
     ],
 )
 def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: str) -> None:
