@@ -43,7 +43,7 @@ def disk_error(
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is None:
         return None
-    message = f"{where or error.filename or 'output'}: {error.strerror}"
+    message = f"{where or error.filename2 or error.filename or 'output'}: {error.strerror}"
     if error.errno in FULL and where is not None:
         message += f" ({f'{needed:,} bytes' if needed else 'more'} needed{_free(where)})"
     return EnvironmentLacking(message, remedy=remedy.format(elsewhere=elsewhere))
