@@ -42,9 +42,9 @@ PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"
 FAR = -100.0
 """What hides a place. Integers span from here to the highest score, so that a lower one costs precision."""
 
-# Every pass copies where each node came from, with all of its past: a fifth of the time of a lowering. Nothing
-# changes these records, so nodes may share them.
-NodeSource.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+# Every pass copies where each node came from, with all of its past: a fifth of the time of a lowering.
+# Nothing changes these records, so nodes may share them.
+NodeSource.__deepcopy__ = lambda self, memo: self
 
 Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
