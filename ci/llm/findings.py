@@ -8,7 +8,8 @@ from typing import Any
 from ci.engine.work import Result
 from ci.llm.judge import EXCUSED, Figure, choice_miss, close, misses
 from ci.llm.suite import SUITES, Program
-from ci.suites.findings import errors_of, verdict
+from ci.suites.findings import errors_of
+from ci.suites.stage import row_of
 from provisioning.base.findings import Finding, Metric, Severity
 
 LISTEN = {
@@ -96,13 +97,11 @@ def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
 def row(program: Program, result: Result, findings: Sequence[Finding]) -> dict[str, Metric]:
     """For the report: figures, and every text beside float's."""
     shown: dict[str, Metric] = {
-        "suite": str(program.suite),
-        "verdict": verdict(findings),
+        **row_of(program, findings, SUITES.repeat(program)),
         "cached": result.cached,
         "seconds": round(result.seconds, 1),
         "precision": program.run.precision,
         "through": program.run.through,
-        "soc": program.soc,
     }
     if result.failure:
         return shown

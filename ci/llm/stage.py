@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ci.engine.installed import ready_environment
-from ci.engine.jobs import Job, shard_named
+from ci.engine.jobs import Job
 from ci.engine.memo import Memo, roots_of
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
@@ -26,7 +26,7 @@ from ci.llm.work import (
 )
 from ci.suites.findings import verdict
 from ci.suites.flags import check_args
-from ci.suites.stage import finish, print_list
+from ci.suites.stage import chosen, counts, finish, print_list
 from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.stage_run import StageRun
@@ -37,7 +37,7 @@ PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "to
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     check_args(args)
-    programs = chosen(args, selection)
+    programs = chosen(SUITES, args, selection, lambda every: {one.name: Job(one.name) for one in every})
     if args.list:
         return print_list(programs)
     stage = StageRun.as_typed("test_llm", selection.profile, DEFAULT_TARGET)
@@ -46,20 +46,6 @@ def run(args: argparse.Namespace) -> int:
         models, results = work(args, programs, selection)
         judge(stage, programs, models, results)
     return finish(stage, selection)
-
-
-def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
-    suites = [path.absolute() for path in args.suite or ()]
-    programs = SUITES.choose(
-        SUITES.all_programs(suites, selection.named_socs, profile=selection.profile),
-        tags=args.tag or (),
-        words=args.words or (),
-        cases=args.case or (),
-    )
-    if args.shard:
-        mine = {job.name for job in shard_named([Job(one.name) for one in programs], args.shard)}
-        programs = [program for program in programs if program.name in mine]
-    return programs
 
 
 def work(
@@ -137,13 +123,11 @@ def judge(
             stage.findings += findings
             rows[program.name] = row(program, results[program.name], findings)
     stage.metrics |= {
+        **counts(rows, results.values(), models.values()),
         "selected": len(programs),
-        "cached": sum(result.cached for result in results.values()),
         "not_run": len(programs) - len(rows),
-        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
         "perplexity": {
             name: round(result.facts["perplexity"], 2) for name, result in models.items() if result.facts
         },
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "programs": rows,
     }
