@@ -11,7 +11,7 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 COMPILERS = ("torch/", "torchao/", "executorch/", "onnxscript/", "onnx/")
 """Packages whose lines are no model's. Those of a library of models are."""
-
+TORCH_LAYER = re.compile(r"/torch/nn/modules/(?!module\.py)")
 
 clones = [ROOT]
 """The folders that source lines are relative to: clones share results."""
@@ -25,13 +25,14 @@ class Frame:
 
 
 def user_frame(trace: str) -> Frame | None:
-    """The innermost frame of a model, its path without the folder of installed packages; if there is none,
-    the innermost frame of a file."""
-    frames = [frame for frame in FRAME.findall(trace) if frame[0][:1] != "<"]
-    own = [frame for frame in frames if _is_model(frame[0])]
-    if not (own or frames):
+    """The innermost frame of a model, else of a layer of torch; its path without the folder of installed
+    packages."""
+    frames = FRAME.findall(trace)
+    found = [frame for frame in frames if _is_model(frame[0])]
+    found = found or [frame for frame in frames if TORCH_LAYER.search(frame[0])]
+    if not found:
         return None
-    path, line, _, code = (own or frames)[-1]
+    path, line, _, code = found[-1]
     return Frame(INSTALLED.sub("", path), int(line), code.strip())
 
 
@@ -44,4 +45,4 @@ def relative_path(path: str) -> str:
 
 def _is_model(path: str) -> bool:
     package = INSTALLED.sub("", path)
-    return package == path or not package.startswith(COMPILERS)
+    return path[:1] != "<" and (package == path or not package.startswith(COMPILERS))
