@@ -44,7 +44,7 @@ PINS = tomllib.loads((MANIFESTS / "actions.toml").read_text(encoding="utf-8"))
 NOX_IN_ACTIONS = 'nox -f "${QNN_CI_TOOLKIT:-$GITHUB_ACTION_PATH/../../..}/noxfile.py" '
 NOX_IN_GATE = "nox -f toolkit/noxfile.py "
 BOOTSTRAP = (
-    "python -m pip install --quiet --require-hashes --no-deps"
+    "python -m pip install --quiet --no-compile --require-hashes --no-deps"
     ' --requirement "$GITHUB_ACTION_PATH/../../../manifests/locks/nox.txt"'
 )
 """The one line that cannot call nox, as it installs it."""
