@@ -22,7 +22,7 @@ from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.runner_verb import BUILD_TYPES
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
-from ci.engine.memo import Memo, Miss, Roots
+from ci.engine.memo import Entry, Memo, Miss, Roots
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
@@ -94,6 +94,7 @@ class RunnerPlan:
         """What decides the build, except for files, which are recorded as its inputs."""
         name = self.roots().name
         return {
+            "kept": list(FOLDERS),
             "target": self.target,
             "build type": self.build_type,
             "executorch": f"{self.executorch.version} in {name(str(self.executorch.root))}",
@@ -207,7 +208,11 @@ def _package(root: Path) -> Executorch:
 
 
 def _described(plan: RunnerPlan) -> str:
-    files = built_files(plan, _memo(plan))
+    entry = _memo(plan).find(plan.subject, plan.key())
+    if isinstance(entry, Miss):
+        state = f"to be built: {entry.why}"
+    else:
+        state = "up to date" if _is_in_dist(plan, entry) else "cached, to be copied"
     lines = {
         "target": plan.target,
         "executorch": f"{plan.executorch.version} in {plan.executorch.root}",
@@ -216,7 +221,7 @@ def _described(plan: RunnerPlan) -> str:
         "ninja": str(plan.ninja.path),
         "build tree": str(plan.folder),
         "put into": str(plan.dist),
-        "state": f"to be built: {files.why}" if isinstance(files, Miss) else "up to date",
+        "state": state,
     }
     return "".join(f"{name:<10}  {value}\n" for name, value in lines.items())
 
@@ -226,13 +231,23 @@ def _memo(plan: RunnerPlan, *, reuse: bool = True) -> Memo:
     return Memo(plan.store, "runner", plan.roots(), environ=build.environ(os.environ), reuse=reuse)
 
 
-def built_files(plan: RunnerPlan, memo: Memo) -> dict[str, str] | Miss:
-    """The files in dist/ with their digests, if this plan built them."""
-    entry = memo.find(plan.subject, plan.key())
-    if isinstance(entry, Miss):
-        return entry
-    files = digests_below(plan.dist, FOLDERS)
-    return files if files == entry.result["files"] else Miss(f"{plan.dist} has other files")
+def _is_in_dist(plan: RunnerPlan, cached: Entry) -> bool:
+    return bool(digests_below(plan.dist, FOLDERS) == cached.result["files"])
+
+
+def _copy(plan: RunnerPlan, cached: Entry, stage: StageRun, glibc: str) -> dict[str, str]:
+    """Put a cached build into dist/ if other files are there, and return its files with their digests."""
+    assert cached.folder is not None
+    files: dict[str, str] = cached.result["files"]
+    _check(plan, cached.folder, files, stage, glibc)
+    if not _is_good(stage):
+        return {}
+    if not _is_in_dist(plan, cached):
+        with part_of(plan.dist) as part:
+            shutil.copytree(cached.folder, part)
+            (part / RUNNER).chmod(0o755)  # caches of CI systems keep no modes
+            replace_build(part, plan.dist)
+    return files
 
 
 def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> bool:
@@ -240,13 +255,13 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
     with alone_in(plan.folder, "build"), alone_in(plan.dist, "dist"):
         begun = time.monotonic()
         memo = _memo(plan, reuse=not clean)
-        files = built_files(plan, memo)
-        stage.metrics["cached"] = not isinstance(files, Miss)
-        if isinstance(files, Miss):
-            sys.stderr.write(f"building the runner: {files.why}\n")
+        entry = memo.find(plan.subject, plan.key())
+        stage.metrics["cached"] = isinstance(entry, Entry)
+        if isinstance(entry, Miss):
+            sys.stderr.write(f"building the runner: {entry.why}\n")
             files = _build_and_replace(plan, stage, memo, glibc, jobs)
         else:
-            _check(plan, plan.dist, files, stage, glibc)
+            files = _copy(plan, entry, stage, glibc)
         memo.close()
         stage.artifacts += [
             Artifact(_kind(place), str(plan.dist / place), digest, (plan.dist / place).stat().st_size)
@@ -285,11 +300,13 @@ def _build_and_replace(
         _check(plan, part, files, stage, glibc)
         if not _is_good(stage):
             return {}
+        kept = memo.scratch()
+        shutil.copytree(part, kept, dirs_exist_ok=True)
         replace_build(part, plan.dist)
     # CMake looks for libraries of the package, and a new header may come before another one.
     folders = [SOURCE / "src", *(plan.executorch.root / each for each in ("lib", "share/cmake"))]
     touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)
-    entry = memo.remember(plan.subject, plan.key(), {"files": files}, touched, own=[plan.folder])
+    entry = memo.remember(plan.subject, plan.key(), {"files": files}, touched, kept, own=[plan.folder])
     if entry.not_remembered:
         sys.stderr.write(f"the next build starts anew: {entry.not_remembered}\n")
     return files

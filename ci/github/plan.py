@@ -201,7 +201,8 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> It
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.replaces:
-        parts = [("", shlex.join(suite_flags(occasion, base, caller)))]
+        # The gate's `provision` would take the components of all targets.
+        parts = [("", shlex.join(["--target", row.targets, *suite_flags(occasion, base, caller)]))]
     elif row.suite:
         entries = suite_matrix(row.suite, occasion, base, caller)
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]

@@ -87,6 +87,12 @@ def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(
     names = {one["name"] for one in json.loads(Path(bill.path).read_text())["components"]}
     assert {"einops", "torch"} <= names
     assert "packages-without-hash" in [finding.rule for finding in first.report.findings]
+    # Another clone has the result too, and each has its own project.
+    other = root.parent / "clone"
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("store", "reports", "*.egg-info"))
+    assert run("test_lowering", root, "--suite", other / "ci/models.toml").cached() == {"net"}
+    with (other / "src/mynet/__init__.py").open("a") as stream:
+        stream.write("WIDTH = 8\n")
     assert run("test_lowering", root, "--suite", suite).cached() == {"net"}
 
 

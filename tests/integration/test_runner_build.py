@@ -142,6 +142,14 @@ def test_a_library_that_appears_has_it_built_again(bench: Bench) -> None:
         library.unlink()
 
 
+def test_a_cached_build_is_copied_into_another_folder(bench: Bench) -> None:
+    other = bench.folder / "other"
+    done = bench.run("--output", str(other))
+    assert (done.returncode, "building the runner" in done.stderr) == (0, False), done.stderr
+    assert digests(other) == digests(bench.folder / "dist")
+    assert os.access(other / "bin" / "qnn_executor_runner", os.X_OK)
+
+
 @pytest.mark.whole
 def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_checks(bench: Bench) -> None:
     """Whatever variables compilers and CMake would read."""

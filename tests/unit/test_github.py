@@ -88,7 +88,10 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     (job,) = planned({**adopter, "QNN_CI_KEEP_PROGRAMS": "true"})
     assert (job["name"], job["stage"]) == ("programs", "gate")
     relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
-    assert shlex.split(job["arguments"]) == ["--suite", relative, "--keep-programs"]
+    assert shlex.split(job["arguments"]) == [
+        *("--target", "x86_64-linux"),
+        *("--suite", relative, "--keep-programs"),
+    ]
 
 
 def test_what_pays_for_more_machines_or_is_named_is_split(
