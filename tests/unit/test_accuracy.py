@@ -126,6 +126,15 @@ class TestFiles:
             figures(VALUES, VALUES.reshape(4, 3))
 
 
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_an_output_without_rows_has_no_top1_and_no_other_output_hides_that(self, order: int) -> None:
+        empty = numpy.zeros((0, 4), numpy.float32)
+        found = compare([("y", VALUES, VALUES), ("empty", empty, empty)][::order])
+        assert math.isnan(found["top1"]) and found["cosine"] == 1
+        assert len(missed(Thresholds(cosine=0.9, top1=0.5), found)) == 1
+
+
 class TestThresholds:
     @pytest.mark.parametrize(
         ("wanted", "found", "misses"),
