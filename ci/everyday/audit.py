@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if compile_flags.is_onnx(args.model):
         from ci.onnx.audit import audited
     else:
-        from ci.executorch.audit_model import audited
+        from ci.executorch.audit import audited
     rows = audited(args, selection)
     if args.json:
         body = {"schema": 1, "model": args.model, "soc": selection.soc, "precisions": rows}

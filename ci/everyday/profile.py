@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     earlier = read_document(args.against) if args.against else None
     stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
     if compile_flags.is_onnx(args.model):
-        from ci.onnx.profile_model import profiled
+        from ci.onnx.profile import profiled
     else:
         from ci.executorch.profile import profiled
     about, measured = profiled(args, selection)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.executorch.audit import module_of, source_of
+from ci.executorch.decisions import module_of, source_of
 from ci.suites.accuracy import Unusable, compare, decibels
 from ci.suites.user_model import BadFactory
 

@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ci.engine.workers.child import size_of, text_since
 from ci.executorch import DIES_OF, NATIVE_ERROR
-from ci.executorch.audit import Watch, is_glue, module_of, operator_name, source_of
+from ci.executorch.decisions import Watch, is_glue, module_of, operator_name, source_of
 from ci.executorch.parts import Partition, smallest_failing
 from provisioning.base.diagnosis import with_names_of_data_types
 

@@ -35,7 +35,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from ci.engine.workers.child import size_of, text_since
 from ci.executorch import DIES_OF, PROGRAM, QUANTIZED, lpai
 from ci.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
-from ci.executorch.audit import (
+from ci.executorch.decisions import (
     CpuOperator,
     Watch,
     cpu_kernels,

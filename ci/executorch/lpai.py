@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ci.executorch.accuracy_losses import figures_in_torch
-from ci.executorch.audit import is_quantizer, operator_name, source_of
 from ci.executorch.backends import lpai_library
+from ci.executorch.decisions import is_quantizer, operator_name, source_of
 from provisioning.components import KINDS, QNN_SDK
 
 ANNOTATION = "quantization_annotation"

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ci.suites.model import (
+from ci.suites.precision import ExecutorchScheme, scheme_named
+from ci.suites.suite import (
     AnyCase,
     AnyProgram,
     AnyRun,
@@ -21,7 +22,6 @@ from ci.suites.model import (
     Thresholds,
     Word,
 )
-from ci.suites.precision import ExecutorchScheme, scheme_named
 from provisioning.base.documents import Model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ci.suites.model import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds, Word
+from ci.suites.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds, Word
 from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
 

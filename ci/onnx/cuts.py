@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from ci.onnx import provider
 from ci.onnx.arrays import Sample
+from ci.onnx.events import Place
 from ci.onnx.options import Settings
-from ci.onnx.profile import Place
 from ci.suites.accuracy import Pair
 from ci.suites.divergence import Cuts
 from ci.suites.precision import Precision

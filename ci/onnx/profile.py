@@ -1,95 +1,108 @@
-"""What each operator took: on the emulator by the provider's events, on the CPU by ONNX Runtime's."""
+"""`profile` of an .onnx, or of what it was compiled to."""
 
 from __future__ import annotations
 
-import ast
-import csv
-import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ci.suites.model_lines import user_frame
-from ci.suites.profile import Cost, OnCpu, costs_of, located
-from provisioning.base.command_line import Parser
-
-if TYPE_CHECKING:
-    import onnx
-
-NO_LINE = "(added by the provider)"
-KERNEL = "_kernel_time"
-
-
-def costs(path: Path) -> list[Cost]:
-    """Every operator with cycles, the slowest first."""
-    runs: dict[str, list[int]] = defaultdict(list)
-    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        for row in csv.reader(stream):
-            if len(row) < 7 or row[1] != "NODE" or row[3] != "CYCLES" or not row[2].isdecimal():
-                continue
-            runs[row[6].strip()].append(int(row[2]))
-    return costs_of(runs)
+from ci.onnx.asking import Steps, logs_folder, require_file, say, search_path, step
+from ci.onnx.context import read_context, soc_of
+from ci.onnx.events import Place, costs, cpu_times, places_of, with_lines
+from ci.onnx.graph import Signature, is_context, load_graph, source_digest
+from ci.onnx.options import Settings, parse_assignments, settings_of
+from ci.onnx.samples import drawn, read_inputs
+from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.suites.profile import PROCESSES, Measured, OnCpu, merged
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import Selection
+from provisioning.manifest import soc_named
 
 
-def slowest(path: Path, count: int = 5) -> list[Cost]:
-    return costs(path)[:count]
+def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
+    """What was profiled, and its figures."""
+    path = search_path() / args.model
+    require_file(path)
+    graph = load_graph(path)
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
+        inputs = Path(temporary) / SAMPLES
+        if is_context(graph):
+            return _of_context(args, path, selection, inputs)
+        if args.source:
+            raise UsageError(f"--source: {args.model} has its lines itself", remedy="leave --source out")
+        program = program_of(args, args.precision, selection)
+        _, folder = mixed(args, program, selection.store)
+        if not (folder / CONTEXT).is_file():
+            raise CheckFailed(f"{args.model}: HTP takes nothing of it", remedy="python -m ci audit says why")
+        if args.input:
+            _write_inputs(args, read_context(folder / CONTEXT).signature, inputs)
+        else:
+            inputs = folder / SAMPLES
+        settings, places = program.run.settings(program.soc), places_of(graph)
+        about = {"precision": program.run.precision, "soc": program.soc}
+        return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, args.timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the author of a model wrote a node, as the exporter noted it."""
-
-    source: str = ""
-    code: str = ""
-    module: str = ""
-
-
-def places_of(model: onnx.ModelProto) -> dict[str, Place]:
-    """By names of nodes."""
-    here = f"{Parser.user_folder()}/"
-    found = {}
-    for node in model.graph.node:
-        properties = {entry.key: entry.value for entry in node.metadata_props}
-        frame = user_frame(properties.get("pkg.torch.onnx.stack_trace", ""))
-        source = f"{frame.path.removeprefix(here)}:{frame.line}" if frame else ""
-        found[node.name] = Place(source, frame.code if frame else "", _module(properties))
-    return found
-
-
-def with_lines(found: Sequence[Cost], places: Mapping[str, Place]) -> list[Cost]:
-    """The same with each operator's line and module, if its node has them.
-
-    The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
-    lines = {name: {"line": place.source, "module": place.module} for name, place in places.items()}
-    return located(found, lines, NO_LINE)
+def _of_context(
+    args: argparse.Namespace, path: Path, selection: Selection, inputs: Path
+) -> tuple[dict[str, str], Measured]:
+    for flag in ("precision", "calibrate", "dimension", "per_channel"):
+        if getattr(args, flag):
+            shown = f"--{flag.replace('_', '-')}"
+            raise UsageError(f"{shown}: {args.model} is compiled already", remedy=f"leave {shown} out")
+    context = read_context(path)
+    soc = selection.named_socs[0] if selection.named_socs else soc_of(context)
+    settings = settings_of(parse_assignments(args.option), soc=soc_named(soc), embed=not context.beside)
+    _write_inputs(args, context.signature, inputs)
+    places: Mapping[str, Place] = {}
+    if args.source:
+        require_file(args.source)
+        if context.record and context.record.source != source_digest(args.source):
+            say(
+                f"warning: {args.source} is not the file that {args.model} was compiled from, or --dimension"
+                " changed it; lines are looked up by the names of nodes"
+            )
+        places = places_of(load_graph(args.source))
+    return {"soc": soc}, measured(path, inputs, soc, settings, places, args.timeout)
 
 
-def cpu_times(path: Path, places: Mapping[str, Place]) -> list[OnCpu]:
-    """What ran on the CPU, from the events that ONNX Runtime recorded: the least of all inferences."""
-    nodes: dict[tuple[str, str], float] = {}
-    whole = float("inf")
-    for event in json.loads(path.read_text(encoding="utf-8")):
-        name, arguments = event["name"], event.get("args", {})
-        if name == "model_run":
-            whole = min(whole, event["dur"])
-        elif arguments.get("provider") == "CPUExecutionProvider" and name.endswith(KERNEL):
-            key = name.removesuffix(KERNEL), arguments["op_name"]
-            nodes[key] = min(event["dur"], nodes.get(key, event["dur"]))
-    return [
-        OnCpu(f"{operator} ({name})", time / 1e3, time / whole, places.get(name, Place()).source)
-        for (name, operator), time in nodes.items()
-    ]
+def _write_inputs(args: argparse.Namespace, signature: Signature, path: Path) -> None:
+    from ci.onnx.arrays import save
+
+    save(path, [read_inputs(args.input, signature) if args.input else drawn(signature)])
 
 
-def _module(properties: Mapping[str, str]) -> str:
-    """The module's path in named_modules(): the scopes without the operator's own."""
-    try:
-        scopes = ast.literal_eval(properties.get("pkg.torch.onnx.name_scopes", "[]"))
-    except (SyntaxError, ValueError):
-        return ""
-    if not isinstance(scopes, list) or not scopes:
-        return ""
-    # Each scope is a whole path; the last one is the operator.
-    return str(scopes[-2]) or "(the model itself)" if len(scopes) > 1 else ""
+def measured(
+    context: Path, inputs: Path, soc: str, settings: Settings, places: Mapping[str, Place], timeout: float
+) -> Measured:
+    """The least of RUNS inferences in each of PROCESSES processes."""
+    profiles, cpu = [], dict[str, OnCpu]()
+    with (
+        tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary,
+        step(f"running it on {soc} in {PROCESSES} processes"),
+    ):
+        scratch = Path(temporary)
+        for number in range(PROCESSES):
+            events = scratch / f"{number}.csv"
+            with logs_folder() as logs, Steps(logs, timeout) as order:
+                order(
+                    "run",
+                    logs / "run.log",
+                    model=str(context.absolute()),
+                    inputs=str(inputs),
+                    outputs=str(scratch / "outputs.npz"),
+                    soc=soc,
+                    settings=settings.as_dict(),
+                    profile=str(events),
+                    cpu=True,
+                )
+            profiles.append(costs(events))
+            for each in cpu_times(events.with_suffix(".json"), places):
+                known = cpu.setdefault(each.operator, each)
+                cpu[each.operator] = min(known, each, key=lambda one: one.milliseconds)
+    found = merged(profiles)
+    return Measured(
+        with_lines(found, places) if places else found,
+        sorted(cpu.values(), key=lambda each: -each.milliseconds),
+    )

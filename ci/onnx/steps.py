@@ -13,6 +13,7 @@ from typing import Any
 from ci.onnx import provider
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
+from ci.onnx.events import Place, places_of, slowest
 from ci.onnx.flexible import write_flexible
 from ci.onnx.graph import (
     Problem,
@@ -26,7 +27,6 @@ from ci.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.onnx.options import Settings
-from ci.onnx.profile import Place, places_of, slowest
 from ci.onnx.samples import calibration_samples, checked, divided, drawn
 from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare

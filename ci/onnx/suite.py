@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ci.onnx.options import Settings, settings_of
-from ci.suites.model import AnyCase, AnyProgram, AnyRun, AnySuite, Dotted, Scalar, Suites, Word
 from ci.suites.precision import PRECISIONS, precision_named
+from ci.suites.suite import AnyCase, AnyProgram, AnyRun, AnySuite, Dotted, Scalar, Suites, Word
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.suites.model import Thresholds
+from ci.suites.suite import Thresholds
 
 EXACT_DB = 999.0
 """The SQNR of outputs without any error, for which there is no finite number."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ci.suites.model import AnyProgram
+from ci.suites.suite import AnyProgram
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed, ManifestError
 from provisioning.base.files import replace_text

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.suites.accuracy import Missed
-from ci.suites.model import AnyProgram
+from ci.suites.suite import AnyProgram
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build

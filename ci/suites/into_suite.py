@@ -15,7 +15,7 @@ import tomlkit
 from ci.engine.repository import repository_of
 from ci.suites.baseline import load_tolerances
 from ci.suites.imports import module_file
-from ci.suites.model import AnyProgram, Suites
+from ci.suites.suite import AnyProgram, Suites
 from ci.suites.thresholds import derived, rewritten
 from ci.suites.user_model import UserModel
 from provisioning.base import toml

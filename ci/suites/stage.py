@@ -15,8 +15,8 @@ from ci.engine.work import Result, cached_from
 from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
 from ci.suites.findings import verdict
 from ci.suites.history import add_history
-from ci.suites.model import AnyProgram, Suites
 from ci.suites.own_packages import OwnPackages, installed
+from ci.suites.suite import AnyProgram, Suites
 from ci.suites.thresholds import update_suite
 from provisioning.base.findings import Finding, Metric, Report
 from provisioning.base.rendering import terminal

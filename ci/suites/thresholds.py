@@ -12,7 +12,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
-from ci.suites.model import AnyProgram, Thresholds
+from ci.suites.suite import AnyProgram, Thresholds
 from provisioning.base.files import replace_text
 
 NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999

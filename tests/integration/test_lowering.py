@@ -204,7 +204,7 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it() -> None:
-    from ci.executorch.audit import source_of
+    from ci.executorch.decisions import source_of
 
     trace = f'  File "{ROOT}/ci/suites/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
     node = SimpleNamespace(meta={"stack_trace": trace})

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ci.suites.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
 from ci.suites.findings import placeholder
-from ci.suites.model import Thresholds
+from ci.suites.suite import Thresholds
 from provisioning.base.findings import Severity
 from tests.support.lowering import SUITE, make_program
 
@@ -124,7 +124,6 @@ class TestFiles:
     def test_another_shape_is_another_output(self) -> None:
         with pytest.raises(Unusable, match="expected the shape"):
             figures(VALUES, VALUES.reshape(4, 3))
-
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     @pytest.mark.parametrize("order", [1, -1])

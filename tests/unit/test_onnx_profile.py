@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from ci.onnx.profile import costs, cpu_times, places_of, with_lines
+from ci.onnx.events import costs, cpu_times, places_of, with_lines
 from ci.suites.profile import Cost, Measured, difference, document, merged, read_document, totals
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.onnx_models import model_of

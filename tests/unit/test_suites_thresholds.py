@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.executorch.suite import load_suite, programs_of
-from ci.suites.model import Thresholds
+from ci.suites.suite import Thresholds
 from ci.suites.thresholds import derived, rewritten, update_suite
 from provisioning.base.settings import MANIFESTS
 
