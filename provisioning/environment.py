@@ -77,7 +77,7 @@ class Environment:
     notes: tuple[str, ...]
     """Sentences about what was corrected or left out."""
     provision_flags: tuple[str, ...]
-    """Sentences about corrected or ignored values."""
+    """Of `provision`, for the same selection."""
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
@@ -321,21 +321,20 @@ def _variables(
         variables[COMPONENT_VARIABLES[component]] = str(root.path)
         variables |= {name: str(root.path) for name in KINDS[component].aliases if name in environ}
     sdk = roots[QNN_SDK].path
-    had_libraries = environ.get("LD_LIBRARY_PATH", "")
-    if (libraries := _library_path(sdk, had_libraries, notes)) or had_libraries:
+    before = environ.get("LD_LIBRARY_PATH", "")
+    if (libraries := _library_path(sdk, before, notes)) or before:
         variables["LD_LIBRARY_PATH"] = libraries
-    entries = [str(directory) for directory in (sdk / "bin" / HOST_LIBRARIES,) if directory.is_dir()]
+    programs = sdk / "bin" / HOST_LIBRARIES
+    entries = [str(programs)] if programs.is_dir() else []
     if entries:
-        had = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
-        variables["PATH"] = ":".join(entries + had)
+        others = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
+        variables["PATH"] = ":".join(entries + others)
     if EXECUTORCH_SOURCE in roots and tree_of(OVERLAY) == roots[EXECUTORCH_SOURCE].path:
-        kept = [
-            entry for entry in environ.get("PYTHONPATH", "").split(":") if entry not in ("", str(OVERLAY))
-        ]
+        entries_before = environ.get("PYTHONPATH", "").split(":")
+        kept = [entry for entry in entries_before if entry not in ("", str(OVERLAY))]
         variables["PYTHONPATH"] = ":".join([str(OVERLAY), *kept])
-        notes.append(
-            f"Python's executorch is that of {roots['executorch-source'].path}, as build_x86 built it"
-        )
+        tree = roots[EXECUTORCH_SOURCE].path
+        notes.append(f"Python's executorch is that of {tree}, as build_x86 built it")
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)

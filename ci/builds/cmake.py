@@ -76,7 +76,7 @@ class State:
     """The state of a folder that an earlier build used."""
 
     reasons: tuple[str, ...] = ()
-    """Why the folder must be emptied first; None if it can be used."""
+    """Why the folder must be emptied first; empty if it can be used."""
     changes: tuple[str, ...] = ()
     """Differences from the last build that are built incrementally."""
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -65,7 +65,7 @@ _ERROR_AT = re.compile(r"^\s*--> (?P<file>[^\n]+?):(?P<line>\d+):\d+(?:-[\d:]+)?
 _ERROR_SAYS = re.compile(r"^error: (?P<says>.+)$", re.MULTILINE)
 _WRAPPED = re.compile(r"^(?:(?:StarlarkError|LookupError|ValueError|error|fail): )+")
 
-_STRANGE = "which is outside the tree and in no [[buck.loads]]"
+_OUTSIDE = "which is outside the tree and in no [[buck.loads]]"
 
 _FUNCTIONS = """
 def glob(include, exclude = [], **options):
@@ -89,7 +89,7 @@ def calls(_kind = None, **arguments):
     if _kind: _kind(**arguments)
 def make_answer(value):
     return lambda *arguments, **named: value
-def make_stranger(name, label, why):
+def make_undefined(name, label, why):
     return lambda *arguments, **named: fail("{}() comes from {}, {}".format(name, label, why))
 """
 
@@ -248,7 +248,7 @@ class _Evaluation:
             return self._stand_in(label, outside)
         path = self._path_of(label)
         if path is None:
-            return self._frozen(label, self._strangers(label))
+            return self._frozen(label, self._undefined(label))
         if path in self.open:
             raise LookupError(f"{label} is {path}, which is being loaded already")
         if path not in self.tree.files:
@@ -261,7 +261,7 @@ class _Evaluation:
                     raise
                 self.loaded[path] = f"and {path} cannot be evaluated: {_why(str(error))}"
         if isinstance(why := self.loaded[path], str):
-            return self._frozen(label, self._strangers(label, why=why))
+            return self._frozen(label, self._undefined(label, why=why))
         return self.loaded[path]
 
     @property
@@ -303,7 +303,7 @@ class _Evaluation:
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
         return None
 
-    def _strangers(self, label: str, known: Iterable[str] = (), why: str = _STRANGE) -> list[str]:
+    def _undefined(self, label: str, known: Iterable[str] = (), why: str = _OUTSIDE) -> list[str]:
         """Functions that fail when they are called, for undefined names: a name that is loaded and not used
         does no harm.
 
@@ -317,7 +317,7 @@ class _Evaluation:
             name, own = match["name"], match["own"] or match["name"]
             if re.search(rf"(?<![\w.]){own}\b(?!\s*[(\w])", rest):
                 raise LookupError(f"{own} comes from {label}, {why}")
-            lines.append(f"{name} = make_stranger({', '.join(map(json.dumps, (name, label, why)))})")
+            lines.append(f"{name} = make_undefined({', '.join(map(json.dumps, (name, label, why)))})")
         return lines
 
     def _stand_in(self, label: str, load: Load) -> Any:
@@ -337,10 +337,10 @@ class _Evaluation:
         if not load.rules:
             globals_ |= rules
         lines = [f"{name} = {value}" for name, value in globals_.items()]
-        return self._frozen(label, lines + self._strangers(label, globals_))
+        return self._frozen(label, lines + self._undefined(label, globals_))
 
     def _frozen(self, label: str, lines: list[str]) -> Any:
-        names = ("make_rule", "make_text", "make_answer", "make_stranger", "calls")
+        names = ("make_rule", "make_text", "make_answer", "make_undefined", "calls")
         key = (label, *lines)
         if key not in self.stand_ins:
             lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]

@@ -35,7 +35,7 @@ ORDER = (
 )
 """Missing files come first: one may be what an empty pattern was meant to match."""
 
-BROUGHT = frozenset({*NEW, "parity-glob-empty", "parity-missing-file", "parity-stale-entry"})
+SETTLED_BY_A_FILE = frozenset({*NEW, "parity-glob-empty", "parity-missing-file", "parity-stale-entry"})
 """Rules whose findings may go when a file is added: of its neighbours, of the name that it replaces, and of
 an entry of the mapping that is about it."""
 
@@ -118,7 +118,7 @@ def _fixed(
         gone = before.keys() - after.keys()
         if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
             continue  # Something is new.
-        if not all(one in alike or (found.rule in NEW and one[1] in BROUGHT) for one in gone):
+        if not all(one in alike or (found.rule in NEW and one[1] in SETTLED_BY_A_FILE) for one in gone):
             continue  # A finding disappeared that this change was not for.
         if not _package_files(checked) <= _package_files(current):
             continue  # A pattern brings an __init__.py, which may be left out on purpose.

@@ -39,7 +39,7 @@ _REMEDIES = {
 }
 
 
-class Signer(str, enum.Enum):
+class SignedBy(str, enum.Enum):
     """Who signed a file. The same words for libraries (MBN) and for catalogues."""
 
     KNOWN = "known root"
@@ -101,17 +101,17 @@ class Verification:
         return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
 
     @property
-    def signer(self) -> Signer:
+    def signer(self) -> SignedBy:
         failed = {check.part for check in self.failed}
         if UNSIGNED in failed:
-            return Signer.UNSIGNED
+            return SignedBy.UNSIGNED
         if failed & set(INTEGRITY):
-            return Signer.DAMAGED
+            return SignedBy.DAMAGED
         if self.rehearsal:
-            return Signer.REHEARSAL
+            return SignedBy.REHEARSAL
         if self.test:
-            return Signer.TEST
-        return Signer.KNOWN if self.under_root else Signer.UNKNOWN
+            return SignedBy.TEST
+        return SignedBy.KNOWN if self.under_root else SignedBy.UNKNOWN
 
     @property
     def under_root(self) -> bool:
@@ -143,7 +143,7 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
         elif check.part == ROOT:
-            message = f"{Signer.UNKNOWN.value}: {check.message}"
+            message = f"{SignedBy.UNKNOWN.value}: {check.message}"
             yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _REMEDIES[ROOT])
         else:
             message = f"{check.part} not checked: {check.message}"

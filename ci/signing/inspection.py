@@ -9,14 +9,14 @@ from pathlib import Path
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.certificates import Certificate
-from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, Signer
+from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, SignedBy
 from ci.signing.elf import Malformed
 from provisioning import catalogue as catalogues
 
 SCHEMA = 1
 
-UNSIGNED = Signer.UNSIGNED.value
-DAMAGED = Signer.DAMAGED.value
+UNSIGNED = SignedBy.UNSIGNED.value
+DAMAGED = SignedBy.DAMAGED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
 
 def _kind(signed: signed_library.Signed, bindings: verification.Bindings, note: str) -> str:
     if note or signatures.is_rehearsal(verification.chain_of(signed)[0]):
-        return Signer.REHEARSAL.value
-    # Whose root it is, is asked by `verify`.
-    return Signer.TEST.value if bindings.serials else Signer.UNKNOWN.value
+        return SignedBy.REHEARSAL.value
+    # `verify` compares the root.
+    return SignedBy.TEST.value if bindings.serials else SignedBy.UNKNOWN.value
 
 
 def _catalogue(path: Path) -> Inspection:
@@ -121,9 +121,9 @@ def _catalogue(path: Path) -> Inspection:
     roots = catalogues.pinned_roots()
     root = catalogues.root_of(catalogue.chain, roots)
     problems = list(catalogues.problems(catalogue, roots))
-    signer = Signer.KNOWN if root is not None else Signer.UNKNOWN
+    signer = SignedBy.KNOWN if root is not None else SignedBy.UNKNOWN
     if {part for part, _ in problems} & {STRUCTURE, SIGNATURE, CHAIN, TIME_STAMP}:
-        signer = Signer.DAMAGED
+        signer = SignedBy.DAMAGED
     stamp = catalogue.time_stamp
     return Inspection(
         str(path),

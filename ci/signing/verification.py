@@ -21,7 +21,7 @@ from ci.signing.checks import (
     UNSIGNED,
     Check,
     Expected,
-    Signer,
+    SignedBy,
     Status,
     Verification,
 )
@@ -59,7 +59,7 @@ def verify_file(path: Path, expected: Expected | None = None) -> Verification:
         return catalogues.verify(path, expected or Expected())
     with signed_library.mapped(path) as data:
         result = verify(data, expected)
-    if result.signer is Signer.UNSIGNED:
+    if result.signer is SignedBy.UNSIGNED:
         return catalogues.verify_library(path, expected or Expected()) or result
     return result
 

@@ -74,7 +74,7 @@ class LicenceNotAccepted(EnvironmentLacking):
 
 
 class Unlocked(EnvironmentLacking):
-    """A component without a recorded hash was asked for under --locked."""
+    """A component without a recorded hash was requested with --locked."""
 
 
 class UpstreamError(ToolkitError):

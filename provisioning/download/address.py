@@ -12,7 +12,7 @@ from provisioning.base.errors import UsageError
 MIRROR_VARIABLE = "QNN_CI_MIRROR"
 """A base URL that takes the place of scheme and host of every archive and Maven URL. The path stays, after
 the path of the base: with `https://mirror.example/sdk`, `https://vendor.example/a/b.zip` is fetched from
-`https://mirror.example/sdk/a/b.zip`, and nothing else is asked."""
+`https://mirror.example/sdk/a/b.zip`, and from nowhere else."""
 
 
 def mirrored(url: str, environ: Mapping[str, str] = os.environ) -> str:

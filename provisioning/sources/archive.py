@@ -19,7 +19,7 @@ class Archive(FileSource):
     strip: str = ""
     """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
     case_sensitive: bool = False
-    """Whether members' names may differ only by case; then the store must be on a file system that tells."""
+    """Whether names may differ only by case; if so, the store needs a file system that keeps them apart."""
 
     @property
     def name(self) -> str:

@@ -13,19 +13,19 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from ci.signing.lpai import rehearsal
-from ci.signing.lpai.rehearsal import Signer
+from ci.signing.lpai.rehearsal import KeyAndChain
 
 NOW = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
 
 
 @cache
-def signer() -> Signer:
+def signer() -> KeyAndChain:
     """The same one at every call."""
     return rehearsal.new_signer()
 
 
 @cache
-def other_signer() -> Signer:
+def other_signer() -> KeyAndChain:
     return rehearsal.new_signer()
 
 
@@ -91,12 +91,12 @@ def _keys() -> tuple[Any, Any]:
     return ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
 
 
-def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | None = None) -> Signer:
+def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | None = None) -> KeyAndChain:
     """A chain of two of somebody unknown; the arguments differ from a good one."""
     root_key, key = _keys()
     top = certificate(name("root"), root_key, name("root"), root_key, **{"ca": True, **(root or {})})
     below = {"subject": name("att"), "issuer": name("root"), "ca": False, **(attestation or {})}
-    return Signer((certificate(key=key, issuer_key=root_key, **below), top), key)
+    return KeyAndChain((certificate(key=key, issuer_key=root_key, **below), top), key)
 
 
 @cache

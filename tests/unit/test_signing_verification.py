@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
-from ci.signing.checks import Expected, Signer
+from ci.signing.checks import Expected, SignedBy
 from ci.signing.elf import Malformed
 from ci.signing.lpai import rehearsal
 from tests.support import chains
@@ -54,7 +54,7 @@ def part_at(name: str) -> int:
 
 def test_a_good_file_is_verified() -> None:
     result = verification.verify(SIGNED, GOOD)
-    assert (result.verdict(), result.signer, result.under_root) == ("verified", Signer.REHEARSAL, True)
+    assert (result.verdict(), result.signer, result.under_root) == ("verified", SignedBy.REHEARSAL, True)
 
 
 def test_without_a_root_nothing_is_proven_unless_the_caller_allows_it() -> None:
@@ -65,7 +65,7 @@ def test_without_a_root_nothing_is_proven_unless_the_caller_allows_it() -> None:
 
 def test_an_unsigned_library_fails_as_unsigned() -> None:
     result = verification.verify(LIBRARY, GOOD)
-    assert ([c.part for c in result.failed], result.signer) == (["unsigned"], Signer.UNSIGNED)
+    assert ([c.part for c in result.failed], result.signer) == (["unsigned"], SignedBy.UNSIGNED)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6) ->
 def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(signature: bytes, version: int) -> None:
     data = forged(list(chains.signer().chain), signature, version)
     result = verification.verify(data, Expected(root=ROOT))
-    assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, Signer.DAMAGED)
+    assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, SignedBy.DAMAGED)
     assert result.verdict(["root", "signature"]) == "failed"
 
 
@@ -142,8 +142,8 @@ def test_a_signature_that_is_not_public_is_not_checked_and_not_good(version: int
     chain = list(chains.bent().chain)
     result = verification.verify(forged(chain, b"\x01" * 104, version), Expected(root=chain[-1]))
     assert (result.verdict(), [c.part for c in result.unproven()]) == ("not proven", ["signature"])
-    assert (result.verdict(["signature"]), result.signer) == ("verified", Signer.KNOWN)
-    assert verification.verify(forged(chain, b"\x01" * 104, version)).signer is Signer.UNKNOWN
+    assert (result.verdict(["signature"]), result.signer) == ("verified", SignedBy.KNOWN)
+    assert verification.verify(forged(chain, b"\x01" * 104, version)).signer is SignedBy.UNKNOWN
 
 
 def test_an_unknown_hash_algorithm_leaves_the_hashes_unproven() -> None:

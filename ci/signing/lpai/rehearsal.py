@@ -27,7 +27,7 @@ DAYS = 365
 
 
 @dataclass(frozen=True, slots=True)
-class Signer:
+class KeyAndChain:
     """A chain and the key of its first certificate. The key is in memory only."""
 
     chain: tuple[x509.Certificate, ...]
@@ -43,7 +43,7 @@ class Signer:
         return self.root.public_bytes(serialization.Encoding.PEM)
 
 
-def new_signer() -> Signer:
+def new_signer() -> KeyAndChain:
     """Root, CA and attestation certificates. All keys are new; those of root and CA are forgotten at once."""
     keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
     names = [_subject(role) for role in ("attestation", "CA", "root")]
@@ -52,10 +52,10 @@ def new_signer() -> Signer:
         _certificate(names[level], keys[level], names[issuer], keys[issuer], level, start)
         for level, issuer in ((0, 1), (1, 2), (2, 2))
     )
-    return Signer(chain, keys[0])
+    return KeyAndChain(chain, keys[0])
 
 
-def sign(data: Bytes, signer: Signer, serials: Sequence[int] = ()) -> bytes:
+def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes:
     """The signed library, bound to the devices with these serials (up to 8; none: any device).
 
     Raises Malformed, or UsageError for a library that is signed already.

@@ -112,7 +112,7 @@ def _plan(
     serial: int,
     environment: Environment | None,
     selection: Selection,
-    chain: rehearsal.Signer | None,
+    chain: rehearsal.KeyAndChain | None,
     cancelled: threading.Event,
 ) -> Work:
     files = [] if serial else libraries.to_sign(chip, environment, args.library, direct=args.direct)
@@ -233,7 +233,7 @@ def _keep(folder: Path, into: Path) -> list[Artifact]:
     return [Artifact.of("unexpected", path) for path in sorted(into.rglob("*")) if path.is_file()]
 
 
-def _rehearsal(chain: rehearsal.Signer, chip: Chip) -> Signer:
+def _rehearsal(chain: rehearsal.KeyAndChain, chip: Chip) -> Signer:
     def library(source: Path, into: Path) -> Path:
         with signed_library.mapped(source) as data:
             try:

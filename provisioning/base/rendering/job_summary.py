@@ -72,7 +72,7 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
     metrics, artifacts = scalar_metrics(report), notable_artifacts(report)
     if not (report.findings or artifacts or metrics) or verdict(report) in {"did not run", *NO_MATTER}:
-        # For a stage that did not run the table has said everything.
+        # The table shows all of a stage that did not run.
         return
     yield "", False
     yield f"### {cell(report.stage)}", False

@@ -134,7 +134,7 @@ def errors_of(reports: Iterable[Report]) -> list[Finding]:
 
 
 def notable_artifacts(report: Report) -> list[Artifact]:
-    """Artifacts worth a row; a stage's log only where it tells of something."""
+    """Artifacts worth a row; a stage's log only if the stage did not pass."""
     passed = verdict(report) in {"pass", *NO_MATTER}
     return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]
 
