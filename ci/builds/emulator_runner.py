@@ -38,6 +38,7 @@ from provisioning.base.settings import (
     selection_of,
 )
 from provisioning.base.stage_run import StageRun
+from provisioning.base.units import aligned
 from provisioning.components import EXECUTORCH_RUNTIME
 
 SOURCE = ROOT / "ci" / "builds" / "runner"
@@ -223,7 +224,7 @@ def _described(plan: RunnerPlan) -> str:
         "put into": str(plan.dist),
         "state": state,
     }
-    return "".join(f"{name:<10}  {value}\n" for name, value in lines.items())
+    return "".join(f"{line}\n" for line in aligned(lines.items()))
 
 
 def _memo(plan: RunnerPlan, *, reuse: bool = True) -> Memo:

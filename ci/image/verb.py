@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.image.image_plan import load_images, plan_of
 
     if args.list:
-        for name, entry in load_images().images.items():
-            sys.stdout.write(f"{name:<25}  {entry.summary}\n")
+        rows = ((name, entry.summary) for name, entry in load_images().images.items())
+        sys.stdout.writelines(f"{line}\n" for line in units.aligned(rows))
         return 0
     names = list(load_images().images)
     if args.name is None and not args.lock:

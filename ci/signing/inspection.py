@@ -12,6 +12,7 @@ from ci.signing.certificates import Certificate
 from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, SignedBy
 from ci.signing.elf import Malformed
 from provisioning import catalogue as catalogues
+from provisioning.base.units import aligned
 
 SCHEMA = 1
 
@@ -70,9 +71,8 @@ def as_json(inspections: list[Inspection]) -> str:
 
 
 def as_text(one: Inspection) -> str:
-    rows = [(name, value) for name, value in _rows(one) if value]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([one.file, *(f"  {name:<{width}}  {value}" for name, value in rows)]) + "\n"
+    rows = [(f"  {name}", value) for name, value in _rows(one) if value]
+    return "\n".join([one.file, *aligned(rows)]) + "\n"
 
 
 def _signed(file: str, signed: signed_library.Signed) -> Inspection:

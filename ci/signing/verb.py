@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base import units
 from provisioning.base.command_line import DEBUG
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
@@ -146,12 +147,11 @@ def _moment(text: str) -> dt.datetime:
 def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
     from ci.signing.signatures import STATEMENT
 
-    rows = [(check.part, check.status.value, check.message) for check in result.checks]
-    width = max(len(part) for part, _, _ in rows)
+    rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]
     lines = [f"{path}: {result.verdict(allowed).upper()}, {result.signer.value}"]
     if result.catalogue and Path(result.catalogue) != path:
         lines.append(f"  signed by the catalogue {result.catalogue}")
-    lines += [f"  {part:<{width}}  {status:<11}  {message}" for part, status, message in rows]
+    lines += units.aligned(rows)
     if result.unhashed:
         lines.append("  covered by no hash:")
         lines += [f"    {gap.start:#x}..{gap.end:#x}  {gap.what}" for gap in result.unhashed]

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from provisioning.base import units
+
 FAILED = "does not compile"
 
 
@@ -31,9 +33,7 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     costs = [_costs(row) if scheme in compiled else {} for scheme, row in rows.items()]
     titles = dict.fromkeys(title for cells in costs for title in cells)
     lines += [(title, *(cells.get(title, "") for cells in costs)) for title in titles]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    yield from units.aligned(lines)
     yield from _on_cpu(compiled)
     for row in compiled.values():
         for each in row.get("inexact", ()):

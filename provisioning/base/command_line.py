@@ -19,6 +19,7 @@ from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import user_path
+from provisioning.base.units import aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +244,8 @@ def show_error(error: ToolkitError) -> None:
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
-    width = max(len(name) for name in verbs)
     lines = [f"usage: {program} VERB [options]", "", description, ""]
-    lines += [f"  {name:<{width}}  {verb.summary}" for name, verb in verbs.items()]
+    lines += aligned((f"  {name}", verb.summary) for name, verb in verbs.items())
     return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
 
 

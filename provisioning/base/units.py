@@ -1,9 +1,10 @@
-"""Sizes and times as people read them."""
+"""Sizes, times and rows as people read them."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Sequence
 
 
 def size(count: float) -> str:
@@ -34,3 +35,10 @@ def seconds(value: float) -> str:
 
 def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Each row as a line, with its columns below those of the others."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

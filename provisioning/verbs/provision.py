@@ -27,6 +27,7 @@ from provisioning.base.settings import (
     selection_of,
 )
 from provisioning.base.stage_run import StageRun
+from provisioning.base.units import aligned
 from provisioning.components import KINDS, QNN_SDK
 
 if TYPE_CHECKING:
@@ -159,11 +160,7 @@ def table(rows: list[dict[str, str]]) -> str:
     if not rows:
         return ""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
-        for line in lines
-    )
+    return "".join(f"{line}\n" for line in aligned(lines))
 
 
 def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Component]:

@@ -14,6 +14,7 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.files import write_named
 from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.units import aligned
 
 if TYPE_CHECKING:
     from provisioning.base.findings import Metric, Report
@@ -182,6 +183,5 @@ def _annotate(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
 def _catalogue() -> str:
     from provisioning.validation import catalogue
 
-    rules = catalogue().values()
-    width = max(len(rule.id) for rule in rules)
-    return "".join(f"{rule.id:<{width}}  {rule.severity.value:<7}  {rule.text.summary}\n" for rule in rules)
+    rows = [(rule.id, rule.severity.value, rule.text.summary) for rule in catalogue().values()]
+    return "".join(f"{line}\n" for line in aligned(rows))
