@@ -10,11 +10,13 @@ import array
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.programs import Program
 from ci.engine.dist import RUNNER
+from ci.engine.runner_call import runner_command, write_inputs
 from provisioning.base.commands import captured, quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -41,9 +43,9 @@ class Comparison:
 def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -> Comparison:
     """Run the probe with the runner in `dist`, under qemu, and with the one in `here`."""
     with tempfile.TemporaryDirectory() as scratch:
-        ours = outputs([str(here / RUNNER)], probe, Path(scratch) / "here")
-        emulated = [str(qemu.path), "-L", str(sysroot), str(dist / RUNNER)]
-        theirs = outputs(emulated, probe, Path(scratch) / "there")
+        ours = outputs(here / RUNNER, probe, Path(scratch) / "here")
+        emulator = [str(qemu.path), "-L", str(sysroot)]
+        theirs = outputs(dist / RUNNER, probe, Path(scratch) / "there", emulator)
     return judge(ours, theirs, dist / RUNNER)
 
 
@@ -88,7 +90,7 @@ def probe_in(folder: Path) -> Path:
                 remedy="nox -s build_runner uses an environment with torch and executorch",
             )
     # Written each time, because it contains the folder's path, which may have changed.
-    (folder / INPUTS).write_text(f'"{folder / DATA}"\n', encoding="utf-8")
+    write_inputs(folder / INPUTS, [[folder / DATA]])
     return folder
 
 
@@ -111,21 +113,13 @@ def export(into: Path) -> None:
     replace_bytes(into / PROGRAM, lowered.buffer)
 
 
-def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
+def outputs(runner: Path, probe: Path, into: Path, emulator: Sequence[str] = ()) -> list[float]:
     remedy = "run that command by hand; a runner that was moved or changed is built anew with --clean"
+    command = [*emulator, *runner_command(runner, probe / PROGRAM, probe / INPUTS, into)]
     try:
-        result = captured(
-            [
-                *command,
-                *("--model_path", str(probe / PROGRAM), "--input_list_path", str(probe / INPUTS)),
-                *("--output_folder_path", str(into), "--etdump_path=", "--performance_output_path="),
-            ],
-            timeout=SECONDS,
-        )
+        result = captured(command, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise CheckFailed(
-            f"{quoted(*command)} did not end within {SECONDS:g} s on the probe", remedy=remedy
-        ) from error
+        raise CheckFailed(f"{runner} did not end within {SECONDS:g} s on the probe", remedy=remedy) from error
     if result.returncode != 0:
         raise CheckFailed(
             f"{quoted(*command)} failed on the probe with exit code {result.returncode}:\n"

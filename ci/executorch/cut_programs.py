@@ -17,10 +17,10 @@ from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower
 from torch import Tensor
 from torch.fx import Node
 
+from ci.engine.runner_call import runner_command, write_inputs
 from ci.executorch.decisions import is_quantizer, module_of, source_of
 from ci.executorch.guilty import restore_builtins
 from ci.executorch.lower import Patterns, calibration_of, compiler_spec, inputs_of, quantized_model
-from ci.executorch.runner import runner_command, write_inputs
 from ci.executorch.suite import ordered
 from ci.suites.accuracy import Pair
 from ci.suites.divergence import Cuts

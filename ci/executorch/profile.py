@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
+from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.workers.parent import how_it_ended, tail
 from ci.executorch import PROGRAM
-from ci.executorch.runner import runner_command, write_inputs
 from ci.executorch.user_program import plan_of_models, program_named, require_done
 from ci.suites.profile import PROCESSES, RUNS, Measured, OnCpu, costs_of, located, merged
 from provisioning.base.command_line import Parser

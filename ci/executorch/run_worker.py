@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.workers.child import Answer, serve
 from ci.engine.workers.parent import how_it_ended, in_words, killed, tail
-from ci.executorch.runner import runner_command, write_inputs
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"

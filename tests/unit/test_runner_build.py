@@ -38,7 +38,7 @@ def test_a_runner_that_hangs_on_the_probe_is_an_error(
 ) -> None:
     monkeypatch.setattr(qemu_check, "SECONDS", 0.2)
     with pytest.raises(CheckFailed, match=r"did not end within 0\.2 s"):
-        qemu_check.outputs(["sh", "-c", "exec sleep 60"], tmp_path, tmp_path / "out")
+        qemu_check.outputs(Path("sh"), tmp_path, tmp_path / "out", ["sh", "-c", "exec sleep 60"])
 
 
 def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:

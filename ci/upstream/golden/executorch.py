@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.workers.parent import how_it_ended, in_words, killed
 from ci.suites.programs.program import Program, TensorInfo, read
 from ci.upstream import releases
@@ -175,11 +176,10 @@ def _tensors(place: Path, which: str) -> list[TensorInfo]:
 def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path, timeout: float) -> str:
     """Write the program's outputs to a folder; returns why it did not run, if so."""
     outputs.mkdir()
-    listed, log = place / "input_list.txt", Path(f"{outputs}.log")
+    log = Path(f"{outputs}.log")
     inputs = sorted((place / INPUTS).glob("*.raw"), key=lambda path: int(path.stem))
-    listed.write_text(" ".join(f'"{path}"' for path in inputs) + "\n", encoding="utf-8")
-    command = [str(runner), "--model_path", str(place / PROGRAM), "--input_list_path", str(listed)]
-    command += ["--output_folder_path", str(outputs), "--etdump_path=", "--performance_output_path="]
+    listed = write_inputs(place / "input_list.txt", [inputs])
+    command = runner_command(runner, place / PROGRAM, listed, outputs)
     code = logged(command, log, variables, place, timeout=timeout)
     if not code:
         return ""

@@ -1,4 +1,4 @@
-"""How qnn_executor_runner is called; imports nothing heavy."""
+"""How the stages call qnn_executor_runner; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_inputs(listed: Path, inferences: Iterable[Iterable[Path]]) -> Path:
 def runner_command(
     runner: Path, program: Path, inputs: Path, outputs: Path, *more: str, trace: Path | str = ""
 ) -> list[str]:
-    """Without a trace and the file of figures unless they are asked for."""
+    """It writes outputs, and a trace if one is named; no file of figures unless a flag in `more` names it."""
     return [
         str(runner),
         *("--model_path", str(program), "--input_list_path", str(inputs)),
