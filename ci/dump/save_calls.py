@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.dump import written
+from ci.dump import child
 
 EXAMPLES = """\
   python -m ci save-calls model.onnx --soc SM8750 -o calls/
@@ -13,14 +13,12 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    written.configure(
-        parser, "DIR", f"where {written.CALLS} and {written.PARAMETERS} go; an empty or a new folder"
-    )
+    child.configure(parser, "DIR", f"where {child.CALLS} and {child.PARAMETERS} go; an empty or a new folder")
 
 
 def run(args: argparse.Namespace) -> int:
-    with written.written_by_child("calls", args) as folder:
-        for path in written.publish_calls(folder, args.output.absolute()):
+    with child.dumped("calls", args) as folder:
+        for path in child.publish_calls(folder, args.output.absolute()):
             print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.dump import written
+from ci.dump import child
 from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -15,13 +15,13 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    written.configure(parser, "FILE.dlc", "the file to write")
+    child.configure(parser, "FILE.dlc", "the file to write")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.output.is_dir():
         raise UsageError(f"{args.output} is a directory", remedy="-o FILE.dlc")
-    with written.written_by_child("dlc", args) as folder:
+    with child.dumped("dlc", args) as folder:
         graphs = sorted(folder.glob("*.dlc"))
         if len(graphs) != 1:
             raise CheckFailed(
@@ -29,6 +29,6 @@ def run(args: argparse.Namespace) -> int:
                 remedy="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
-        written.move(graphs[0], args.output.absolute())
+        child.move(graphs[0], args.output.absolute())
     print(f"{contents.size:>12,}  {args.output}, QNN {contents.qnn}")
     return 0

@@ -618,13 +618,13 @@ class Memo:
 
         Only those of a whole search count as such: it asked in every folder of PATH before the program's."""
         folders = [each.rstrip("/") for each in self._environ.get("PATH", os.defpath).split(os.pathsep)]
-        asked: dict[str, set[str]] = {}
+        lookups: dict[str, set[str]] = {}
         for path in (*touched.opened, *touched.looked):
             folder, _, name = path.rpartition("/")
             if folder in folders:
-                asked.setdefault(name, set()).add(folder)
+                lookups.setdefault(name, set()).add(folder)
         found: set[str] = set()
-        for name, where in asked.items():
+        for name, where in lookups.items():
             program = shutil.which(name, path=os.pathsep.join(folders))
             home = program.rpartition("/")[0] if program else ""
             before = folders[: folders.index(home)] if home in folders else folders
@@ -656,7 +656,7 @@ class Memo:
         result: Mapping[str, Any],
         inputs: Sequence[Input],
         shared: Sequence[Input],
-        made: Path | None,
+        product: Path | None,
     ) -> Entry:
         names = [self._write_set(shared)] if shared else []
         name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
@@ -664,16 +664,16 @@ class Memo:
         top.mkdir(parents=True, exist_ok=True)
         files: dict[str, str] = {}
         folder: Path | None = None
-        if made is not None:
-            paths = sorted(path for path in made.rglob("*") if path.is_file())
-            files = {path.relative_to(made).as_posix(): hash_file(path) for path in paths}
+        if product is not None:
+            paths = sorted(path for path in product.rglob("*") if path.is_file())
+            files = {path.relative_to(product).as_posix(): hash_file(path) for path in paths}
             # Named by its content, so it is never replaced while another process reads it.
             folder = top / f"{name}-{key_of(dict(files))[:16]}"
             if self._damage(folder, files):
                 shutil.rmtree(folder, ignore_errors=True)
-                made.rename(folder)
+                product.rename(folder)
             else:
-                shutil.rmtree(made, ignore_errors=True)
+                shutil.rmtree(product, ignore_errors=True)
         document = {
             "inputs": [list(each) for each in inputs],
             "sets": names,

@@ -64,7 +64,7 @@ class Remote:
     off: str = ""
     """Why the server is no longer asked."""
     end_patience: float = END_PATIENCE
-    _said: set[str] = field(default_factory=set)
+    _messages: set[str] = field(default_factory=set)
     _queue: queue.Queue[tuple[str, Mapping[str, Any], Mapping[str, Blob]] | None] = field(
         default_factory=queue.Queue
     )
@@ -253,8 +253,8 @@ class Remote:
             self._say(f"the remote cache {self.shown} {why}; going on without it")
 
     def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._messages:
+            self._messages.add(text)
             sys.stderr.write(f"{text}\n")
 
 

@@ -47,28 +47,28 @@ class Watch:
     list does not cover."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    asking: Any = None
+    current: Any = None
     """The node that the partitioner looks at now, or at which it failed."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         support = qnn_partitioner.QnnOperatorSupport
         original = support.is_node_supported
-        said: list[str] = []
+        messages: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
 
         def watched(checker: Any, submodules: Any, node: Any) -> bool:
-            said.clear()
+            messages.clear()
             self.printed()
             self.users[node.name] = tuple(user.name for user in node.users)
             if node.name in self.on_cpu:
                 node.meta[QCOM_FALLBACK_NODE] = True
-            self.asking = node
+            self.current = node
             supported = bool(original(checker, submodules, node))
-            self.asking = None
+            self.current = None
             self.decisions[node.name] = Decision(
-                supported, "" if supported else _reason(said, self.printed(), node)
+                supported, "" if supported else _reason(messages, self.printed(), node)
             )
             return supported
 
@@ -81,9 +81,9 @@ class Watch:
             qnn_partitioner.logger.removeHandler(handler)
 
 
-def _reason(said: list[str], native: str, node: Any) -> str:
+def _reason(messages: list[str], native: str, node: Any) -> str:
     """The partitioner's words; after a failed validation also the backend's."""
-    message = next((line.partition(" | ")[2] for line in reversed(said) if " | " in line), "")
+    message = next((line.partition(" | ")[2] for line in reversed(messages) if " | " in line), "")
     if message == "False":
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
         detail = next((text for text in errors if not text.startswith("Requested")), "")

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from ci.executorch.reload import judged, reloads
 from ci.executorch.stage import Plan, chosen_programs, lane_row, plan_of
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
-from ci.suites.baseline import Recorded, agree
+from ci.suites.baseline import Recorded
 from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
 from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
-from ci.suites.stage import counts, finish, memos_of, print_list, rounded, update_baselines, with_thresholds
+from ci.suites.stage import accepted, counts, finish, memos_of, print_list, rounded, update_baselines
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -102,12 +103,9 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
     compiled = plan.compiled(environ)
     measured = measure(args, plan, runner, compiled, environ)
     figures = {name: rounded(each.facts["figures"]) for name, each in measured.items() if ran(each)}
-    if args.update_baseline or args.update_thresholds:
-        agree(plan.baselines, plan.programs, figures, args.reason, stage.command)
-    if args.update_baseline:
-        update(plan, compiled, measured)
-    if args.update_thresholds:
-        plan = replace(plan, programs=with_thresholds(SUITES, plan.programs, figures))
+    write = partial(update, plan, compiled, measured)
+    programs = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage.command)
+    plan = replace(plan, programs=programs)
     judge(stage, plan, compiled, measured)
     if args.keep_programs:
         _keep(stage, compiled, selection.reports / KEPT)

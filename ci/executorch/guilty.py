@@ -118,7 +118,7 @@ class Search:
         backend.preprocess_multimethod = staticmethod(preprocess)
         backend._build_op_wrappers = staticmethod(remembered)
         qnn_preprocess.logger.addHandler(handler)
-        self.partition, self.watch.asking = None, None
+        self.partition, self.watch.current = None, None
         try:
             yield
         finally:
@@ -130,8 +130,8 @@ class Search:
     @property
     def node(self) -> Node | None:
         """The node that the backend's builder had at hand when it failed."""
-        if self.watch.asking is not None or self.partition is None:
-            return self.watch.asking
+        if self.watch.current is not None or self.partition is None:
+            return self.watch.current
         calls = (node for node in self.partition.calls if not is_glue(node))
         return next((node for node in calls if node.name == self.visited), None)
 

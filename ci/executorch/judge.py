@@ -120,8 +120,8 @@ def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Find
         yield wrong("readable", error.message, again)
         return
     assert isinstance(inside, Inside)
-    if said := compiled.facts["loads"]:
-        yield wrong("loads", f"ExecuTorch's runtime does not take the program: {said}", again)
+    if refusal := compiled.facts["loads"]:
+        yield wrong("loads", f"ExecuTorch's runtime does not take the program: {refusal}", again)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
             for rule, message in faults_of(delegate, program.soc, build_id, program.backend):

@@ -360,8 +360,8 @@ def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None
     still close to the first batch."""
     observed: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def note(module: Any, given: tuple[Tensor, ...]) -> None:
-        low, high = given[0].aminmax()
+    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        low, high = inputs[0].aminmax()
         least, most = observed.get(module, (low, high))
         observed[module] = torch.minimum(least, low), torch.maximum(most, high)
 

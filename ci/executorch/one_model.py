@@ -32,8 +32,8 @@ from ci.executorch.user_program import (
     samples_folder,
     scheme_of,
 )
-from ci.suites.elsewhere import export_with
 from ci.suites.into_suite import Extension, factory_in, require_place
+from ci.suites.other_python import export_with
 from ci.suites.precision import scheme_named
 from ci.suites.stage import rounded
 from ci.suites.suggestions import suggestion_for
@@ -249,19 +249,19 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
     _warn(compiled)
     left, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
     sys.stdout.write(f"{record['costs']['pte_bytes']:>12,}  {folder / record['program']}\n")
-    said = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}:"
-    said += f" {plural(record['delegates'], 'delegate')}; "
-    said += f"{plural(len(left), 'operator')} on the CPU" if left else "nothing on the CPU"
+    line = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}:"
+    line += f" {plural(record['delegates'], 'delegate')}; "
+    line += f"{plural(len(left), 'operator')} on the CPU" if left else "nothing on the CPU"
     if figures:
         whose = "the quantized model" if program.run.scheme == "qdq" else "float"
-        said += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"
+        line += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"
         if "reference_sqnr_db" in figures:
-            said += f", {figures['reference_sqnr_db']:.1f} dB against the quantized model"
+            line += f", {figures['reference_sqnr_db']:.1f} dB against the quantized model"
     elif program.backend != "htp":
-        said += f"; not run: the emulator has no {program.backend}"
+        line += f"; not run: the emulator has no {program.backend}"
     else:
-        said += "; not run"
-    sys.stdout.write(f"{said}\n")
+        line += "; not run"
+    sys.stdout.write(f"{line}\n")
     alike = Counter(
         (each["operator"], each.get("source", ""), each["code"], each.get("reason", ""))
         for each in compiled.facts["left"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ci.onnx.asking import precision_of, search_path
 from ci.onnx.compile import Refused
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY, Problem
+from ci.onnx.orders import precision_of, search_path
 from ci.onnx.profile import measured
 from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.suites.suggestions import suggestion_for

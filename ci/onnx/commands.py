@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.onnx.asking import Steps, logs_folder, require_file, say, step
 from ci.onnx.compile import require_installed
 from ci.onnx.context import read_context, record_path, soc_of
 from ci.onnx.events import slowest
 from ci.onnx.options import described, parse_assignments, settings_of
+from ci.onnx.orders import Steps, logs_folder, require_file, say, step
 from ci.onnx.samples import read_inputs
 from ci.suites.precision import PRECISIONS
 from provisioning.base.errors import UsageError

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ci.onnx.asking import Steps, logs_folder, say, step
+from ci.onnx.orders import Steps, logs_folder, say, step
 from ci.onnx.user_program import prepared, program_of
 from ci.suites.divergence import LEAST_DB
 from provisioning.base.settings import Selection

@@ -36,11 +36,11 @@ def _child(kind: str, model: str, soc_id: str, arch: str) -> None:
     settings = ort.SessionOptions()
     settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.add_provider_for_devices([device], options)
-    made = ort.InferenceSession(model, settings)
+    session = ort.InferenceSession(model, settings)
     if kind == "calls":
         # Run once, so that the calls contain a run. Saver returns zeros.
         numbers = np.random.default_rng(0)
-        made.run(None, {each.name: _drawn(each, numbers) for each in made.get_inputs()})
+        session.run(None, {each.name: _drawn(each, numbers) for each in session.get_inputs()})
 
 
 def _drawn(tensor: Any, numbers: Any) -> Any:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.onnx.asking import Steps, say, search_path, step
 from ci.onnx.compile import key
 from ci.onnx.events import slowest
 from ci.onnx.findings import findings_of
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.options import Settings, files_of, parse_assignments, settings_of
+from ci.onnx.orders import Steps, say, search_path, step
 from ci.onnx.stage import Plan, compile_programs, figures_of, update
 from ci.onnx.suite import SUITES, Program
 from ci.onnx.user_program import memory, prepared, program_of, remembered

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci.onnx.asking import Steps, logs_folder, require_file, say, search_path, step
 from ci.onnx.context import read_context, soc_of
 from ci.onnx.events import Place, costs, cpu_times, places_of, with_lines
 from ci.onnx.graph import Signature, is_context, load_graph, source_digest
 from ci.onnx.options import Settings, parse_assignments, settings_of
+from ci.onnx.orders import Steps, logs_folder, require_file, say, search_path, step
 from ci.onnx.samples import drawn, read_inputs
 from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.suites.profile import PROCESSES, Measured, OnCpu, merged

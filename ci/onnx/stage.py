@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ci.engine.work import How, Result, do
@@ -15,11 +16,12 @@ from ci.onnx.compile import jobs_of, require_installed, setup_of, tasks_of, vers
 from ci.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
 from ci.onnx.findings import build_id_of, context_of, cost, costs_of, findings_of, lane_of, row
 from ci.onnx.suite import SUITES, Program
-from ci.suites.baseline import Baseline, agree, load_tolerances
+from ci.suites.baseline import Baseline, load_tolerances
 from ci.suites.findings import known_faults, verdict
 from ci.suites.flags import check_args
 from ci.suites.own_packages import OwnPackages, record
 from ci.suites.stage import (
+    accepted,
     baselines_of,
     by_packages,
     chosen,
@@ -28,7 +30,6 @@ from ci.suites.stage import (
     print_list,
     rounded,
     update_baselines,
-    with_thresholds,
 )
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
@@ -61,12 +62,9 @@ def run(args: argparse.Namespace) -> int:
         plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
         results = compile_programs(args, plan, selection)
         figures = figures_of(results)
-        if args.update_baseline or args.update_thresholds:
-            agree(plan.baselines, plan.programs, figures, args.reason, stage.command)
-        if args.update_baseline:
-            update(plan, results)
-        if args.update_thresholds:
-            plan = replace(plan, programs=with_thresholds(SUITES, plan.programs, figures))
+        write = partial(update, plan, results)
+        current = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage.command)
+        plan = replace(plan, programs=current)
         judge(stage, plan, results, selection)
         record(stage, plan.programs, selection)
     return finish(stage, selection)

@@ -55,11 +55,11 @@ class Run(AnyRun):
 
     def settings(self, soc: str) -> Settings:
         """The options. Both an embedded context and one beside the model are made, so they must suit both."""
-        given = {
+        values = {
             name: value if isinstance(value, bool | int) else str(value)
             for name, value in self.options.items()
         }
-        return settings_of(given, soc=soc_named(soc), embed=True, where="options")
+        return settings_of(values, soc=soc_named(soc), embed=True, where="options")
 
 
 class Case(AnyCase):

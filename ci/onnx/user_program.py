@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.memo import Entry, Memo, roots_of
-from ci.onnx.asking import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step
 from ci.onnx.compile import Refused, key, require_installed
 from ci.onnx.options import parse_assignments, settings_of
+from ci.onnx.orders import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step
 from ci.onnx.samples import MOST
 from ci.onnx.suite import Case, Program, Run
 from ci.suites.precision import precision_named

@@ -73,9 +73,9 @@ def _line(series: Sequence[tuple[str, float]], key: str) -> Element:
         points.append((WIDTH, points[0][1]))
     shown = _shown(values[-1], key)
     change = "" if values[0] == values[-1] else f", {_shown(values[0], key)} {len(values)} commits ago"
-    told = "; ".join(f"{commit}: {_shown(value, key)}" for commit, value in series)
+    values_by_commit = "; ".join(f"{commit}: {_shown(value, key)}" for commit, value in series)
     picture = drawing("line", f"{LINES[key]}: {shown}{change}")
-    picture.append(element("title", told))
+    picture.append(element("title", values_by_commit))
     picture.append(element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points)))
     return element("span", picture, element("span", shown, class_="figure"), class_="trend")
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ci.engine.jobs import Job, shard_named
 from ci.engine.memo import Memo, roots_of
 from ci.engine.work import Result, cached_from
-from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
+from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
 from ci.suites.findings import verdict
 from ci.suites.history import add_history
 from ci.suites.own_packages import OwnPackages, installed
@@ -94,7 +94,25 @@ def update_baselines(
         baselines[suite] = baseline.rewritten(mine, known)
 
 
-def with_thresholds(
+def accepted(
+    args: argparse.Namespace,
+    suites: Suites[P],
+    programs: tuple[P, ...],
+    baselines: dict[Path, Baseline],
+    figures: Mapping[str, Mapping[str, float]],
+    update: Callable[[], None],
+    command: str,
+) -> tuple[P, ...]:
+    """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
+    with their thresholds of now."""
+    if args.update_baseline or args.update_thresholds:
+        agree(baselines, programs, figures, args.reason, command)
+    if args.update_baseline:
+        update()
+    return _with_thresholds(suites, programs, figures) if args.update_thresholds else programs
+
+
+def _with_thresholds(
     suites: Suites[P], programs: Sequence[P], figures: Mapping[str, Mapping[str, float]]
 ) -> tuple[P, ...]:
     """Write the figures to the suites as thresholds; returns the programs with them."""

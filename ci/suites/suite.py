@@ -239,8 +239,8 @@ class Suites(Generic[P]):
                 return bool(patterns[value].search(program.name))
             return program.case_name == value if flag == "--case" else value in program.run.tags
 
-        given = {"--case": cases, "--tag": tags, "-k": words}
-        for flag, values in given.items():
+        choice = {"--case": cases, "--tag": tags, "-k": words}
+        for flag, values in choice.items():
             for value in values:
                 if not any(matches(flag, value, program) for program in programs):
                     raise self._nothing(programs, f"{flag} {value} matches no program", flag, value)
@@ -249,11 +249,11 @@ class Suites(Generic[P]):
             for program in programs
             if all(
                 not values or any(matches(flag, value, program) for value in values)
-                for flag, values in given.items()
+                for flag, values in choice.items()
             )
         ]
         if not chosen:
-            flags = " ".join(f"{flag} {value}" for flag, values in given.items() for value in values)
+            flags = " ".join(f"{flag} {value}" for flag, values in choice.items() for value in values)
             raise self._nothing(programs, f"no program is left by {flags}", "--tag")
         return chosen
 

@@ -15,9 +15,9 @@ import torch
 from ci.__main__ import VERBS
 from ci.engine.output import writing_into
 from ci.executorch.suite import programs_of
-from ci.suites.elsewhere import export_with
 from ci.suites.factory import CALIBRATION_SEED, find, make
 from ci.suites.imports import search_first
+from ci.suites.other_python import export_with
 from ci.suites.samples import samples_of
 from ci.suites.user_model import BadFactory, user_model
 from provisioning.base.command_line import Parser, main

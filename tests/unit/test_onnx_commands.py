@@ -152,7 +152,7 @@ def refusal(*problems: dict[str, str], code: int = 1) -> dict[str, Any]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
-    monkeypatch.setattr("ci.onnx.asking.Worker", lambda setup: worker)
+    monkeypatch.setattr("ci.onnx.orders.Worker", lambda setup: worker)
     monkeypatch.setattr("ci.onnx.compile.NEEDED", ())
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))

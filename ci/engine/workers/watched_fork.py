@@ -99,10 +99,10 @@ def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int,
 
 
 def _supervisor(channel: socket.socket) -> tuple[Supervisor | None, str]:
-    said, listeners, _, _ = socket.recv_fds(channel, 1000, 1)
+    message, listeners, _, _ = socket.recv_fds(channel, 1000, 1)
     if listeners:
         return Supervisor(listeners[0]), ""
-    return None, said[1:].decode() or "the process ended at once"
+    return None, message[1:].decode() or "the process ended at once"
 
 
 def _wait(

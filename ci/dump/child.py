@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
 
 
 @contextmanager
-def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
+def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
     """A folder with the child's files; it is removed afterwards."""
     import tempfile
 
@@ -107,11 +107,11 @@ def move(source: Path, target: Path) -> None:
 
 
 def publish_calls(folder: Path, target: Path) -> list[Path]:
-    made = folder / "saver_output"
+    output = folder / "saver_output"
     for name in (CALLS, PARAMETERS):
-        if not (made / name).is_file():
+        if not (output / name).is_file():
             raise CheckFailed(f"QNN's Saver wrote no {name}", remedy="report it with the model")
     staged = folder / "calls"
-    shutil.move(made, staged)
+    shutil.move(output, staged)
     move(staged, target)
     return sorted(target.iterdir())

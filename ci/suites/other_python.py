@@ -11,7 +11,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 
-SCRIPT = Path(__file__).with_name("export_there.py")
+SCRIPT = Path(__file__).with_name("other_python_export.py")
 
 
 def export_with(
