@@ -280,9 +280,8 @@ def tree(
 
 def _include_directories(findings: Findings, cmakes: Sequence[Side]) -> dict[str, Place]:
     """The directories below a root: CMake's targets can include any header there."""
-    roots = tuple(f"{root}/" for root in findings.mapping.scope.roots)
     items = (item for side in cmakes for library in side.libraries.values() for item in library.includes)
-    return first_places(item for item in items if item.name.startswith(roots))
+    return first_places(item for item in items if findings.mapping.scope.holds(item.name))
 
 
 def _unknown_modules(findings: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
@@ -358,9 +357,10 @@ def _targets_exist(findings: Findings, variant: str, pair: Pair, buck: Side, cma
 
 
 def _files(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    roots = tuple(f"{root}/" for root in findings.mapping.scope.roots)
-    left = first_places(item for item in _native(buck, pair.buck) if item.name.startswith(roots))
-    right = first_places(item for item in _native(cmake, pair.cmake) if item.name.startswith(roots))
+    left, right = (
+        first_places(item for item in _native(side, names) if findings.mapping.scope.holds(item.name))
+        for side, names in ((buck, pair.buck), (cmake, pair.cmake))
+    )
     for path in sorted(right.keys() - left.keys()):
         findings.report(
             "parity-missing-in-buck",
@@ -624,10 +624,11 @@ def _unmapped(findings: Findings, variant: str, buck: Side, cmake: Side) -> None
     mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
     patterns = [name for pair in pairs for name in pair.cmake if "*" in name]
     patterns_alone = [name for alone in findings.mapping.alone for name in (*alone.buck, *alone.cmake)]
-    roots = tuple(f"{root}/" for root in findings.mapping.scope.roots)
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
-            native = any(is_native(item.name) and item.name.startswith(roots) for item in library.files)
+            native = any(
+                is_native(item.name) and findings.mapping.scope.holds(item.name) for item in library.files
+            )
             if library.name in mapped or not native or _any_of(library.name, patterns_alone):
                 continue
             free = side is cmake and library.kind not in OF_THEIR_OWN

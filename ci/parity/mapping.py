@@ -39,6 +39,9 @@ class Scope(Model):
     def roots(self) -> tuple[str, ...]:
         return (self.root, *self.also)
 
+    def holds(self, path: str) -> bool:
+        return path.startswith(tuple(f"{root}/" for root in self.roots))
+
 
 class Load(Model):
     """The symbols that a `load()` of a file outside the tree gives, by their meaning here."""

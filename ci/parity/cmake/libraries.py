@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ci.parity.cmake import genex, words
-from ci.parity.cmake.trace import BINARY, SOURCE, UNKNOWN, Event, Project, Trace, in_tree, traces
+from ci.parity.cmake.trace import BINARY, DECLARING, SOURCE, UNKNOWN, Event, Project, Trace, in_tree, traces
 from ci.parity.cmake.unknowns import unknowns
 from ci.parity.model import SCHEMAS, Generated, Glob, Item, Library, Place, Side, Trouble
 from ci.parity.tree import Tree, glob_regex
 
-_DECLARING = ("add_library", "add_executable", "pybind11_add_module")
 _WHOLE = ("executorch_target_link_options_shared_lib", "target_link_options_shared_lib")
 _OF_CUSTOM_COMMANDS = frozenset(
     {
@@ -59,7 +58,7 @@ class _Reader:
                 self._custom_command(event)
             elif event.command == "configure_file" and len(event.args) > 1:
                 self._generates(event.args[1], event)
-            elif event.command in _DECLARING and event.args:
+            elif event.command in DECLARING and event.args:
                 self.declared.setdefault(event.args[0], event)
                 if event.args[1:2] == ("ALIAS",) and len(event.args) > 2:
                     self.aliases[event.args[0]] = event.args[2]

@@ -57,6 +57,9 @@ PROPERTIES = (
 )
 """The properties that are read of each target."""
 
+DECLARING = ("add_library", "add_executable", "pybind11_add_module")
+"""Commands that declare a target, their first argument."""
+
 _OUTER = Path(__file__).with_name("outer.cmake")
 _END = "qnn-ci: the end"
 _REMEDY = "python -m pip install 'cmake>=3.28'"
@@ -294,7 +297,7 @@ def _declared(texts: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for text in texts:
         for command in words.commands(text):
-            if command.name in ("add_library", "add_executable", "pybind11_add_module"):
+            if command.name in DECLARING:
                 found.update(word.text for word in command.words[:1])
             elif command.name in ("foreach", "set", "list"):
                 found.update(word.text for word in command.words)

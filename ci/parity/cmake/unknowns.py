@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ci.parity.cmake import words
 from ci.parity.cmake.genex import truth
-from ci.parity.cmake.trace import BINARY, SOURCE, UNKNOWN, Event, Project, Trace
+from ci.parity.cmake.trace import BINARY, DECLARING, SOURCE, UNKNOWN, Event, Project, Trace
 from ci.parity.cmake.words import Command
 from ci.parity.model import Trouble
 
@@ -53,9 +53,7 @@ def unknowns(trace: Trace, project: Project, texts: Mapping[str, str]) -> Iterat
     fixed = {name: value for name, value in project.variables.items() if name not in own_names}
     lines = {file: words.by_line(text) for file, text in texts.items()}
     targets = project.targets | {
-        event.args[0]
-        for event in trace.events
-        if event.args and event.command in ("add_library", "add_executable", "pybind11_add_module")
+        event.args[0] for event in trace.events if event.args and event.command in DECLARING
     }
     own = {name for text in texts.values() for name in _own_functions(text)}
     for event in trace.events:
