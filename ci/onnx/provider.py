@@ -114,14 +114,7 @@ def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
         raise CheckFailed(
             f"the CPU cannot run the model either: {_message_of(error)}", remedy="export the model again"
         ) from error
-    return [_run(session, sample, None) for sample in samples]
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    outputs: list[Sample]
-    audit: Audit
-    ddr: dict[str, int] | None
+    return [run(session, sample, None) for sample in samples]
 
 
 def compiled(
@@ -130,39 +123,15 @@ def compiled(
     soc: Soc,
     settings: Settings,
     context: Path,
-    samples: Sequence[Sample],
     *,
-    embed: bool,
     log: Path | None,
-) -> Compiled:
-    """Write the context, and run it in the session that made it.
-
-    NotOnProvider names what HTP cannot take. The compiler's traffic is read from `log`, which must receive
-    the printed output; without `log` there is none."""
-    session, audit, ddr = _compiled(model, precision, soc, settings, context, embed=embed, log=log, cpu=False)
-    outputs = [_run(session, sample, settings) for sample in samples]
-    return Compiled(outputs, audit, ddr)
-
-
-def mixed(
-    model: Path, precision: Precision, soc: Soc, settings: Settings, context: Path, log: Path
-) -> tuple[Audit, dict[str, int] | None]:
-    """Write the contexts of what HTP takes, with the other nodes beside them; with the traffic."""
-    _, audit, ddr = _compiled(model, precision, soc, settings, context, embed=False, log=log, cpu=True)
-    return audit, ddr
-
-
-def _compiled(
-    model: Path,
-    precision: Precision,
-    soc: Soc,
-    settings: Settings,
-    context: Path,
-    *,
-    embed: bool,
-    log: Path | None,
-    cpu: bool,
+    embed: bool = False,
+    cpu: bool = False,
 ) -> tuple[Any, Audit, dict[str, int] | None]:
+    """Write the context. Returns the session that made it, the audit and the compiler's traffic.
+
+    NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
+    traffic is read from `log`, which must receive the printed output; without `log` there is none."""
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
@@ -235,10 +204,10 @@ def reloaded(
             f"{context} cannot be loaded: {_message_of(error)}",
             remedy="compile it again; python -m ci diagnose explains codes",
         ) from error
-    outputs = [_run(session, sample, settings) for sample in samples]
+    outputs = [run(session, sample, settings) for sample in samples]
     if profile is not None:
         for _ in range(RUNS - len(samples)):
-            _run(session, samples[0], settings)
+            run(session, samples[0], settings)
     if profile and recorded:
         shutil.move(session.end_profiling(), profile.with_suffix(".json"))
     return outputs
@@ -252,7 +221,7 @@ def on_htp(
         session = _session(model, _provider_options(precision, soc, settings, None), settings.session)
     except Exception as error:
         raise CheckFailed(f"the QNN provider cannot compile it: {_message_of(error)}") from error
-    return [_run(session, sample, settings) for sample in samples]
+    return [run(session, sample, settings) for sample in samples]
 
 
 def _provider_options(
@@ -313,7 +282,8 @@ def _options(severity: int) -> Any:
     return options
 
 
-def _run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
+def run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
+    """The outputs of one inference."""
     options = ort.RunOptions()
     for name, value in (settings.run if settings else {}).items():
         options.add_run_config_entry(name, value)

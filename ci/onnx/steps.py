@@ -33,7 +33,7 @@ from ci.suites.accuracy import Pair, Unusable, compare
 from ci.suites.precision import Precision, precision_named
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR
 from ci.suites.qnn_provider import installed_build
-from provisioning.base.commands import session
+from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
@@ -66,7 +66,8 @@ def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
-            f"{model} is compiled already", remedy=session("onnx", "run", model, "--input", "FILE.npy")
+            f"{model} is compiled already",
+            remedy=commands.session("onnx", "run", model, "--input", "FILE.npy"),
         )
     external_files(graph, model.parent)
     if dimensions:
@@ -140,7 +141,10 @@ def write_context(
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
     precision = precision_named(_run(order).precision)
     samples, expected, reference = (each[:most] for each in _inferences(order))
-    compiled = provider.compiled(model, precision, soc, settings, path, samples, embed=embed, log=log)
+    session, audit, ddr = provider.compiled(model, precision, soc, settings, path, embed=embed, log=log)
+    outputs = [provider.run(session, sample, settings) for sample in samples]
+    # The reload below must be a session by itself.
+    del session
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
@@ -171,12 +175,12 @@ def write_context(
     non_finite = _case(order).non_finite
     return Written(
         record=record,
-        audit=compiled.audit,
-        outputs=compiled.outputs,
-        near=_near(expected, reference, compiled.outputs, non_finite) if samples else {},
+        audit=audit,
+        outputs=outputs,
+        near=_near(expected, reference, outputs, non_finite) if samples else {},
         half_floats=found.half_floats,
-        reload_equal=_equal(compiled.outputs[:1], again),
-        ddr=compiled.ddr,
+        reload_equal=_equal(outputs[:1], again),
+        ddr=ddr,
         reciprocals=wrong_reciprocals(load_graph(model)),
     )
 
@@ -354,13 +358,14 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     """Compile for HTP what it takes, and say what stays on the CPU and why."""
     run, path = _run(order), Path(order["into"]) / "model_ctx.onnx"
     model, source = Path(order["model"]), load_graph(Path(order["source"]))
-    audit, ddr = provider.mixed(
+    _, audit, ddr = provider.compiled(
         model,
         precision_named(run.precision),
         soc_named(order["soc"]),
         run.settings(order["soc"]),
         path,
-        Path(order["log"]),
+        log=Path(order["log"]),
+        cpu=True,
     )
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     compiled = path if path.exists() else model

@@ -501,19 +501,17 @@ class TestStage:
 
 FORMS = """
 import json, sys
-from dataclasses import replace
 from pathlib import Path
 from ci.onnx import provider, steps
 from ci.engine.workers.child import output_to
 
 model, into, wrong = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "wrong"
-compiled = provider.compiled
+compiled, run_once = provider.compiled, provider.run
 
 def embedded_is_wrong(*words, embed, **options):
-    found = compiled(*words, embed=embed, **options)
-    if not (embed and wrong):
-        return found
-    return replace(found, outputs=[{name: each + 1 for name, each in one.items()} for one in found.outputs])
+    if embed and wrong:
+        provider.run = lambda *words: {name: each + 1 for name, each in run_once(*words).items()}
+    return compiled(*words, embed=embed, **options)
 
 provider.compiled = embedded_is_wrong
 log = into / "log"
