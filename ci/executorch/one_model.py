@@ -24,7 +24,6 @@ from ci.executorch.judge import artifact, costs_of, delegation
 from ci.executorch.stage import Plan
 from ci.executorch.suite import SUITES, Program
 from ci.executorch.user_program import (
-    CALIBRATION,
     plan_of_models,
     program_of,
     pytorch_model,
@@ -62,7 +61,6 @@ class Request:
             self.scheme,
             soc,
             self.selection,
-            calibration=CALIBRATION,
             samples=self.samples,
             backend=getattr(self.args, "backend", None),
             cpu_nodes=tuple(getattr(self.args, "keep_on_cpu", ())),

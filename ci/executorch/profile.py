@@ -92,7 +92,7 @@ def measure(
         names = [name for name, _ in native]
         whole.append(total)
     places = {
-        name: {"line": node["line"], "module": node["module"] or THE_MODEL, "kind": node["operator"]}
+        name: {"line": node["line"] or ADDED, "module": node["module"] or THE_MODEL, "kind": node["operator"]}
         for name, node in facts.get("nodes", {}).items()
     }
     costs = located(merged(profiles), places, ADDED) if places else merged(profiles)

@@ -23,8 +23,6 @@ from provisioning.base.settings import Selection, user_path
 from provisioning.manifest import soc_named
 
 NO_SUITE = "no-suite.toml"
-CALIBRATION = 32
-"""The number of samples, as in a suite."""
 
 
 def pytorch_model(model: str) -> UserModel:
@@ -57,7 +55,6 @@ def program_of(
     soc: str,
     selection: Selection,
     *,
-    calibration: int = 4,
     samples: Path | None = None,
     backend: str | None = None,
     cpu_nodes: tuple[str, ...] = (),
@@ -72,7 +69,6 @@ def program_of(
                 "scheme": scheme,
                 "backend": backend,
                 "socs": (soc,),
-                "calibration": calibration,
                 "cpu_nodes": cpu_nodes,
             }
         )

@@ -19,12 +19,14 @@ from ci.engine.stage_names import GATE_TABLE
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
 from ci.github.place import Wanted, may_be_cached, saves
+from provisioning.base import toml
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 OCCASIONS = ("gate", "nightly")
+ONNX_STAGE = "test_onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Caller:
     """Whether it is this one."""
     suites: tuple[str, ...] = ()
     """Its own, as paths that the stages understand."""
+    onnx_suites: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     socs: str = ""
     keeps_programs: bool = False
@@ -56,6 +59,8 @@ class Caller:
             return ""
         if row.suite and not self.suites:
             return "there is no suite, and it is not named in stages"
+        if row.stage == ONNX_STAGE and self.onnx_suites:
+            return ""
         return "it is about the toolkit, and not named in stages" if row.own else ""
 
 
@@ -102,7 +107,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
     the workspace's folder QNN_CI_SOURCE), and as `true` or not QNN_CI_OWN (the calling repository is this
     one), QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch) and QNN_CI_KEEP_PROGRAMS."""
     source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
-    suites = []
+    suites: dict[bool, list[str]] = {False: [], True: []}
     for name in _several(environ, "QNN_CI_SUITE"):
         file = source / name
         if not file.is_file() or not file.resolve().is_relative_to(source.resolve()):
@@ -111,16 +116,26 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
                 remedy="give gate.yml's input suite a path that begins at the repository's root",
             )
         # Relative, because the job that runs it may have another workspace.
-        suites.append(os.path.relpath(file, ROOT))
+        suites[_is_onnx(file)].append(os.path.relpath(file, ROOT))
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
         own=environ.get("QNN_CI_OWN", "true") == "true",
-        suites=tuple(suites),
+        suites=tuple(suites[False]),
+        onnx_suites=tuple(suites[True]),
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
     )
+
+
+def _is_onnx(suite: Path) -> bool:
+    """Whether its cases are ONNX models. What is wrong with a suite its stage says."""
+    try:
+        cases = toml.loads(suite.read_text(encoding="utf-8"))["case"].values()
+        return any("model" in case for case in cases)
+    except (toml.TOMLDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
+        return False
 
 
 def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -203,13 +218,16 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> It
     if row.replaces:
         # The gate's `provision` would take the components of all targets.
         parts = [("", shlex.join(["--target", row.targets, *suite_flags(occasion, base, caller)]))]
+    elif row.stage == ONNX_STAGE and caller.onnx_suites:
+        parts = [("", shlex.join(_flags_of(caller.onnx_suites, caller.tags)))]
     elif row.suite:
         entries = suite_matrix(row.suite, occasion, base, caller)
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
     elif row.shards > 1:
         shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
         parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
-    suites = [Path(suite).stem for suite in caller.suites] if row.suite or row.replaces else []
+    mine = caller.suites if row.suite or row.replaces else ()
+    suites = [Path(suite).stem for suite in (caller.onnx_suites if row.stage == ONNX_STAGE else mine)]
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
     for shard, arguments in parts:
         yield {
@@ -253,10 +271,14 @@ def suite_flags(occasion: str, base: str, caller: Caller) -> list[str]:
     """A caller's suite runs in full, unless it names tags.
 
     Ours runs the quick programs that a pull request may concern."""
-    flags = [part for suite in caller.suites for part in ("--suite", suite)]
     tags = caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
-    flags += [part for tag in tags for part in ("--tag", tag)]
+    flags = _flags_of(caller.suites, tags)
     return [*flags, "--changed-since", base] if base else flags
+
+
+def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
+    named = (("--suite", suites), ("--tag", tags))
+    return [part for flag, values in named for value in values for part in (flag, value)]
 
 
 @functools.cache

@@ -94,6 +94,19 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     ]
 
 
+def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_models(
+    adopter: dict[str, str],
+) -> None:
+    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/onnx.toml")
+    suite.write_text('schema = 1\n[case.net]\nmodel = "net.onnx"\n')
+    both = planned({**adopter, "QNN_CI_SUITE": "ci/my models.toml, ci/onnx.toml"})
+    assert [job["name"] for job in both] == ["programs", "onnx"]
+    assert shlex.split(both[1]["arguments"]) == ["--suite", os.path.relpath(suite, ROOT)]
+    assert "onnx.toml" not in both[0]["arguments"]
+    alone = planned({**adopter, "QNN_CI_SUITE": "ci/onnx.toml"})
+    assert [job["name"] for job in alone] == ["validate", "onnx"]
+
+
 def test_what_pays_for_more_machines_or_is_named_is_split(
     adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
