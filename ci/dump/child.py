@@ -83,12 +83,12 @@ def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -
 
 
 def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
-    from ci.executorch.user_program import CALIBRATION, program_of, scheme_of
+    from ci.executorch.user_program import program_of, scheme_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
 
     scheme = scheme_of(named, args.scheme)
-    program = program_of(named, scheme, selection.soc, selection, calibration=CALIBRATION)
+    program = program_of(named, scheme, selection.soc, selection)
     found = resolve(selection, os.environ, needs=(QNN_SDK,))
     return "executorch", [json.dumps(program.order)], found.merged(os.environ)
 

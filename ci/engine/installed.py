@@ -74,8 +74,9 @@ def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
         sys.stderr.write(f"qnn_executor_runner is not built yet: {session('build_runner')}\n")
         sys.stderr.flush()
         command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
-        code = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=2, check=False).returncode
-        if code:
+        done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
+        if code := done.returncode:
+            sys.stderr.write(done.stdout.decode(errors="replace"))
             raise EnvironmentLacking(
                 f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
                 remedy="nox -s build_runner",
