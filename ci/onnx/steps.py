@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,25 +104,6 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A compiled model in its folder, with how it was judged."""
-
-    record: Record
-    audit: provider.Audit
-    outputs: Sequence[Mapping[str, Array]]
-    """Figures of the session that compiled it."""
-    near: Mapping[str, float]
-    """The worst figures compared with the float and the quantized model on the CPU."""
-    half_floats: bool | None
-    """Whether QNN computes floats in 16 bits; None if the context does not say."""
-    reload_equal: bool
-    ddr: dict[str, int] | None
-    """Bytes between the NPU and DDR, from the compiler; None if it prints nothing."""
-    reciprocals: Sequence[str]
-    """Nodes that the provider computes wrongly."""
-
-
 def write_context(
     order: Mapping[str, Any],
     soc_name: str,
@@ -133,9 +114,9 @@ def write_context(
     most: int | None = None,
     log: Path | None = None,
     profile: Path | None = None,
-) -> Written:
+) -> tuple[dict[str, Any], list[Sample]]:
     """Compile the quantized model to `path`, run, reload and run again, and compare the result with the
-    request.
+    request. Returns the facts for a reply, and the outputs of the session that compiled it.
 
     At most `most` inferences are compared. The traffic is read from `log`."""
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
@@ -173,16 +154,18 @@ def write_context(
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     non_finite = _case(order).non_finite
-    return Written(
-        record=record,
-        audit=audit,
-        outputs=outputs,
-        near=_near(expected, reference, outputs, non_finite) if samples else {},
-        half_floats=found.half_floats,
-        reload_equal=_equal(outputs[:1], again),
-        ddr=ddr,
-        reciprocals=wrong_reciprocals(load_graph(model)),
-    )
+    facts = {
+        "record": asdict(record),
+        "audit": asdict(audit),
+        # The worst figures compared with the float and the quantized model on the CPU.
+        "near": _near(expected, reference, outputs, non_finite) if samples else {},
+        # Whether QNN computes floats in 16 bits; None if the context does not say.
+        "half_floats": found.half_floats,
+        "reload_equal": _equal(outputs[:1], again),
+        "ddr": ddr,
+        "reciprocals": wrong_reciprocals(load_graph(model)),
+    }
+    return facts, outputs
 
 
 def _inferences(order: Mapping[str, Any]) -> Iterator[list[Sample]]:
@@ -279,10 +262,9 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     """One context, with the user's options and in the form that the user wants."""
     profile = Path(order["profile"]) if order["profile"] else None
     settings, path, log = Settings(**order["settings"]), Path(order["path"]), Path(order["log"])
-    written = write_context(
-        order, order["soc"], settings, path, embed=order["embed"], log=log, profile=profile
-    )
-    return _as_reply(written)
+    return write_context(order, order["soc"], settings, path, embed=order["embed"], log=log, profile=profile)[
+        0
+    ]
 
 
 def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,12 +274,12 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
     for chip in order["chips"]:
         folder = Path(order["into"]) / chip
         folder.mkdir()
-        written = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
-        near[chip] = written.near["sqnr_db"]
+        facts, _ = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
+        near[chip] = facts["near"]["sqnr_db"]
     model, precision, build = Path(order["model"]), precision_named(_run(order).precision), installed_build()
     files = write_flexible(model, precision, order["chips"], settings, build, path, embed=order["embed"])
     record = replace(
-        written.record,
+        Record(**facts["record"]),
         model=path.name,
         files={file.name: hash_file(file) for file in files},
         soc=", ".join(order["chips"]),
@@ -335,7 +317,7 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
     compared with the other's."""
     run, into = _run(order), Path(order["into"])
 
-    def write(form: str, **more: Any) -> Written:
+    def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
         (into / form).mkdir(parents=True)
         path = into / form / "model_ctx.onnx"
         return write_context(
@@ -343,13 +325,13 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
         )
 
     profile = into / "beside" / "profile.csv" if run.profiling else None
-    beside = write("beside", log=Path(order["log"]), profile=profile)
-    embedded = write("embedded", most=1)
-    size = sum((into / "beside" / file).stat().st_size for file in beside.record.files)
+    beside, outputs = write("beside", log=Path(order["log"]), profile=profile)
+    embedded, outputs_embedded = write("embedded", most=1)
+    size = sum((into / "beside" / file).stat().st_size for file in beside["record"]["files"])
     return {
-        "beside": {**_as_reply(beside), "bytes": size},
-        "embedded": _as_reply(embedded),
-        "forms_equal": _equal(beside.outputs[:1], embedded.outputs),
+        "beside": {**beside, "bytes": size},
+        "embedded": embedded,
+        "forms_equal": _equal(outputs[:1], outputs_embedded),
         "slowest": [str(cost) for cost in slowest(profile)] if profile else [],
     }
 
@@ -430,18 +412,6 @@ ORDERS = {
     "diverge": order_diverge,
     "run": order_run,
 }
-
-
-def _as_reply(written: Written) -> dict[str, Any]:
-    return {
-        "record": asdict(written.record),
-        "audit": asdict(written.audit),
-        "near": dict(written.near),
-        "half_floats": written.half_floats,
-        "ddr": written.ddr,
-        "reciprocals": list(written.reciprocals),
-        "reload_equal": written.reload_equal,
-    }
 
 
 REMEDIES = {
