@@ -55,7 +55,7 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     if _taken(output):
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
-    layers = f"{shape.layers} layers" + (f" in {order['parts']} binaries" if genie else "")
+    layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
     cost = forecast(shape, order["precision"], order["parts"]) if genie else ""
     sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{cost}\n")
     with (
@@ -173,9 +173,7 @@ def _compiled(
     results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))
     result = results[task.name]
     if failure := result.failure:
-        refused = ToolkitError(failure.message, remedy=failure.remedy)
-        refused.exit_code = failure.exit_code
-        raise refused
+        raise ToolkitError(failure.message, remedy=failure.remedy, exit_code=failure.exit_code)
     return result
 
 
@@ -200,9 +198,7 @@ def asking(log: Path, timeout: float) -> Iterator[Ask]:
         except Gone as gone:
             raise CheckFailed(gone.sentence(log), remedy=session("diagnose", log)) from gone
         if error := reply.get("error"):
-            refused = ToolkitError(error["message"], remedy=error["remedy"])
-            refused.exit_code = error.get("exit_code", 1)
-            raise refused
+            raise ToolkitError(error["message"], remedy=error["remedy"], exit_code=error["exit_code"])
         log.unlink(missing_ok=True)
         return reply
 

@@ -14,6 +14,8 @@ LAYER, WORDS = 60_817_408, 512 * 2048
 ONE = LAYER + 2 * WORDS
 GRAPHS = 2
 """Prefill and decode."""
+START = 15.0
+"""Seconds that even the smallest model takes."""
 
 
 def forecast(shape: Architecture, precision: str, parts: int) -> str:
@@ -24,7 +26,7 @@ def forecast(shape: Architecture, precision: str, parts: int) -> str:
         return ""
     weights = shape.weights(parts)
     share = GRAPHS * sum(weights) / ONE
-    large, long = share * (one.context_bytes or 0), share * (one.cpu_seconds or 0)
+    large, long = share * (one.context_bytes or 0), START + share * (one.cpu_seconds or 0)
     peak, more = one.peak_mb or 0, (two.peak_mb or 0) - (one.peak_mb or 0)
     memory = 1e6 * (peak + more * max(0, max(weights) - ONE) / LAYER)
     return f": about {size(large)}, {seconds(long)} of a core and {size(memory)} of memory"

@@ -170,34 +170,26 @@ def speak(
     """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
     have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
     token as it is said."""
-    rows = [list(prompt) for prompt in prompts]
-    request = json.dumps({"config": config.name, "texts": [], "prompts": rows})
-    code, output, lines = _ended(config.parent, request, timeout, heard)
-    if code or len(lines) != len(prompts):
-        raise refusal(output, how_it_ended(code))
+    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, heard)
     most = json.loads(config.read_text(encoding="utf-8"))["dialog"]["max-num-tokens"]
-    return [_spoken(json.loads(line), most) for line in lines]
+    return [_spoken(reply, most) for reply in replies]
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
     """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
-    request = json.dumps({"config": config.name, "texts": list(texts), "prompts": []})
-    code, output, lines = _ended(config.parent, request, timeout, lambda token: None)
-    if code or len(lines) != len(texts):
-        raise refusal(output, how_it_ended(code))
-    return [json.loads(line)["encoded"] for line in lines]
+    return [reply["encoded"] for reply in _replies(config, list(texts), [], timeout, lambda token: None)]
 
 
-def _ended(
-    folder: Path, request: str, timeout: float, heard: Callable[[int], None]
-) -> tuple[int, str, list[str]]:
-    """The exit code of Genie's process, what it printed, and its answers."""
+def _replies(
+    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, heard: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts})
     printed, answers = list[str](), list[str]()
     late = threading.Event()
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "ci.llm.genie_process", str(folder)],
+            [sys.executable, "-m", "ci.llm.genie_process", str(config.parent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -236,7 +228,9 @@ def _ended(
         output = "".join(printed) + errors.read()
     if late.is_set():
         raise CheckFailed(f"Genie gave no answer in {timeout:g} s", remedy="give it longer with --timeout")
-    return code, output, answers
+    if code or len(answers) != len(texts) + len(prompts):
+        raise refusal(output, how_it_ended(code))
+    return [json.loads(answer) for answer in answers]
 
 
 def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:

@@ -62,9 +62,8 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
             return _refused(known)
         text = " ".join(str(error).split())[:1000]
         message = f"{order['do']}: {type(error).__name__}: {text}"
-        unforeseen = ToolkitError(message, remedy=f"the traceback is in {order['log']}")
-        unforeseen.exit_code = INTERNAL
-        return _refused(unforeseen, "unforeseen")
+        remedy = f"the traceback is in {order['log']}"
+        return _refused(ToolkitError(message, remedy=remedy, exit_code=INTERNAL), "unforeseen")
     return {**reply, **meter.read()}
 
 

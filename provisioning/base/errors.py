@@ -20,11 +20,15 @@ class ToolkitError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, remedy: str = "", output: str = "") -> None:
+    def __init__(
+        self, message: str, *, remedy: str = "", output: str = "", exit_code: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
         self.output = output
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class CheckFailed(ToolkitError):
