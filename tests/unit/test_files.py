@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.disk import disk_errors
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import replace_text
 
 
@@ -50,3 +52,8 @@ def test_of_a_try_that_failed_nothing_is_left(
             replace_text(tmp_path / "file", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "old"
+
+
+def test_of_a_copy_the_full_disk_is_named() -> None:
+    with pytest.raises(EnvironmentLacking, match="^written:"), disk_errors("name another"):
+        raise OSError(errno.ENOSPC, "No space left on device", "read", None, "written")
