@@ -26,6 +26,7 @@ from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
 from ci.llm.prompts import chat_text, tokens_of, without_beginning
 from ci.llm.suite import PRECISIONS
 from ci.llm.work import (
+    Common,
     basis_of,
     compile_task,
     environment,
@@ -168,7 +169,8 @@ def _compiled(
     roots = roots_of(folder / "config.json", selection.store)
     memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=not args.no_cache)
     timeout = LONG if args.timeout == TIMEOUT else args.timeout
-    task = compile_task(order, memo, logs, timeout, basis_of(selection.store, found), selection.store)
+    common = Common(memo, logs, timeout, basis_of(selection.store, found))
+    task = compile_task(order, common, selection.store)
     setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
     results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))
     result = results[task.name]

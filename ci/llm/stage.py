@@ -16,6 +16,7 @@ from ci.engine.workers.parent import Worker
 from ci.llm.findings import findings_of, model_findings, row
 from ci.llm.suite import SUITES, Program
 from ci.llm.work import (
+    Common,
     basis_of,
     environment,
     executorch_environment,
@@ -69,43 +70,32 @@ def work(
         case = name.partition("/")[0]
         return not list(model_findings(case, cases[case].perplexity, result))
 
-    basis = basis_of(selection.store)
-    trainings = {case: training(memo, case, logs, args.timeout, basis) for case in cases}
-    trained = do(
-        list(trainings.values()),
-        How("models", workers("train"), args.jobs, args.why, share=True),
-        accept=accept,
-    )
+    common = Common(memo, logs, args.timeout, basis_of(selection.store))
+    trainings = {case: training(case, common) for case in cases}
+    how = How("models", workers("train"), args.jobs, args.why, share=True)
+    trained = do(list(trainings.values()), how, accept=accept)
     models = {case: trained[task.name] for case, task in trainings.items()}
     named = {program.name: program for program in programs}
 
     def passes(name: str, result: Result) -> bool:
         return verdict(list(findings_of(named[name], result))) == "pass"
 
-    def done(through: str, how: How, memo: Memo, basis: Mapping[str, Metric]) -> dict[str, Result]:
+    def done(through: str, how: How, common: Common) -> dict[str, Result]:
         tasks = [
-            program_task(
-                program,
-                memo,
-                model.folder,
-                model.facts["weights"],
-                logs,
-                args.timeout,
-                keep=args.keep,
-                basis=basis,
-            )
+            program_task(program, common, model.folder, model.facts["weights"], keep=args.keep)
             for program in programs
             if program.run.through == through
             if (model := models[program.case_name]).folder is not None and model.failure is None
         ]
         return do(tasks, how, accept=passes) if tasks else {}
 
-    results = done("genie", How("texts by Genie", workers("speak"), args.jobs, args.why), memo, basis)
+    results = done("genie", How("texts by Genie", workers("speak"), args.jobs, args.why), common)
     if found:
         variables = executorch_environment(found)
         how = How("texts by ExecuTorch", workers("lower", variables), args.jobs, args.why)
         other = Memo(selection.store, "llm-executorch", roots, environ=variables, reuse=reuse)
-        results |= done("executorch", how, other, basis_of(selection.store, found))
+        basis = basis_of(selection.store, found)
+        results |= done("executorch", how, Common(other, logs, args.timeout, basis))
     return models, results
 
 

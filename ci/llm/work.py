@@ -76,19 +76,41 @@ def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str]
 
 
 @dataclass(frozen=True)
+class Common:
+    """What tasks of one kind of worker have in common."""
+
+    memo: Memo
+    logs: Path
+    timeout: float
+    basis: Mapping[str, Metric]
+
+
+@dataclass(frozen=True)
 class ModelTask:
     """Training, or one program."""
 
     name: str
-    key: Mapping[str, Metric]
-    memo: Memo
-    cost: Job
-    logs: Path
+    common: Common
+    inputs: Mapping[str, Metric]
+    """Known before the work, beside those of `common`."""
     order: Mapping[str, Any]
+    seconds: float
+    """Expected."""
     keeps_files: bool
     """Whether the written files are the result."""
-    timeout: float
     keep: bool = False
+
+    @property
+    def key(self) -> Mapping[str, Metric]:
+        return {**self.inputs, **self.common.basis}
+
+    @property
+    def memo(self) -> Memo:
+        return self.common.memo
+
+    @property
+    def cost(self) -> Job:
+        return Job(self.name, self.seconds, MEMORY)
 
     @property
     def group(self) -> str:
@@ -96,13 +118,13 @@ class ModelTask:
 
     @property
     def log(self) -> Path:
-        return self.logs / f"{self.name}.log"
+        return self.common.logs / f"{self.name}.log"
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        into = self.memo.scratch() if self.keeps_files else empty_folder(self.logs / self.name)
+        into = self.memo.scratch() if self.keeps_files else empty_folder(self.common.logs / self.name)
         order = {**self.order, "into": str(into.absolute()), "log": str(self.log.absolute())}
-        reply = worker.ask({**order, "timeout": self.timeout})
+        reply = worker.ask({**order, "timeout": self.common.timeout})
         if error := reply.get("error"):
             shutil.rmtree(into, ignore_errors=True)
             code = error["exit_code"]
@@ -110,8 +132,8 @@ class ModelTask:
         self.log.unlink(missing_ok=True)
         touched = Touched.of(reply.pop("touched"))
         if self.keeps_files:
-            return Done(reply, touched, folder=into, own=(self.logs,))
-        return Done(reply, touched, evidence=None if self.keep else into, own=(into, self.logs))
+            return Done(reply, touched, folder=into, own=(self.common.logs,))
+        return Done(reply, touched, evidence=None if self.keep else into, own=(into, self.common.logs))
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         remedy = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", self.log)
@@ -130,71 +152,35 @@ def basis_of(store: Path, found: Environment | None = None) -> dict[str, Metric]
     return basis
 
 
-def training(memo: Memo, case: str, logs: Path, timeout: float, basis: Mapping[str, Metric]) -> ModelTask:
-    return ModelTask(
-        name=f"{case}/model",
-        key={"what": "train", **basis},
-        memo=memo,
-        cost=Job(f"{case}/model", 90.0, MEMORY),
-        logs=logs,
-        order={"do": "train"},
-        keeps_files=True,
-        timeout=timeout,
-    )
+def training(case: str, common: Common) -> ModelTask:
+    return ModelTask(f"{case}/model", common, {"what": "train"}, {"do": "train"}, 90.0, keeps_files=True)
 
 
-def program_task(
-    program: Program,
-    memo: Memo,
-    model: Path,
-    weights: str,
-    logs: Path,
-    timeout: float,
-    *,
-    keep: bool,
-    basis: Mapping[str, Metric],
-) -> ModelTask:
-    return ModelTask(
-        name=program.name,
-        key={
-            "what": "speak",
-            "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
-            "soc": program.soc,
-            "weights": weights,
-            **basis,
-        },
-        memo=memo,
-        cost=Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY),
-        logs=logs,
-        order={
-            "do": program.run.through,
-            "run": json.loads(program.run.model_dump_json()),
-            "soc": program.soc,
-            "model": str(model),
-            "timeout": timeout,
-        },
-        keeps_files=False,
-        timeout=timeout,
-        keep=keep,
-    )
+def program_task(program: Program, common: Common, model: Path, weights: str, *, keep: bool) -> ModelTask:
+    run, soc = program.run, program.soc
+    order = {
+        "do": run.through,
+        "run": json.loads(run.model_dump_json()),
+        "soc": soc,
+        "model": str(model),
+        "timeout": common.timeout,
+    }
+    inputs: dict[str, Metric] = {
+        "what": "speak",
+        "run": run.model_dump(mode="json", exclude=JUDGED_LATER),
+        "soc": soc,
+        "weights": weights,
+    }
+    seconds = 90.0 if run.quantized else 60.0
+    return ModelTask(program.name, common, inputs, order, seconds, keeps_files=False, keep=keep)
 
 
-def compile_task(
-    order: Mapping[str, Any], memo: Memo, logs: Path, timeout: float, basis: Mapping[str, Metric], store: Path
-) -> ModelTask:
+def compile_task(order: Mapping[str, Any], common: Common, store: Path) -> ModelTask:
     """A checkpoint of the user's."""
     digests, folder = Digests(store), Path(order["model"])
-    inputs = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
-    inputs += [Path(order["calibrate"])] if order["calibrate"] else []
-    files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in inputs}
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+    paths += [Path(order["calibrate"])] if order["calibrate"] else []
+    files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in paths}
     digests.save()
-    return ModelTask(
-        name="compile",
-        key={"what": "compile", "order": dict(order), "files": files, **basis},
-        memo=memo,
-        cost=Job("compile", 60.0, MEMORY),
-        logs=logs,
-        order=order,
-        keeps_files=True,
-        timeout=timeout,
-    )
+    inputs: dict[str, Metric] = {"what": "compile", "order": dict(order), "files": files}
+    return ModelTask("compile", common, inputs, order, 60.0, keeps_files=True)
