@@ -129,3 +129,9 @@ def test_its_model_that_leaves_the_npu_makes_its_verdict_red(red: Rehearsed) -> 
     }
     found = [one for one in red.jobs["qnn / programs"]["annotations"] if "lowering-cpu-operator" in one]
     assert found and all("sums/" in one for one in found)
+
+
+def test_its_model_that_did_not_change_is_taken_from_the_cache(red: Rehearsed) -> None:
+    log = red.log("qnn / programs")
+    assert re.search(r": 2 cached \(2 from GitHub's cache of \w+\), 2 to do", log)
+    assert f"2 because {SUMS} changed" in log
