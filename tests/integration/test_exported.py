@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ci.engine.workers.child import collect_operators_once
 from ci.suites.factory import find, infer_all, make
 from ci.suites.user_model import BadFactory
 
@@ -114,3 +115,20 @@ def test_refuses_what_would_compile_to_something_else(tmp_path: Path, kind: str)
     with pytest.raises(BadFactory):
         loaded = make("net.pt2", {}, tmp_path)
         infer_all(loaded.model, [loaded.sample(0)])
+
+
+def test_asking_for_the_operators_once_gives_the_same_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._export import utils
+    from torch.export import decomp_utils, exported_program
+
+    for module in (utils, decomp_utils, exported_program):
+        # Restored at the end.
+        monkeypatch.setattr(module, "_collect_all_valid_cia_ops", utils._collect_all_valid_cia_ops)
+    monkeypatch.setattr(torch._ops, "Callable", torch._ops.Callable)
+    plain = utils._collect_all_valid_cia_ops()
+    collect_operators_once()
+    library = torch.library.Library("qnn_ci_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
+    quick = exported_program._collect_all_valid_cia_ops()
+    assert quick - plain == {torch.ops.qnn_ci_test.twice.default} and not plain - quick

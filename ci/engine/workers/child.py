@@ -138,6 +138,9 @@ def collect_operators_once() -> None:
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
 
+    if not hasattr(utils, "_materialize_cpp_cia_ops"):
+        # Another torch than the locked one.
+        return
     ask, collect = utils._materialize_cpp_cia_ops, utils._collect_all_valid_cia_ops
 
     def collect_once() -> Any:
