@@ -135,13 +135,15 @@ def collect_operators_once() -> None:
     import typing
 
     import torch
-    from torch._export import utils
-    from torch.export import decomp_utils, exported_program
 
-    if not hasattr(utils, "_materialize_cpp_cia_ops"):
-        # Another torch than the locked one.
+    try:
+        from torch._export import utils
+        from torch._export.utils import _collect_all_valid_cia_ops as collect
+        from torch._export.utils import _materialize_cpp_cia_ops as ask
+        from torch.export import decomp_utils, exported_program
+    except ImportError:
+        # Another torch than the locked one, which is as fast as it is.
         return
-    ask, collect = utils._materialize_cpp_cia_ops, utils._collect_all_valid_cia_ops
 
     def collect_once() -> Any:
         ask()
