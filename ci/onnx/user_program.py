@@ -70,7 +70,7 @@ def prepared(
         folder.mkdir(parents=True, exist_ok=True)
         return steps_of(what, log, into=str(folder), **common, **more)
 
-    with step(f"checking {program.case.model}"):
+    with step(f"checking {Path(program.case.model).name}"):
         facts = order("prepare", scratch / "prepared", **more)
     for constant in facts["constant"]:
         say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
