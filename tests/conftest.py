@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 
 from tests.support import engine, needs, whole
+
+# With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what tests start would inherit it and not be interruptible.

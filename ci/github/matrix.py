@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ci.engine.jobs import Job, shard
@@ -180,15 +181,18 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
     from ci.executorch.suite import Program
     from ci.suites.imports import closure
 
+    @cache
+    def needed(module: str, search_path: Path) -> frozenset[Path]:
+        return closure(module, [search_path, ROOT])
+
     owners: dict[Path, set[str]] = {}
     suites: set[Path] = set()
     for program in programs:
         assert isinstance(program, Program)
         suites.add(program.suite)
-        roots = [program.search_path, ROOT]
         files = {program.search_path / name for name in (*program.case.files, program.case.factory)}
         for dotted in (program.case.factory, *program.run.annotations):
-            files |= closure(dotted.partition(":")[0], roots)
+            files |= needed(dotted.partition(":")[0], program.search_path)
         for path in files:
             owners.setdefault(path, set()).add(program.case_name)
     harmless = gate_table().ignored_by_stages(STAGES)

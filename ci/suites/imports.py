@@ -91,9 +91,9 @@ def _forget(folder: Path) -> None:
 
 def module_file(name: str, roots: Sequence[Path]) -> Path | None:
     """The file of a module in the first root that has it; None for installed and built-in modules."""
-    relative = Path(*name.split("."))
+    relative = name.replace(".", "/")
     for root in roots:
-        for path in (root / relative.with_suffix(".py"), root / relative / "__init__.py"):
+        for path in (root / f"{relative}.py", root / f"{relative}/__init__.py"):
             if path.is_file():
                 return path
     return None

@@ -4,7 +4,6 @@ Our messages rest on these answers. Where a newer QNN answers otherwise, they ar
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 import subprocess
@@ -14,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.diagnosis import explain
-from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
-from provisioning.environment import resolve
+from provisioning.base.settings import ROOT
 from tests.support.onnx_models import conv_model, write
 from tests.support.runner import Bench, dist, runner_reports
-from tests.support.sdk import sdk_root
+from tests.support.sdk import qnn_environment, sdk_root
 from tests.support.typed import typed
 
 __all__ = ["dist", "runner_reports"]
@@ -27,8 +25,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def environ() -> dict[str, str]:
-    selection = Selection("wheels", "x86_64-linux", DEFAULT_SOC, store_path(), Path("reports"))
-    return resolve(selection, {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}).merged(os.environ)
+    return qnn_environment()
 
 
 def lowered(folder: Path, environ: dict[str, str], *names: str) -> dict[str, str]:

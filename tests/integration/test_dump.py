@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ci.suites.programs.dlc import read_dlc
-from provisioning.base.settings import ROOT, Selection, reports_path, store_path
-from provisioning.environment import resolve
+from provisioning.base.settings import ROOT
 from tests.support import programs
 from tests.support.onnx_models import conv_model, write
 from tests.support.typed import typed
@@ -91,30 +87,13 @@ def test_an_option_that_compile_cannot_serve_names_the_command_that_does(model: 
     assert not (tmp_path / "out").exists()
 
 
-PROGRAM = """
-import sys
-import torch
-from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
-from executorch.backends.qualcomm.utils import utils
-from executorch.exir import ExecutorchBackendConfig
-
-spec = utils.generate_qnn_executorch_compiler_spec(
-    soc_model=QcomChipset.SM8650, backend_options=utils.generate_htp_compiler_spec(use_fp16=True)
-)
-edge = utils.to_edge_transform_and_lower_to_qnn(torch.nn.ReLU().eval(), (torch.ones(1, 8),), spec)
-program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=4096))
-open(sys.argv[1], "wb").write(program.buffer)
-"""
-
-
 @pytest.mark.whole
-def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(tmp_path: Path) -> None:
-    selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), reports_path())
-    environ = resolve(selection, os.environ).merged(os.environ)
-    program = tmp_path / "model.pte"
-    subprocess.run([sys.executable, "-c", PROGRAM, program], env=environ, check=True, capture_output=True)
+def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(
+    tmp_path: Path, runner_programs: Path
+) -> None:
+    program = runner_programs / "htp.pte"
     assert typed("inspect", program, "--extract", tmp_path / "out").returncode == 0
-    context = tmp_path / "out" / "model.forward_0.bin"
+    context = tmp_path / "out" / "htp.forward_0.bin"
     done = typed("wrap-context", context, "-o", tmp_path / "wrapped.pte")
     assert done.returncode == 0, done.stderr
     assert typed("inspect", tmp_path / "wrapped.pte", "--extract", tmp_path / "again").returncode == 0

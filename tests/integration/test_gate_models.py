@@ -1,7 +1,7 @@
 """The gate on models: a wrong weight, a wrong scheme, an operator on the CPU and a model that became dearer
 each turn it red, with the finding that says what and where.
 
-Thresholds and baseline are what the toolkit itself derives from a run in which everything is right.
+Thresholds and baseline are what the toolkit itself derives from the model that is right.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ci.engine.memo import key_of
 from ci.executorch.suite import load_suite
+from ci.suites.baseline import baseline_path, load_baseline
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
 from tests.support.processes import alive, descendants, wait_for
 from tests.support.runner import dist, runner_reports
@@ -27,38 +29,30 @@ from tests.support.runner import dist, runner_reports
 __all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
-RIGHT: dict[str, dict[str, str]] = {
+CASES: dict[str, dict[str, str]] = {
     "good": {},
-    "dearer": {},
+    # Good in itself: the program of wrong_weight, whose weights are others, takes the place of its own.
     "wrong_program": {"arguments": "width = 40"},
-    # Good in itself: its program, in which one weight is another, takes the place of wrong_program's.
-    "donor": {"arguments": "width = 40, changed = true"},
-}
-WRONG: dict[str, dict[str, str]] = {
-    "wrong_weight": {"run": 'annotations = ["lowering_models:change_a_weight"]'},
+    "wrong_weight": {"arguments": "width = 40", "run": 'annotations = ["lowering_models:change_a_weight"]'},
     "wrong_scheme": {"scheme": "16a4w"},
     "undelegated": {"factory": "lowering_models:with_erf"},
     "dearer": {"arguments": "width = 512"},
 }
 
 
-def _suite(base: Path, cases: Mapping[str, Mapping[str, str]]) -> Path:
-    defaults = {"scheme": "16a8w", "thresholds": "sqnr_db = 0"}
-    return suite(base, {name: {**defaults, **case} for name, case in cases.items()})
+def _suite(base: Path, thresholds: str) -> Path:
+    defaults = {"scheme": "16a8w", "thresholds": thresholds}
+    return suite(base, {name: {**defaults, **case} for name, case in CASES.items()})
 
 
-def _thresholds(path: Path) -> dict[str, str]:
-    """Of each case; a wrong one is held to those of the good one that it differs from."""
-    figures = {}
-    for name, case in load_suite(path).cases.items():
-        thresholds = case.runs[0].thresholds
-        assert thresholds is not None
-        values = thresholds.model_dump(exclude_none=True).items()
-        figures[name] = ", ".join(f"{figure} = {value}" for figure, value in values)
-    return {name: figures.get(name, figures["good"]) for name in (*RIGHT, *WRONG)}
+def _thresholds_of_the_good_one(path: Path) -> str:
+    thresholds = load_suite(path).cases["good"].runs[0].thresholds
+    assert thresholds is not None
+    values = thresholds.model_dump(exclude_none=True).items()
+    return ", ".join(f"{figure} = {value}" for figure, value in values)
 
 
-def _give_program(base: Path, done: Done, giver: str, taker: str) -> None:
+def _give_program(done: Done, giver: str, taker: str) -> None:
     """Put the program of one case in the place of another's in the store, as if it had been compiled so."""
     programs = done.report.metrics["programs"]
     assert isinstance(programs, Mapping)
@@ -77,20 +71,20 @@ def _give_program(base: Path, done: Done, giver: str, taker: str) -> None:
 
 @pytest.fixture(scope="module")
 def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A suite after a run in which everything was right, with its thresholds and its baseline."""
-    base = tmp_path_factory.mktemp("gate")
-    path = _suite(base, RIGHT)
-    assert run("test_emulator", base, "--suite", path, "--update-thresholds", "--update-baseline").code == 0
-    assert run("test_lowering", base, "--suite", path, "--update-baseline").code == 0
-    return base
+    return tmp_path_factory.mktemp("gate")
 
 
 @pytest.fixture(scope="module")
 def gate(base: Path) -> Done:
-    thresholds = _thresholds(base / "suite.toml")
-    cases = {name: {**case, "thresholds": thresholds[name]} for name, case in {**RIGHT, **WRONG}.items()}
-    path = _suite(base, cases)
-    _give_program(base, run("test_lowering", base, "--suite", path), "donor", "wrong_program")
+    """All are held to the thresholds and the costs of the good one, as the toolkit measured them."""
+    path = _suite(base, "sqnr_db = 0")
+    lowered = run("test_lowering", base, "--suite", path, "--update-baseline")
+    assert run("test_emulator", base, "--suite", path, "--case", "good", "--update-thresholds").code == 0
+    _suite(base, _thresholds_of_the_good_one(path))
+    agreed = load_baseline(baseline_path(path, DEFAULT_PROFILE))
+    costs = {**agreed.programs, "dearer/16a8w/SM8650": agreed.programs["good/16a8w/SM8650"]}
+    replace(agreed, programs=costs).write()
+    _give_program(lowered, "wrong_weight", "wrong_program")
     stages = [part for stage in ("test_lowering", "test_emulator") for part in ("--only", stage)]
     return run("gate", base, *stages, "--suite", path)
 
@@ -112,9 +106,8 @@ def test_the_gate_is_red(gate: Done) -> None:
     assert (gate.code, gate.report.outcome) == (1, Outcome.FAIL)
 
 
-@pytest.mark.parametrize("case", ["good", "donor"])
-def test_a_model_that_is_as_it_should_be_is_not_to_blame(reports: dict[str, Report], case: str) -> None:
-    assert not [finding for report in reports.values() for finding in _errors(report, case)]
+def test_a_model_that_is_as_it_should_be_is_not_to_blame(reports: dict[str, Report]) -> None:
+    assert not [finding for report in reports.values() for finding in _errors(report, "good")]
 
 
 def test_one_changed_weight_is_found_with_the_operator_and_its_line(reports: dict[str, Report]) -> None:
@@ -164,7 +157,7 @@ def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report
     kept = [Path(each.path) for each in reports["test_emulator"].artifacts if each.kind == "failure"]
     cases = {part for path in kept for part in path.parts}
     assert {"wrong_weight", "wrong_scheme", "wrong_program"} <= cases
-    assert not {"good", "donor"} & cases
+    assert "good" not in cases
     assert all(path.is_file() for path in kept)
     assert any(path.name.startswith("output_") for path in kept)
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 
 from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
+from tests.support import whole
 from tests.support.lowering_suites import Done, command, environment, run, suite
 from tests.support.processes import alive, descendants, wait_for
 from tests.support.sdk import sdk_root
@@ -37,6 +39,12 @@ BAD = {
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
 }
 
+WITH_WHOLE = (
+    *("no_inputs", "text_input", "spectrum", "chooses", "inverse", "changes_input"),
+    *("encoder", "named", "changes", "spectrum_by_products"),
+)
+"""Cases that the whole suites have beside the ordinary run's, as they go the way of others."""
+
 IN_FP16 = ("inverse", "changes_input")
 INPUTS = "inputs = [{ shape = [1, 8, 16], low = -2 }]"
 
@@ -54,7 +62,7 @@ def dying(name: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     base = tmp_path_factory.mktemp("bad")
     cases = {name: {"factory": f"lowering_models:{name}"} for name in BAD}
     for name in IN_FP16:
@@ -71,12 +79,19 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     cases["spectrum_by_products"] = {"factory": "lowering_models:spectrum_by_products"}
     cases["fixed"] = {"factory": "lowering_models:fixed"}
     cases["volume"] = dying("volume")
+    if not request.config.getoption(whole.FLAG):
+        cases = {name: case for name, case in cases.items() if name not in WITH_WHOLE}
     (base / "lowering_extra.py").write_text("WIDTH = 32\n")
     return run("test_lowering", base, "--suite", suite(base, cases))
 
 
+def each(cases: Iterable[str]) -> pytest.MarkDecorator:
+    marked = (pytest.param(one, marks=pytest.mark.whole if one in WITH_WHOLE else ()) for one in cases)
+    return pytest.mark.parametrize("case", marked)
+
+
 class TestBadInput:
-    @pytest.mark.parametrize("case", BAD)
+    @each(BAD)
     def test_each_ends_in_one_finding_that_says_why(self, done: Done, case: str) -> None:
         rule, says = BAD[case]
         (finding,) = [each for each in done.report.findings if each.subject.startswith(f"{case}/")]
@@ -108,7 +123,7 @@ class TestBadInput:
     def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
         assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
 
-    @pytest.mark.parametrize("case", ["good", "named", "changes", "encoder", "spectrum_by_products"])
+    @each(["good", "named", "changes", "encoder", "spectrum_by_products"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 1
 
@@ -216,15 +231,11 @@ def test_a_suite_with_unknown_keys_is_a_usage_error(tmp_path: Path) -> None:
     assert done.code == 2 and "colour" in done.err and "try:" in done.err
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("processes", "number"),
-    [
-        # The worker starts, or has a child that lowers.
-        (1, signal.SIGTERM),
-        pytest.param(2, signal.SIGTERM, marks=pytest.mark.whole),
-        pytest.param(2, signal.SIGINT, marks=pytest.mark.whole),
-        pytest.param(2, signal.SIGKILL, marks=pytest.mark.whole),
-    ],
+    # The worker starts, or has a child that lowers.
+    [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGINT), (2, signal.SIGKILL)],
 )
 def test_interrupted_it_leaves_no_process(tmp_path: Path, processes: int, number: signal.Signals) -> None:
     one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})

@@ -15,7 +15,7 @@ from tests.support.elves import Library
 from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 SUITE = MANIFESTS / "suites" / "lpai.toml"
 LIBRARY = "lib/x86_64-linux-clang/libQnnLpai.so"
@@ -27,7 +27,6 @@ def figures(done: Done) -> dict[str, float]:
     return {name: row["figures"]["sqnr_db"] for name, row in programs.items() if "figures" in row}
 
 
-@pytest.mark.whole
 def test_every_program_of_the_shipped_suite_keeps_its_accuracy(tmp_path: Path) -> None:
     done = run("test_lowering", tmp_path, "--suite", SUITE)
     assert (done.code, done.report.outcome) == (3, Outcome.ERROR)
@@ -35,7 +34,6 @@ def test_every_program_of_the_shipped_suite_keeps_its_accuracy(tmp_path: Path) -
     assert len(figures(done)) == 6
 
 
-@pytest.mark.whole
 def test_programs_are_quantized_and_the_missing_library_is_named(tmp_path: Path) -> None:
     done = run("test_lowering", tmp_path, "--suite", SUITE, "--case", "resnet10", "--case", "vit_layer")
 
@@ -67,7 +65,6 @@ def test_accuracy_is_held_before_the_library_is_missed(tmp_path: Path) -> None:
     assert done.rules("gpu") == {"gpu-host"}
 
 
-@pytest.mark.whole
 def test_with_a_library_for_the_lpai_the_same_command_goes_on_to_the_compiler(tmp_path: Path) -> None:
     """A library that holds nothing stands in for it: no package here has the real one."""
     sdk = tmp_path / "sdk"

@@ -116,6 +116,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("place", INPUTS.values(), ids=INPUTS)
 def test_whatever_the_build_read_has_it_built_again_and_is_named(bench: Bench, place: str) -> None:
     """Also when the new file is older than what was built, as of a package that was installed anew."""
@@ -132,6 +133,7 @@ def test_whatever_the_build_read_has_it_built_again_and_is_named(bench: Bench, p
     assert "up to date" in bench.run("--dry-run").stdout
 
 
+@pytest.mark.whole
 def test_a_library_that_appears_has_it_built_again(bench: Bench) -> None:
     """Of a package that lacked it: nothing that the build read has changed."""
     library = bench.package / "lib" / "libmore.so"
@@ -183,6 +185,7 @@ def test_the_report_names_every_file_of_dist(dist: Path, runner_reports: Path) -
     assert "QnnBackend" in report["metrics"]["backends"]
 
 
+@pytest.mark.whole
 def test_the_first_error_of_a_failed_build_is_shown(tmp_path: Path) -> None:
     checkout = copied(tmp_path / "checkout")
     source = checkout / "ci" / "builds" / "runner" / "src" / "metrics.cpp"

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import array
 import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
-from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
-from provisioning.environment import resolve
-from tests.support.runner import Bench, dist, runner_reports
-from tests.support.sdk import sdk_root
+from tests.support.runner import Bench, dist, programs, runner_reports
+from tests.support.sdk import qnn_environment
 
-__all__ = ["dist", "runner_reports"]
+__all__ = ["dist", "programs", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
 def environ() -> dict[str, str]:
-    selection = Selection("wheels", "x86_64-linux", DEFAULT_SOC, store_path(), Path("reports"))
-    return resolve(selection, {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}).merged(os.environ)
+    return qnn_environment()
 
 
 @pytest.fixture(scope="module")
-def bench(dist: Path, environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    folder = tmp_path_factory.mktemp("htp")
-    command = [sys.executable, "-m", "tests.support.runner_qnn_program", str(folder), DEFAULT_SOC]
-    subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=600, check=True)
+def bench(dist: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("htp") / "work"
+    shutil.copytree(programs, folder)
     return Bench(dist / "bin" / "qnn_executor_runner", folder)
 
 

@@ -11,6 +11,8 @@ from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.rehearsals import repository
 from tests.support.rehearsed import Rehearsed, rehearse
 
+pytestmark = pytest.mark.whole
+
 NOXFILE = """
     import pathlib
     import sys

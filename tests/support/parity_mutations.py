@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ci.upkeep.miniature_tree import BACKENDS, KINDS, LIBRARIES, PAL, PLATFORM, QUALCOMM
+from ci.upkeep.miniature_tree import BACKENDS, LIBRARIES, PAL, PLATFORM, QUALCOMM
 
 Files = dict[str, str]
 
@@ -27,6 +27,7 @@ VERSION_BZL = "shim_et/xplat/executorch/backends/qualcomm/qnn_version.bzl"
 DOCKER = ".ci/docker/build.sh"
 BUCK_FILES = (RUNTIME_BUCK, WRAPPERS_BUCK, PYTHON_BUCK, QUANTIZER_BUCK, f"{QUALCOMM}/targets.bzl")
 CMAKE_FILES = (TOP_CMAKE, RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE)
+KINDS = ("gpu", "htp", "lpai")
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,55 @@ class Expected:
     what: str = ""
 
 
-Drift = Callable[[random.Random, Files], Expected]
-Edit = Callable[[random.Random, Files], None]
-
-DRIFTS: dict[str, Drift] = {}
-EDITS: dict[str, Edit] = {}
-
-
 class Inapplicable(Exception):
     """The text that this change is made to has been changed by another already."""
 
 
-def drift(function: Drift) -> Drift:
-    DRIFTS[function.__name__] = function
-    return function
+@dataclass(frozen=True)
+class Drift:
+    """A change that parity has to find. In its texts, KIND is a backend, SOURCE the source of a library, and
+    NEW a new name."""
+
+    rules: str
+    """Any of these finds it; empty: any rule."""
+    what: str = ""
+    """A part of what the finding is about."""
+    path: str = ""
+    old: str = ""
+    """Replaced by `new`; without it, `new` is appended."""
+    new: str = ""
+    before: str = ""
+    """A pattern: `new` is put before group 1 of a random match."""
+    first: str = ""
+    """A new first line."""
+    added: tuple[str, ...] = ()
+    """New files."""
+    removed: str = ""
+
+    def made(self, rng: random.Random, files: Files) -> Expected:
+        words = {"KIND": rng.choice(KINDS), "SOURCE": rng.choice(sorted(LIBRARIES.values()))[0]}
+        words["NEW"] = _name(rng).lower()
+
+        def drawn(text: str) -> str:
+            return re.sub(r"\b(KIND|SOURCE)\b|NEW", lambda match: words[match[0]], text)
+
+        files.update((drawn(path), "# new\n") for path in self.added)
+        files.pop(drawn(self.removed), None)
+        if self.before:
+            matches = list(re.finditer(self.before, files[self.path], re.MULTILINE))
+            if not matches:
+                raise Inapplicable(self.path)
+            at = rng.choice(matches).start(1)
+            files[self.path] = files[self.path][:at] + drawn(self.new) + files[self.path][at:]
+        elif self.old:
+            _swap(files, self.path, drawn(self.old), drawn(self.new))
+        elif self.path:
+            files[self.path] = drawn(self.first) + files[self.path] + drawn(self.new)
+        return Expected(tuple(f"parity-{rule}" for rule in self.rules.split()), drawn(self.what))
+
+
+Edit = Callable[[random.Random, Files], None]
+EDITS: dict[str, Edit] = {}
 
 
 def edit(function: Edit) -> Edit:
@@ -69,399 +105,301 @@ def _name(rng: random.Random) -> str:
     return "New" + "".join(rng.choice("abcdefgh") for _ in range(5))
 
 
-def _kind(rng: random.Random, *, with_sources: bool = False) -> str:
-    return rng.choice(["gpu", "htp", "lpai"] if with_sources else list(KINDS))
-
-
-# What seed 003 tells of
-
-
-@drift
-def a_new_backend_is_missing_from_the_globs(rng: random.Random, files: Files) -> Expected:
-    kind = _name(rng).lower()
-    for name in (f"{kind}/Backend", f"{kind}/Graph"):
-        files[f"{BACKENDS}/{name}.cpp"] = files[f"{BACKENDS}/{name}.h"] = "// new\n"
-        files[BACKENDS_CMAKE] += f"target_sources(qnn_graph PRIVATE {name}.cpp {name}.h)\n"
-    return Expected(("parity-missing-in-buck",), f"{kind}/Backend.cpp")
-
-
-@drift
-def a_pattern_of_sources_is_dropped(rng: random.Random, files: Files) -> Expected:
-    kind = _kind(rng, with_sources=True)
-    _swap(files, RUNTIME_BUCK, f'                    "backends/{kind}/*.cpp",\n', "")
-    return Expected(("parity-missing-in-buck",), f"{kind}/")
-
-
-@drift
-def the_headers_are_forgotten(rng: random.Random, files: Files) -> Expected:
-    kind = _kind(rng)
-    _swap(files, RUNTIME_BUCK, f'                    "backends/{kind}/*.h",\n', "")
-    return Expected(("parity-missing-in-buck",), f"{kind}/")
-
-
-@drift
-def host_and_target_are_swapped(rng: random.Random, files: Files) -> Expected:
-    kind = _kind(rng)
-    old = f'["backends/{kind}/host/*.cpp"] if include_aot_qnn_lib else ["backends/{kind}/target/*.cpp"]'
-    new = f'["backends/{kind}/target/*.cpp"] if include_aot_qnn_lib else ["backends/{kind}/host/*.cpp"]'
-    _swap(files, RUNTIME_BUCK, old, new)
-    return Expected(("parity-missing-in-buck",), f"{kind}/")
-
-
-@drift
-def one_half_is_taken_for_both(rng: random.Random, files: Files) -> Expected:
-    kind = _kind(rng)
-    _swap(files, RUNTIME_BUCK, f'"backends/{kind}/target/*.cpp"', f'"backends/{kind}/host/*.cpp"')
-    return Expected(("parity-missing-in-buck",), f"{kind}/target/")
-
-
-@drift
-def an_old_directory_is_named(rng: random.Random, files: Files) -> Expected:
-    kind = _kind(rng)
-    _swap(files, RUNTIME_BUCK, f'"backends/{kind}/host/*.cpp"', f'"backends/{kind}/x86_64/*.cpp"')
-    return Expected(("parity-glob-empty",), "x86_64")
-
-
-@drift
-def a_file_that_does_not_exist_is_excluded(rng: random.Random, files: Files) -> Expected:
-    kind, name = _kind(rng), _name(rng)
-    _swap(files, RUNTIME_BUCK, '["Logging.cpp"]', f'["Logging.cpp", "backends/{kind}/aarch64/{name}.cpp"]')
-    return Expected(("parity-exclude-empty",), name)
-
-
-@drift
-def a_heavy_dependency_comes_in(rng: random.Random, files: Files) -> Expected:
-    label = rng.choice(["kernels/quantized:aot_lib", "kernels/quantized:quantized_ops_lib"])
-    anchor = '"//executorch/backends/transforms:decompose_sdpa",\n'
-    _swap(files, QUANTIZER_BUCK, anchor, f'{anchor}            "//executorch/{label}",\n')
-    return Expected(("parity-heavy-dependency",), label)
-
-
-# Files
-
-
-@drift
-def a_source_is_only_on_disk_and_in_the_globs(rng: random.Random, files: Files) -> Expected:
-    folder = rng.choice(["", "backends/", *(f"backends/{kind}/" for kind in ("gpu", "htp", "lpai"))])
-    path = f"{QUALCOMM}/runtime/{folder}{_name(rng)}.cpp"
-    files[path] = "// new\n"
-    return Expected(("parity-missing-in-cmake",), path)
-
-
-@drift
-def a_half_gets_a_file_that_cmake_lacks(rng: random.Random, files: Files) -> Expected:
-    path = f"{BACKENDS}/{_kind(rng)}/{rng.choice(['host', 'target'])}/{_name(rng)}.cpp"
-    files[path] = "// new\n"
-    return Expected(("parity-missing-in-cmake",), path)
-
-
-@drift
-def cmake_drops_a_file(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice([BACKENDS_CMAKE, RUNTIME_CMAKE, WRAPPERS_CMAKE])
-    names = re.findall(r"\$\{CMAKE_CURRENT_LIST_DIR\}/([\w/]+\.cpp)", files[path])
-    if not names:
-        raise Inapplicable(path)
-    name = rng.choice(sorted(names))
-    _swap(files, path, f"${{CMAKE_CURRENT_LIST_DIR}}/{name}", "")
-    if name in files[path]:
-        raise Inapplicable(name)
-    return Expected(("parity-missing-in-cmake", "parity-unknown-file"), name)
-
-
-@drift
-def cmake_always_takes_the_target_half(rng: random.Random, files: Files) -> Expected:
-    _swap(files, BACKENDS_CMAKE, 'set(_platform "host")', 'set(_platform "target")')
-    return Expected(("parity-missing-in-cmake",), "/host/")
-
-
-@drift
-def cmake_takes_a_file_for_one_platform_only(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(["Utils", "SharedBuffer"])
-    old = f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.cpp"
-    _swap(files, RUNTIME_CMAKE, old, f"$<$<PLATFORM_ID:Android>:{old}>")
-    return Expected(("parity-missing-in-cmake",), f"{name}.cpp")
-
-
-@drift
-def a_subdirectory_is_not_added(rng: random.Random, files: Files) -> Expected:
-    old = "add_subdirectory(\n  ${QNN_EXECUTORCH_ROOT_DIR}/aot/wrappers\n"
-    _swap(files, TOP_CMAKE, old, "set(_unused\n  ${QNN_EXECUTORCH_ROOT_DIR}/aot/wrappers\n")
-    return Expected(("parity-missing-in-cmake",), "wrappers/")
-
-
-@drift
-def cmake_misspells_a_file(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(sorted(LIBRARIES.values()))[0]
-    _swap(files, BACKENDS_CMAKE, f"/{name}.cpp", f"/{name}s.cpp")
-    return Expected(("parity-missing-file",), f"{name}s.cpp")
-
-
-@drift
-def buck_misspells_a_file(rng: random.Random, files: Files) -> Expected:
-    suffix = rng.choice([".cpp", ".h"])
-    _swap(files, PYTHON_BUCK, f'"PyQnnManagerAdaptor{suffix}"', f'"PyQnnManagerAdapter{suffix}"')
-    return Expected(("parity-missing-file",), f"PyQnnManagerAdapter{suffix}")
-
-
-@drift
-def a_file_is_deleted(rng: random.Random, files: Files) -> Expected:
-    path = f"{BACKENDS}/{rng.choice(sorted(LIBRARIES.values()))[0]}{rng.choice(['.cpp', '.h'])}"
-    del files[path]
-    return Expected(("parity-missing-file",), path)
-
-
-@drift
-def a_file_is_renamed_on_disk(rng: random.Random, files: Files) -> Expected:
-    old = f"{BACKENDS}/{rng.choice(sorted(LIBRARIES.values()))[0]}.cpp"
-    files[old.replace(".cpp", "Impl.cpp")] = files.pop(old)
-    return Expected(("parity-missing-in-cmake",), "Impl.cpp")
-
-
-@drift
-def no_build_knows_a_file(rng: random.Random, files: Files) -> Expected:
-    folder = rng.choice(["runtime/backends/direct_mode", "runtime/backends/direct_mode/host", "extra"])
-    path = f"{QUALCOMM}/{folder}/{_name(rng)}{rng.choice(['.cpp', '.h', '.c'])}"
-    files[path] = "// new\n"
-    return Expected(("parity-unknown-file",), path)
-
-
-@drift
-def no_build_knows_a_python_package(rng: random.Random, files: Files) -> Expected:
-    folder = f"{QUALCOMM}/{rng.choice(['builders', 'partition', 'utils', '_passes'])}/{_name(rng).lower()}"
-    for name in ("a", "b", "deep/c"):
-        files[f"{folder}/{name}.py"] = "# new\n"
-    return Expected(("parity-unknown-file",), f"{folder}/**/*.py")
-
-
-@drift
-def a_header_goes_by_another_name(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(PLATFORM)
-    _swap(files, RUNTIME_BUCK, f'"{name}.h": ', f'"{name}{rng.choice(["s.h", ".hpp"])}": ')
-    return Expected(("parity-header-renamed",), f"pal/include/pal/{name}.h")
-
-
-@drift
-def a_module_is_forgotten_in_a_list(rng: random.Random, files: Files) -> Expected:
-    path = f"{QUALCOMM}/recipes/{_name(rng).lower()}.py"
-    files[path] = "# new\n"
-    return Expected(("parity-unknown-file",), path)
-
-
-@drift
-def a_package_that_says_something_is_forgotten(rng: random.Random, files: Files) -> Expected:
-    path = f"{QUALCOMM}/aot/__init__.py"
-    files[path] += "from . import python\n"
-    return Expected(("parity-unknown-file",), f"{QUALCOMM}/aot/*.py")
-
-
-@drift
-def another_platforms_file_is_forgotten(rng: random.Random, files: Files) -> Expected:
-    path = f"{PAL}/src/windows/{_name(rng)}.cpp"
-    files[path] = "// new\n"
-    return Expected(("parity-unknown-file",), path)
-
-
-@drift
-def the_platform_layer_grows_in_buck_alone(rng: random.Random, files: Files) -> Expected:
-    path = f"{PAL}/src/linux/{_name(rng)}.cpp"
-    files[path] = "// new\n"
-    return Expected(("parity-missing-in-cmake",), path)
-
-
-@drift
-def a_mapped_header_is_dropped(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(PLATFORM)
-    _swap(files, RUNTIME_BUCK, f'            "{name}.h": "pal/include/pal/{name}.h",\n', "")
-    return Expected(("parity-missing-in-buck",), f"pal/include/pal/{name}.h")
-
-
-@drift
-def buck_excludes_a_file(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(["Utils", "QnnManager", "backends/QnnLogger", "backends/htp/HtpGraph"])
-    suffix = rng.choice([".cpp", ".h"])
-    _swap(files, RUNTIME_BUCK, f'["Logging{suffix}"]', f'["Logging{suffix}", "{name}{suffix}"]')
-    return Expected(("parity-missing-in-buck",), f"{name}{suffix}")
-
-
-@drift
-def a_directory_becomes_a_package(rng: random.Random, files: Files) -> Expected:
-    kind = _kind(rng, with_sources=True)
-    files[f"{BACKENDS}/{kind}/{rng.choice(['BUCK', 'TARGETS'])}"] = 'oncall("executorch")\n'
-    return Expected(("parity-missing-in-buck",), f"{kind}/")
-
-
-@drift
-def a_pattern_matches_nothing(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).lower()
-    suffix = rng.choice(["cpp", "h"])
-    anchor = f'                    "backends/*.{suffix}",\n'
-    _swap(files, RUNTIME_BUCK, anchor, f'{anchor}                    "backends/{name}/*.{suffix}",\n')
-    return Expected(("parity-glob-empty",), name)
-
-
-@drift
-def a_cmake_glob_matches_nothing(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng)
-    files[WRAPPERS_CMAKE] += f"file(GLOB _more ${{CMAKE_CURRENT_LIST_DIR}}/{name}*.cpp)\n"
-    files[WRAPPERS_CMAKE] += "target_sources(wrappers PRIVATE ${_more})\n"
-    return Expected(("parity-glob-empty",), name)
-
-
-@drift
-def a_select_gives_android_one_file_more(rng: random.Random, files: Files) -> Expected:
-    path = f"{BACKENDS}/direct_mode/{_name(rng)}.cpp"
-    files[path] = "// new\n"
-    extra = path.removeprefix(f"{QUALCOMM}/runtime/")
-    old = 'exclude = ["Logging.cpp"],\n            ),'
-    new = f'{old[:-1]} + select({{"ovr_config//os:android": ["{extra}"], "DEFAULT": []}}),'
-    _swap(files, RUNTIME_BUCK, old, new)
-    return Expected(("parity-missing-in-cmake",), path)
-
-
-@drift
-def any_file_or_pattern_of_buck_is_spoilt(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice([RUNTIME_BUCK, WRAPPERS_BUCK])
-    found = list(re.finditer(r"""["'][\w/*]+(\.(?:cpp|h))["']""", files[path]))
-    if not found:
-        raise Inapplicable(path)
-    one = rng.choice(found)
-    files[path] = f"{files[path][: one.start(1)]}{_name(rng)}{files[path][one.start(1) :]}"
-    return Expected()
-
-
-@drift
-def any_label_of_buck_is_spoilt(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice([RUNTIME_BUCK, WRAPPERS_BUCK])
-    one = rng.choice(list(re.finditer(r"""["'](?://executorch[\w/]+)?:\w+()["'],""", files[path])))
-    files[path] = f"{files[path][: one.start(1)]}{_name(rng)}{files[path][one.start(1) :]}"
-    return Expected(("parity-dependency-unmapped", "parity-not-evaluated"))
-
-
-@drift
-def any_file_of_cmake_is_spoilt(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice([RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE])
-    found = list(re.finditer(r"""^[^#\n]*?\w(\.(?:cpp|h))\b""", files[path], re.MULTILINE))
-    if not found:
-        raise Inapplicable(path)
-    one = rng.choice(found)
-    files[path] = f"{files[path][: one.start(1)]}{_name(rng)}{files[path][one.start(1) :]}"
-    return Expected()
-
-
-# Compiled twice
-
-
-@drift
-def a_source_is_in_two_cmake_libraries(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(sorted(LIBRARIES.values()))[0]
-    files[BACKENDS_CMAKE] += f"target_sources(qnn_device PRIVATE {name}.cpp)\n"
-    return Expected(("parity-compiled-twice",), f"{name}.cpp")
-
-
-@drift
-def an_exclude_is_dropped(rng: random.Random, files: Files) -> Expected:
-    _swap(files, RUNTIME_BUCK, 'exclude = ["Logging.cpp"],', "")
-    return Expected(("parity-compiled-twice",), "Logging.cpp")
-
-
-@drift
-def buck_names_a_source_twice(rng: random.Random, files: Files) -> Expected:
-    _swap(files, PYTHON_BUCK, '"PyQnnManagerAdaptor.cpp",\n', '"PyQnnManagerAdaptor.cpp",\n' * 2)
-    return Expected(("parity-listed-twice",), "PyQnnManagerAdaptor.cpp")
-
-
-@drift
-def a_source_reaches_those_who_link_it(rng: random.Random, files: Files) -> Expected:
-    name = rng.choice(["OpWrapper", "QuantizeParamsWrapper"])
-    _swap(files, WRAPPERS_CMAKE, f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.cpp", "")
-    files[WRAPPERS_CMAKE] += f"target_sources(wrappers PUBLIC ${{CMAKE_CURRENT_LIST_DIR}}/{name}.cpp)\n"
-    return Expected(("parity-compiled-twice",), f"{name}.cpp")
-
-
-# Dependencies
-
-
-@drift
-def cmake_drops_a_link(rng: random.Random, files: Files) -> Expected:
-    old, new = rng.choice(
-        [
-            ("target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)", ""),
-            ("target_link_libraries(wrappers PRIVATE qnn_executorch_logging)", ""),
-            ("executorch_core\n", "\n"),
-        ]
-    )
-    _swap(files, TOP_CMAKE, old, new)
-    return Expected(("parity-dependency-missing-in-cmake",))
-
-
-@drift
-def buck_drops_a_dependency(rng: random.Random, files: Files) -> Expected:
-    path, text = rng.choice(
-        [
+def _of_each(paths: Iterable[str], rules: str, *texts: str, what: str = "") -> list[Drift]:
+    """Each text appended to each file."""
+    return [Drift(rules, what or path.rpartition("/")[0], path, new=new) for path in paths for new in texts]
+
+
+HERE = "${CMAKE_CURRENT_LIST_DIR}"
+PATTERN = '                    "backends/KIND/*{}",\n'
+HALVES = '["backends/KIND/{}/*.cpp"] if include_aot_qnn_lib else ["backends/KIND/{}/*.cpp"]'
+INTERFACE = '"//executorch/runtime/backend:interface",\n'
+DECOMPOSE = '"//executorch/backends/transforms:decompose_sdpa",\n'
+ADAPTOR = '"PyQnnManagerAdaptor'
+EXCLUDED = 'exclude = ["Logging.cpp"],\n            ),'
+UNKNOWN_TO_CMAKE = (
+    "find_package(Qairt)\nif(Qairt_FOUND)",
+    "if(QAIRT_HAS_WRAPPERS)",
+    "execute_process(COMMAND uname OUTPUT_VARIABLE out)\nif(out STREQUAL Linux)",
+    'find_program(v v)\nstring(REGEX MATCH "[0-9]+" n "${v}")\nif(n EQUAL 2)',
+    "include(CheckCXXCompilerFlag)\ncheck_cxx_compiler_flag(-Wq has)\nif(has)",
+    "if(EXISTS /usr/include/qairt.h)",
+    "if(DEFINED ENV{QAIRT})",
+    "if(TRUE AND QAIRT_HAS_WRAPPERS)",
+    "if(FALSE OR NOT QAIRT_HAS_WRAPPERS)",
+    "if(${QAIRT_PLATFORM} MATCHES android)",
+)
+
+DRIFTS: dict[str, list[Drift]] = {
+    # What seed 003 tells of
+    "a new backend is missing from the globs": [
+        Drift(
+            *("missing-in-buck", "NEW/Backend.cpp", BACKENDS_CMAKE),
+            new="target_sources(qnn_graph PRIVATE NEW/Backend.cpp NEW/Backend.h)\n",
+            added=(f"{BACKENDS}/NEW/Backend.cpp", f"{BACKENDS}/NEW/Backend.h"),
+        )
+    ],
+    "a pattern is dropped": [
+        Drift("missing-in-buck", "KIND/", RUNTIME_BUCK, PATTERN.format(suffix)) for suffix in (".cpp", ".h")
+    ],
+    "host and target are mixed up": [
+        Drift(
+            "missing-in-buck",
+            f"KIND/{missing}",
+            RUNTIME_BUCK,
+            HALVES.format("host", "target"),
+            HALVES.format(*halves),
+        )
+        for missing, *halves in (("", "target", "host"), ("target/", "host", "host"))
+    ],
+    "an old directory is named": [
+        Drift(
+            "glob-empty", "x86_64", RUNTIME_BUCK, '"backends/KIND/host/*.cpp"', '"backends/KIND/x86_64/*.cpp"'
+        )
+    ],
+    "a file that does not exist is excluded": [
+        Drift(
+            "exclude-empty",
+            "NEW",
+            RUNTIME_BUCK,
+            '["Logging.cpp"]',
+            '["Logging.cpp", "backends/KIND/aarch64/NEW.cpp"]',
+        )
+    ],
+    "a heavy dependency comes in": [
+        Drift(
+            "heavy-dependency",
+            label,
+            QUANTIZER_BUCK,
+            DECOMPOSE,
+            f'{DECOMPOSE}            "//executorch/{label}",\n',
+        )
+        for label in ("kernels/quantized:aot_lib", "kernels/quantized:quantized_ops_lib")
+    ],
+    # Files
+    "a source is on disk and in the globs alone": [
+        Drift("missing-in-cmake", "NEW.cpp", added=(f"{QUALCOMM}/runtime/{folder}NEW.cpp",))
+        for folder in ("", "backends/", "backends/KIND/", "backends/KIND/host/", "backends/KIND/target/")
+    ],
+    "CMake drops a file": [
+        Drift("missing-in-cmake unknown-file", f"{name}.cpp", path, f"{HERE}/{name}.cpp")
+        for path, name in (
+            (BACKENDS_CMAKE, "SOURCE"),
+            (RUNTIME_CMAKE, "Utils"),
+            (WRAPPERS_CMAKE, "OpWrapper"),
+        )
+    ],
+    "CMake always takes the target half": [
+        Drift(
+            "missing-in-cmake", "/host/", BACKENDS_CMAKE, 'set(_platform "host")', 'set(_platform "target")'
+        )
+    ],
+    "CMake takes a file for one platform only": [
+        Drift(
+            "missing-in-cmake",
+            f"{name}.cpp",
+            RUNTIME_CMAKE,
+            f"{HERE}/{name}.cpp",
+            f"$<$<PLATFORM_ID:Android>:{HERE}/{name}.cpp>",
+        )
+        for name in ("Utils", "SharedBuffer")
+    ],
+    "a subdirectory is not added": [
+        Drift(
+            "missing-in-cmake",
+            "wrappers/",
+            TOP_CMAKE,
+            "add_subdirectory(\n  ${QNN_EXECUTORCH_ROOT_DIR}/aot/wrappers\n",
+            "set(_unused\n  ${QNN_EXECUTORCH_ROOT_DIR}/aot/wrappers\n",
+        )
+    ],
+    "a file is misspelt": [
+        Drift("missing-file", "SOURCEs.cpp", BACKENDS_CMAKE, "/SOURCE.cpp", "/SOURCEs.cpp"),
+        *(
+            Drift(
+                "missing-file", f"Adapter{suffix}", PYTHON_BUCK, f'{ADAPTOR}{suffix}"', f'"Adapter{suffix}"'
+            )
+            for suffix in (".cpp", ".h")
+        ),
+    ],
+    "a file is deleted": [
+        Drift("missing-file", f"{BACKENDS}/SOURCE{suffix}", removed=f"{BACKENDS}/SOURCE{suffix}")
+        for suffix in (".cpp", ".h")
+    ],
+    "a file is renamed on disk": [
+        Drift("missing-in-cmake", "NEW.cpp", removed=f"{BACKENDS}/SOURCE.cpp", added=(f"{BACKENDS}/NEW.cpp",))
+    ],
+    "no build knows a file": [
+        Drift("unknown-file", path, added=(path,))
+        for path in (
+            *(
+                f"{QUALCOMM}/{folder}/NEW{suffix}"
+                for folder in ("runtime/backends/direct_mode/host", "extra")
+                for suffix in (".cpp", ".h", ".c")
+            ),
+            f"{QUALCOMM}/recipes/NEW.py",
+            f"{PAL}/src/windows/NEW.cpp",
+        )
+    ],
+    "no build knows a Python package": [
+        Drift(
+            "unknown-file",
+            f"{QUALCOMM}/{folder}/NEW/**/*.py",
+            added=tuple(f"{QUALCOMM}/{folder}/NEW/{name}.py" for name in ("a", "b", "deep/c")),
+        )
+        for folder in ("builders", "partition", "utils", "_passes")
+    ],
+    "a package that says something is forgotten": [
+        Drift(
+            "unknown-file",
+            f"{QUALCOMM}/aot/*.py",
+            f"{QUALCOMM}/aot/__init__.py",
+            new="from . import python\n",
+        )
+    ],
+    "a header goes by another name": [
+        Drift(
+            "header-renamed", f"pal/include/pal/{name}.h", RUNTIME_BUCK, f'"{name}.h": ', f'"{name}{other}": '
+        )
+        for name in PLATFORM
+        for other in ("s.h", ".hpp")
+    ],
+    "the platform layer grows in Buck alone": [
+        Drift("missing-in-cmake", "NEW.cpp", added=(f"{PAL}/src/linux/NEW.cpp",))
+    ],
+    "a mapped header is dropped": [
+        Drift(
+            "missing-in-buck",
+            f"pal/include/pal/{name}.h",
+            RUNTIME_BUCK,
+            f'            "{name}.h": "pal/include/pal/{name}.h",\n',
+        )
+        for name in PLATFORM
+    ],
+    "Buck excludes a file": [
+        Drift(
+            "missing-in-buck",
+            f"{name}{suffix}",
+            RUNTIME_BUCK,
+            f'["Logging{suffix}"]',
+            f'["Logging{suffix}", "{name}{suffix}"]',
+        )
+        for name in ("Utils", "QnnManager", "backends/QnnLogger", "backends/htp/HtpGraph")
+        for suffix in (".cpp", ".h")
+    ],
+    "a directory becomes a package": [
+        Drift("missing-in-buck", "KIND/", added=(f"{BACKENDS}/KIND/{name}",)) for name in ("BUCK", "TARGETS")
+    ],
+    "a pattern matches nothing": [
+        *(
+            Drift("glob-empty", "NEW", RUNTIME_BUCK, each, each + each.replace("/*", "/NEW/*"))
+            for each in (PATTERN.format(".cpp"), PATTERN.format(".h"))
+        ),
+        Drift(
+            *("glob-empty", "NEW", WRAPPERS_CMAKE),
+            new=f"file(GLOB _more {HERE}/NEW*.cpp)\ntarget_sources(wrappers PRIVATE ${{_more}})\n",
+        ),
+    ],
+    "a select gives Android one file more": [
+        Drift(
+            *("missing-in-cmake", "NEW.cpp", RUNTIME_BUCK, EXCLUDED),
+            EXCLUDED[:-1]
+            + ' + select({"ovr_config//os:android": ["backends/direct_mode/NEW.cpp"], "DEFAULT": []}),',
+            added=(f"{BACKENDS}/direct_mode/NEW.cpp",),
+        )
+    ],
+    "any file or pattern of Buck is spoilt": [
+        Drift("", path=path, before=r"""["'][\w/*]+(\.(?:cpp|h))["']""", new="NEW")
+        for path in (RUNTIME_BUCK, WRAPPERS_BUCK)
+    ],
+    "any label of Buck is spoilt": [
+        Drift(
+            *("dependency-unmapped not-evaluated", "", path),
+            before=r"""["'](?://executorch[\w/]+)?:\w+()["'],""",
+            new="NEW",
+        )
+        for path in (RUNTIME_BUCK, WRAPPERS_BUCK)
+    ],
+    "any file of CMake is spoilt": [
+        Drift("", path=path, before=r"""^[^#\n]*?\w(\.(?:cpp|h))\b""", new="NEW")
+        for path in (RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE)
+    ],
+    # Compiled twice
+    "a source is in two libraries of CMake": [
+        Drift(
+            *("compiled-twice", "SOURCE.cpp", BACKENDS_CMAKE),
+            new="target_sources(qnn_device PRIVATE SOURCE.cpp)\n",
+        )
+    ],
+    "an exclude is dropped": [
+        Drift("compiled-twice", "Logging.cpp", RUNTIME_BUCK, 'exclude = ["Logging.cpp"],')
+    ],
+    "Buck names a source twice": [
+        Drift("listed-twice", "Adaptor.cpp", PYTHON_BUCK, f'{ADAPTOR}.cpp",\n', f'{ADAPTOR}.cpp",\n' * 2)
+    ],
+    "a source reaches those who link it": [
+        Drift(
+            *("compiled-twice", f"{name}.cpp", WRAPPERS_CMAKE),
+            f"{HERE}/{name}.cpp",
+            f")\ntarget_sources(wrappers PUBLIC {HERE}/{name}.cpp)\ntarget_sources(wrappers PRIVATE",
+        )
+        for name in ("OpWrapper", "QuantizeParamsWrapper")
+    ],
+    # Dependencies
+    "CMake drops a link": [
+        Drift("dependency-missing-in-cmake", "", TOP_CMAKE, old, "\n")
+        for old in (
+            "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)",
+            "target_link_libraries(wrappers PRIVATE qnn_executorch_logging)",
+            "executorch_core\n",
+        )
+    ],
+    "Buck drops a dependency": [
+        Drift("dependency-missing-in-buck", "", path, old)
+        for path, old in (
             (RUNTIME_BUCK, '                "//executorch/runtime/core:core",'),
             (RUNTIME_BUCK, '"//executorch/extension/tensor:tensor",'),
             (RUNTIME_BUCK, '"//executorch/backends/qualcomm/aot/wrappers:wrappers",'),
             (PYTHON_BUCK, '"//executorch/backends/qualcomm/runtime:runtime",'),
             (PYTHON_BUCK, 'qnn_third_party_dep("pybind11"),'),
-        ]
-    )
-    _swap(files, path, text, "")
-    return Expected(("parity-dependency-missing-in-buck",))
-
-
-@drift
-def buck_gains_a_dependency(rng: random.Random, files: Files) -> Expected:
-    label = rng.choice(["//executorch/extension/tensor:tensor", "//executorch/backends/qualcomm:schema"])
-    anchor = '"//executorch/runtime/backend:interface",\n'
-    _swap(files, WRAPPERS_BUCK, anchor, f'{anchor}            "{label}",\n')
-    return Expected(("parity-dependency-missing-in-cmake",))
-
-
-@drift
-def buck_gains_an_unknown_dependency(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).lower()
-    anchor = '"//executorch/runtime/backend:interface",\n'
-    _swap(files, WRAPPERS_BUCK, anchor, f'{anchor}            "//executorch/extension/{name}:{name}",\n')
-    return Expected(("parity-dependency-unmapped",), name)
-
-
-@drift
-def cmake_gains_a_link(rng: random.Random, files: Files) -> Expected:
-    library = rng.choice(["extension_tensor", "wrappers", "qnn_logger"])
-    files[TOP_CMAKE] += f"target_link_libraries(qnn_executorch_logging PRIVATE {library})\n"
-    return Expected(("parity-dependency-missing-in-buck",))
-
-
-@drift
-def cmake_gains_an_unknown_link(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).lower()
-    files[TOP_CMAKE] += f"target_link_libraries(wrappers PUBLIC {name})\n"
-    return Expected(("parity-dependency-unmapped",), name)
-
-
-# Targets
-
-
-@drift
-def cmake_gains_a_library(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng)
-    files[f"{QUALCOMM}/extra/{name}.cpp"] = "// new\n"
-    files[TOP_CMAKE] += f"add_library(qnn_{name} STATIC extra/{name}.cpp)\n"
-    return Expected(("parity-missing-in-buck",), name)
-
-
-@drift
-def buck_gains_a_library(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng)
-    files[f"{QUALCOMM}/aot/wrappers/more/{name}.cpp"] = "// new\n"
-    files[WRAPPERS_BUCK] += f'    runtime.cxx_library(name = "{name}", srcs = ["more/{name}.cpp"])\n'
-    return Expected(("parity-unmapped-target",), name)
-
-
-@drift
-def a_target_is_renamed(rng: random.Random, files: Files) -> Expected:
-    path, old, new = rng.choice(
-        [
+        )
+    ],
+    "Buck gains a dependency": [
+        Drift(rule, what, WRAPPERS_BUCK, INTERFACE, f'{INTERFACE}            "//executorch/{label}",\n')
+        for rule, what, label in (
+            ("dependency-missing-in-cmake", "", "extension/tensor:tensor"),
+            ("dependency-missing-in-cmake", "", "backends/qualcomm:schema"),
+            ("dependency-unmapped", "NEW", "extension/NEW:NEW"),
+        )
+    ],
+    "CMake gains a link": [
+        *(
+            Drift(
+                *("dependency-missing-in-buck", "", TOP_CMAKE),
+                new=f"target_link_libraries(qnn_executorch_logging PRIVATE {library})\n",
+            )
+            for library in ("extension_tensor", "wrappers", "qnn_logger")
+        ),
+        Drift("dependency-unmapped", "NEW", TOP_CMAKE, new="target_link_libraries(wrappers PUBLIC NEW)\n"),
+    ],
+    # Targets
+    "CMake gains a library": [
+        Drift(
+            *("missing-in-buck", "NEW", TOP_CMAKE),
+            new="add_library(qnn_NEW STATIC extra/NEW.cpp)\n",
+            added=(f"{QUALCOMM}/extra/NEW.cpp",),
+        )
+    ],
+    "Buck gains a library": [
+        Drift(
+            *("unmapped-target", "NEW", WRAPPERS_BUCK),
+            new='    runtime.cxx_library(name = "NEW", srcs = ["more/NEW.cpp"])\n',
+            added=(f"{QUALCOMM}/aot/wrappers/more/NEW.cpp",),
+        )
+    ],
+    "a target is renamed": [
+        Drift("target-missing not-evaluated", "", path, old, new)
+        for path, old, new in (
             (WRAPPERS_BUCK, 'name = "wrappers"', 'name = "wrapper"'),
             (RUNTIME_BUCK, '"_android_build"', '"_android"'),
             (
@@ -469,136 +407,82 @@ def a_target_is_renamed(rng: random.Random, files: Files) -> Expected:
                 "qnn_sys_implementation shared_buffer utils wrappers\n",
                 "wrappers shared_buffer utils\n",
             ),
-        ]
-    )
-    _swap(files, path, old, new)
-    return Expected(("parity-target-missing", "parity-not-evaluated"))
-
-
-# Pins
-
-
-@drift
-def a_pin_drifts(rng: random.Random, files: Files) -> Expected:
-    path, old, new = rng.choice(
-        [
+        )
+    ],
+    # Pins
+    "a pin drifts": [
+        Drift("pin-drift", "", path, old, new)
+        for path, old, new in (
             (CONFIG, "2.37.0.250724", "2.38.0.250801"),
             (DOCS, "QNN 2.37.0", "QNN 2.28.0"),
             (DOCS, "NDK 26c", "NDK 27b"),
             (DOCKER, "ANDROID_NDK_VERSION=r26c", "ANDROID_NDK_VERSION=r27c"),
             (DOWNLOAD, "2.37.0.250724", "2.37.0.250801"),
             (INSTALL, "r26c", "r25c"),
-        ]
-    )
-    _swap(files, path, old, new)
-    return Expected(("parity-pin-drift",))
-
-
-@drift
-def a_pin_is_no_longer_said(rng: random.Random, files: Files) -> Expected:
-    path, old = rng.choice(
-        [
+        )
+    ],
+    "a pin is no longer there": [
+        Drift("pin-missing", "", path, old, "nothing")
+        for path, old in (
             (CONFIG, "QNN_VERSION"),
             (DOCS, "[QNN 2.37.0]"),
             (DOCS, "verified with NDK 26c"),
             (DOWNLOAD, "QNN_VERSION"),
             (INSTALL, "NDK_VERSION"),
-        ]
-    )
-    _swap(files, path, old, "nothing")
-    return Expected(("parity-pin-missing",))
-
-
-# What cannot be evaluated
-
-
-@drift
-def cmake_calls_an_unknown_command(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).lower()
-    files[rng.choice(CMAKE_FILES)] += f"{name}(wrappers)\n"
-    return Expected(("parity-not-evaluated",), name)
-
-
-@drift
-def cmake_asks_for_what_only_a_configure_step_knows(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng)
-    files[f"{QUALCOMM}/aot/wrappers/{name}.cpp"] = "// new\n"
-    question = rng.choice(
-        [
-            "find_package(Qairt)\nif(Qairt_FOUND)",
-            "if(QAIRT_HAS_WRAPPERS)",
-            "execute_process(COMMAND uname OUTPUT_VARIABLE out)\nif(out STREQUAL Linux)",
-            'find_program(v v)\nstring(REGEX MATCH "[0-9]+" n "${v}")\nif(n EQUAL 2)',
-            "include(CheckCXXCompilerFlag)\ncheck_cxx_compiler_flag(-Wq has)\nif(has)",
-            "if(EXISTS /usr/include/qairt.h)",
-            "if(DEFINED ENV{QAIRT})",
-            "if(TRUE AND QAIRT_HAS_WRAPPERS)",
-            "if(FALSE OR NOT QAIRT_HAS_WRAPPERS)",
-            "if(${QAIRT_PLATFORM} MATCHES android)",
-        ]
-    )
-    files[WRAPPERS_CMAKE] += f"{question}\n  target_sources(wrappers PRIVATE {name}.cpp)\nendif()\n"
-    return Expected(("parity-not-evaluated",), "if(")
-
-
-@drift
-def cmake_takes_sources_from_outside(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).upper()
-    files[WRAPPERS_CMAKE] += f"target_sources(wrappers PRIVATE ${{{name}_SOURCES}})\n"
-    return Expected(("parity-not-evaluated",), name)
-
-
-@drift
-def cmake_has_a_syntax_error(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice(CMAKE_FILES)
-    files[path] += rng.choice(["if(TRUE)\n", "endif()\n", "set(x\n", ")\n", 'set(x "y)\n'])
-    return Expected(("parity-not-evaluated",), path)
-
-
-@drift
-def buck_calls_an_unknown_function(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice(BUCK_FILES)
-    name = _name(rng).lower()
-    files[path] += rng.choice(
-        [f"    {name}()\n", f"    runtime.{name}(name = 'x')\n", f"    native.{name}()\n"]
-    )
-    return Expected(("parity-not-evaluated",), path.rpartition("/")[0])
-
-
-@drift
-def buck_loads_what_is_not_there(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice(BUCK_FILES)
-    label = rng.choice([":more.bzl", "@fbsource//tools:more.bzl", "//executorch/build:more.bzl"])
-    files[path] = f'load("{label}", "more")\n{files[path]}\n{rng.choice(["more()", "MORE = more"])}\n'
-    return Expected(("parity-not-evaluated",), path.rpartition("/")[0])
-
-
-@drift
-def buck_has_a_syntax_error(rng: random.Random, files: Files) -> Expected:
-    path = rng.choice(BUCK_FILES)
-    files[path] += rng.choice(["    x = [\n", "    for:\n", "    if True\n"])
-    return Expected(("parity-not-evaluated",), path.rpartition("/")[0])
-
-
-@drift
-def a_dsp_is_chosen_by_what_nothing_sets(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).upper()
-    _swap(files, TOP_CMAKE, 'if(DSP_TYPE STREQUAL "3")', f'if({name} STREQUAL "3")')
-    return Expected(("parity-not-evaluated",), name)
-
-
-@drift
-def a_select_asks_for_an_unknown_platform(rng: random.Random, files: Files) -> Expected:
-    old = '"ovr_config//os:android": [":logging"]'
-    _swap(files, RUNTIME_BUCK, old, f'"ovr_config//cpu:{_name(rng).lower()}": [":logging"]')
-    return Expected(("parity-not-evaluated",), "runtime")
-
-
-@drift
-def an_attribute_is_not_understood(rng: random.Random, files: Files) -> Expected:
-    attribute = rng.choice(["platform_srcs", "fbandroid_headers", "platform_deps"])
-    _swap(files, WRAPPERS_BUCK, 'name = "wrappers",', f'name = "wrappers",\n        {attribute} = ["x"],')
-    return Expected(("parity-not-evaluated",), attribute)
+        )
+    ],
+    # What cannot be evaluated
+    "CMake calls an unknown command": _of_each(CMAKE_FILES, "not-evaluated", "NEW(wrappers)\n", what="NEW"),
+    "CMake asks for what only a configure step knows": [
+        Drift(
+            *("not-evaluated", "if(", WRAPPERS_CMAKE),
+            new=f"{question}\n  target_sources(wrappers PRIVATE NEW.cpp)\nendif()\n",
+            added=(f"{QUALCOMM}/aot/wrappers/NEW.cpp",),
+        )
+        for question in UNKNOWN_TO_CMAKE
+    ],
+    "CMake takes sources from outside": [
+        Drift(
+            *("not-evaluated", "NEW", WRAPPERS_CMAKE),
+            new="target_sources(wrappers PRIVATE ${NEW_SOURCES})\n",
+        )
+    ],
+    "CMake has a syntax error": _of_each(
+        CMAKE_FILES, "not-evaluated", "if(TRUE)\n", "endif()\n", "set(x\n", ")\n", 'set(x "y)\n'
+    ),
+    "Buck calls an unknown function": _of_each(
+        BUCK_FILES, "not-evaluated", "    NEW()\n", "    runtime.NEW(name = 'x')\n", "    native.NEW()\n"
+    ),
+    "Buck loads what is not there": [
+        Drift(
+            *("not-evaluated", path.rpartition("/")[0], path),
+            first=f'load("{label}", "more")\n',
+            new="\n" + use,
+        )
+        for path in BUCK_FILES
+        for label in (":more.bzl", "@fbsource//tools:more.bzl", "//executorch/build:more.bzl")
+        for use in ("more()\n", "MORE = more\n")
+    ],
+    "Buck has a syntax error": _of_each(
+        BUCK_FILES, "not-evaluated", "    x = [\n", "    for:\n", "    if True\n"
+    ),
+    "a DSP is chosen by what nothing sets": [
+        Drift("not-evaluated", "NEW", TOP_CMAKE, 'if(DSP_TYPE STREQUAL "3")', 'if(NEW STREQUAL "3")')
+    ],
+    "a select asks for an unknown platform": [
+        Drift(
+            *("not-evaluated", "runtime", RUNTIME_BUCK, '"ovr_config//os:android": [":logging"]'),
+            '"ovr_config//cpu:NEW": [":logging"]',
+        )
+    ],
+    "an attribute is not understood": [
+        Drift(
+            *("not-evaluated", attribute, WRAPPERS_BUCK, 'name = "wrappers",'),
+            f'name = "wrappers",\n        {attribute} = ["x"],',
+        )
+        for attribute in ("platform_srcs", "fbandroid_headers", "platform_deps")
+    ],
+}
 
 
 # Edits that change nothing
@@ -715,7 +599,7 @@ def a_buck_list_becomes_a_comprehension(rng: random.Random, files: Files) -> Non
 
 @edit
 def a_pattern_becomes_its_files(rng: random.Random, files: Files) -> None:
-    kind = _kind(rng, with_sources=True)
+    kind = rng.choice(KINDS)
     folder = f"{BACKENDS}/{kind}/"
     names = [path for path in files if path.startswith(folder) and path.endswith(".cpp")]
     names = [path.removeprefix(f"{QUALCOMM}/runtime/") for path in names if "/" not in path[len(folder) :]]
@@ -815,7 +699,7 @@ def a_python_module(rng: random.Random, files: Files) -> None:
 @edit
 def a_source_that_both_get(rng: random.Random, files: Files) -> None:
     name = _name(rng)
-    kind = _kind(rng, with_sources=True)
+    kind = rng.choice(KINDS)
     for suffix in (".cpp", ".h"):
         if f'"backends/{kind}/*{suffix}"' not in files[RUNTIME_BUCK]:
             raise Inapplicable(kind)

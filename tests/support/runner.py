@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from ci.engine.installed import RUNNER
 from provisioning.base.settings import ROOT
+from tests.support.sdk import qnn_environment
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(f"{into}.lock"):
         if not (into / "types.txt").is_file():
             command = [sys.executable, "-m", "tests.support.runner_programs", str(into)]
-            subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600, check=True)
+            subprocess.run(
+                command, cwd=ROOT, env=qnn_environment(), capture_output=True, timeout=600, check=True
+            )
     return into
 
 

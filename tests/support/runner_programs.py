@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
 from torch.export import Dim, export
+
+from provisioning.base.settings import DEFAULT_SOC
 
 
 class AddAndDouble(torch.nn.Module):
@@ -101,8 +109,12 @@ def save(
     }
     partitioner = [XnnpackPartitioner()] if xnnpack else []
     program = to_edge_transform_and_lower(exported, partitioner=partitioner).to_executorch(config)
+    keep(into, name, program, next(iter(methods.values())), example)
+
+
+def keep(into: Path, name: str, program: Any, model: torch.nn.Module, example: tuple[Any, ...]) -> None:
     (into / f"{name}.pte").write_bytes(program.buffer)
-    results = next(iter(methods.values()))(*example)
+    results = model(*example)
     for kind, tensors in (("in", example), ("ref", results if isinstance(results, tuple) else (results,))):
         for index, tensor in enumerate(tensors):
             # In memory order: what the runner reads and writes.
@@ -110,6 +122,14 @@ def save(
             flat.numpy().tofile(into / f"{name}_{kind}{index}.raw")
     names = [f"{name}_in{index}.raw" for index in range(len(example))]
     (into / f"{name}.txt").write_text(" ".join(names) + "\n", encoding="utf-8")
+
+
+def save_for_htp(into: Path, name: str, model: torch.nn.Module, example: tuple[Any, ...]) -> None:
+    spec = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset[DEFAULT_SOC], backend_options=generate_htp_compiler_spec(use_fp16=True)
+    )
+    program = to_edge_transform_and_lower_to_qnn(model, example, spec).to_executorch()
+    keep(into, name, program, model, example)
 
 
 def main(into: Path) -> None:
@@ -123,6 +143,8 @@ def main(into: Path) -> None:
     save(into, "unplanned", AddAndDouble(), pair, config=UNPLANNED)
     save(into, "conv", Convolve().eval(), (image,), xnnpack=True)
     save(into, "last", Permute(), (image.to(memory_format=torch.channels_last),))
+    convolution = torch.nn.Conv2d(3, 8, 3, padding=1)
+    save_for_htp(into, "htp", torch.nn.Sequential(convolution, torch.nn.ReLU()).eval(), (image,))
     save(into, "count", Count(), ())
     save(into, "state", CountUp(), (torch.ones(1),))
     save(into, "lookup", LookUp(), (torch.tensor([1, 3]),))

@@ -34,6 +34,15 @@ def sdk_root() -> Path:
     return Path(found.stdout.strip())
 
 
+def qnn_environment() -> dict[str, str]:
+    """This process's variables, and those of a session with the SDK."""
+    from provisioning.base.settings import DEFAULT_SOC, Selection, store_path
+    from provisioning.environment import resolve
+
+    selection = Selection("wheels", TARGETS[0], DEFAULT_SOC, store_path(), Path("reports"))
+    return resolve(selection, {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}).merged(os.environ)
+
+
 def skels() -> list[Path]:
     """Every Hexagon skel of the SDK, by arch."""
     found = sdk_root().glob("lib/hexagon-v*/unsigned/libQnnHtpV*Skel.so")

@@ -351,13 +351,13 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+SCRIPTS = ("run.sh", "push.sh")
 PLACES = ("bin/qnn_executor_runner", "dsp/libQnnHtpV75Skel.so", "models/it's a model.pte", "run.sh")
 
 
 @pytest.mark.needs("shellcheck")
-@pytest.mark.parametrize("name", ["run.sh", "push.sh"])
-def test_the_scripts_are_good_shell(written: Path, name: str) -> None:
-    command = [program("shellcheck"), "--severity=style", str(written / name)]
+def test_the_scripts_are_good_shell(written: Path) -> None:
+    command = [program("shellcheck"), "--severity=style", *(str(written / name) for name in SCRIPTS)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
 

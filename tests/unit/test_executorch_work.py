@@ -164,7 +164,9 @@ class Emulator:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runner = folder / "runner"
-        script = f'#!/bin/sh\nexec {sys.executable} -m tests.support.emulator_runner "$@"\n'
+        program = ROOT / "tests/support/emulator_runner.py"
+        # Without site-packages, as each file that Python looks for is watched.
+        script = f'#!/bin/sh\nexec {sys.executable} -I -S {program} "$@"\n'
         self.runner.write_text(script)
         self.runner.chmod(self.runner.stat().st_mode | stat.S_IXUSR)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed
+from tests.support.sources import parsed, statements
 
 ENGINE = {"engine", "suites"}
 STAGES = {"executorch", "onnx", "llm", "upstream", "builds", "parity", "signing", "device", "inspect"}
@@ -35,7 +35,7 @@ def _imports() -> frozenset[tuple[str, str]]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,6 +63,7 @@ def _allowed(importing: str, imported: str) -> bool:
     return to in ENGINE if from_ in STAGES else from_ == "suites" and to == "engine"
 
 
+@cache
 def _violations() -> set[tuple[str, str]]:
     return {pair for pair in _imports() if not _allowed(*pair)} | _named_by_provisioning()
 

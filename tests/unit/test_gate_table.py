@@ -47,7 +47,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
     verbs = [stage, *STARTED_BEFORE.get(stage, ())]
     waiting = [VERBS["ci" if verb in CI else "provisioning"][verb].module for verb in verbs]
     tables = {module_file(name, [ROOT]) for name in TABLES}
-    files = {path for name in COMMON for path in closure(name, [ROOT])}
+    files = {path for name in COMMON for path in _closure(name)}
     texts: set[str] = set()
     started: set[str] = set()
     read: set[Path] = {path for path in tables if path}
@@ -56,7 +56,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
         if module in started:
             continue
         started.add(module)
-        files |= closure(module, [ROOT])
+        files |= _closure(module)
         for path in files - read:
             read.add(path)
             found = _constants(path)
@@ -65,6 +65,12 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
     return files, texts
 
 
+@cache
+def _closure(name: str) -> frozenset[Path]:
+    return closure(name, [ROOT])
+
+
+@cache
 def _exists(name: str) -> bool:
     parts = name.partition(":")[0]
     return parts.replace(".", "").isidentifier() and module_file(parts, [ROOT]) is not None
