@@ -46,6 +46,7 @@ def nox(folder: Path, *words: str | Path, environ: Mapping[str, Path]) -> subpro
     )
 
 
+@pytest.mark.whole
 @pytest.mark.needs("clang++", "ld.lld")
 def test_android_is_built_with_what_variables_name(tmp_path: Path) -> None:
     """The default profile has no NDK: the user's own serves all the same."""

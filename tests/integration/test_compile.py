@@ -150,6 +150,7 @@ def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
     assert [float(each[0]) for each in loaded.sample(0)] == [1, 2]
 
 
+@pytest.mark.whole
 def test_another_python_exports_a_model_of_a_package_called_ci(tmp_path: Path) -> None:
     (tmp_path / "ci").mkdir()
     (tmp_path / "ci" / "__init__.py").touch()

@@ -118,6 +118,7 @@ def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_pat
     assert [path.read_bytes() for path in outputs] == [b"bcd", b"IBM"]
 
 
+@pytest.mark.whole
 def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
     arm64: Built, linux: Bench, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
     assert (linux.folder / "files" / "tokenizer.bin").read_bytes() == b"words"
 
 
+@pytest.mark.whole
 def test_what_is_there_already_is_not_pushed_again(linux: Bench, tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "in", b"abc")
     linux.run("--inputs", inputs, into=tmp_path)
@@ -141,6 +143,7 @@ def test_what_is_there_already_is_not_pushed_again(linux: Bench, tmp_path: Path)
     assert report(tmp_path)["metrics"]["pushed"] == ["inputs/0000_0.raw"]
 
 
+@pytest.mark.whole
 def test_a_missing_skel_fails_with_its_explanation(linux: Bench, tmp_path: Path) -> None:
     """The chip's skel is not found when the program is for another arch."""
     other = tmp_path / "bundle"
@@ -167,6 +170,7 @@ def test_a_bundle_that_was_changed_is_refused(linux: Bench, tmp_path: Path) -> N
     assert (done.returncode, "libQnnSystem.so" in done.stderr) == (1, True)
 
 
+@pytest.mark.whole
 def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path) -> None:
     flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
     sleeper = make_sleeper(tmp_path)
@@ -188,6 +192,7 @@ def test_push_sh_does_the_same(linux: Bench, tmp_path: Path) -> None:
     assert pushed == {file["path"] for file in listed}
 
 
+@pytest.mark.whole
 def test_a_second_run_in_the_folder_is_refused_and_goes_on_when_the_first_is_over(
     linux: Bench, tmp_path: Path
 ) -> None:
@@ -241,7 +246,7 @@ def test_push_sh_does_the_same_over_adb(android: Bench, tmp_path: Path) -> None:
     assert pushed == {file["path"] for file in listed}
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
 def test_an_interrupted_run_ends_the_runner(linux: Bench, tmp_path: Path, how: signal.Signals) -> None:
     with at_work(linux, tmp_path) as process:
         process.send_signal(how)

@@ -426,6 +426,7 @@ class TestAudit:
         assert any("conv" in each["operator"] for each in json.loads(out.read_text())["operators"])
 
 
+@pytest.mark.whole
 class TestDivergence:
     """The provider computes the reciprocal of a quantized input below 1 wrongly; the CPU is right."""
 

@@ -73,6 +73,7 @@ def test_every_qnn_library_has_the_build_id_of_the_manifest(user: User) -> None:
     assert found == {expected}
 
 
+@pytest.mark.whole
 def test_damage_is_named_and_repaired_from_the_kept_wheel(user: User) -> None:
     root = user.root()
     skel = root / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"

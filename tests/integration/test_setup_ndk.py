@@ -16,6 +16,8 @@ from tests.support.rehearsals import IDENTITY, repository
 from tests.support.rehearsed import Rehearsed, filled, rehearse
 from tests.support.sdk_archives import write_zip
 
+pytestmark = pytest.mark.whole
+
 REVISION = "26.2.11394342"
 FILES = {
     "source.properties": f"Pkg.Desc = Android NDK\nPkg.Revision = {REVISION}\n".encode(),
@@ -105,7 +107,6 @@ def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path)
     assert f"the NDK {REVISION} is " in done.log("build")
 
 
-@pytest.mark.whole
 def test_without_its_licence_accepted_the_job_fails_and_says_what_to_accept(
     tmp_path: Path, toolkit: Path
 ) -> None:
@@ -114,7 +115,6 @@ def test_without_its_licence_accepted_the_job_fails_and_says_what_to_accept(
     assert any("android-sdk" in one for one in done.jobs["build"]["annotations"])
 
 
-@pytest.mark.whole
 def test_an_ndk_of_the_users_own_is_used_as_it_is(tmp_path: Path, toolkit: Path) -> None:
     own = tmp_path / "my-ndk"
     for name, data in FILES.items():

@@ -52,6 +52,7 @@ def test_each_is_verified_and_inspected(signed: list[tuple[Path, Path]]) -> None
         )
 
 
+@pytest.mark.whole
 def test_pyelftools_sees_the_same_program(signed: list[tuple[Path, Path]]) -> None:
     for skel, place in signed:
         with skel.open("rb") as before, place.open("rb") as after:

@@ -43,7 +43,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("soc", ["SM8850", "SAR2230P"])
+@pytest.mark.parametrize("soc", ["SM8850", pytest.param("SAR2230P", marks=pytest.mark.whole)])
 def test_what_is_signed_is_bundled_pushed_and_run(
     built: Built, config: Path, soc: str, tmp_path: Path
 ) -> None:

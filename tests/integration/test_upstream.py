@@ -147,7 +147,16 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("file", CHANGES.values(), ids=CHANGES)
+SAMPLE = {"the test", "executorch's Python", "the emulator", "the runner"}
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=name, marks=() if name in SAMPLE else pytest.mark.whole)
+        for name, file in CHANGES.items()
+    ],
+)
 def test_a_test_runs_again_when_something_changed(remembered: Bench, file: str) -> None:
     path = remembered.root / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +179,7 @@ def test_a_test_runs_again_for_another_chip_or_variable(
     assert remembered.executed == {"abs"}
 
 
+@pytest.mark.whole
 def test_no_cache_runs_all_and_remembers_it(bench: Bench) -> None:
     bench.run("-k", "*_abs", "--no-cache")
     assert bench.executed == {"abs"}

@@ -244,6 +244,7 @@ def test_every_cut_of_a_real_library_is_reported_and_none_is_taken_for_whole(tmp
     assert taken == []
 
 
+@pytest.mark.whole
 def test_every_flipped_byte_of_a_real_librarys_headers_is_read_or_refused(tmp_path: Path) -> None:
     library = compiled(tmp_path, "flip")
     whole = library.read_bytes()

@@ -90,6 +90,7 @@ def test_torch_comes_as_a_cpu_build_that_is_on_record(
     assert (tmp_path / "wheels" / TORCH).is_file()
 
 
+@pytest.mark.whole
 def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_is_on_record(
     lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

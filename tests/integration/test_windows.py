@@ -210,9 +210,11 @@ UNFIT = {"qnn-build-id", "one-build-id"}
     ("place", "change", "rules", "bundle_rule"),
     [
         (SKEL, of_an_older_build, {*UNFIT, "skel-catalogue"}, "bundle-build-id"),
-        (STUB, of_an_older_build, UNFIT, "bundle-build-id"),
-        (DLL, of_x86, {"pe-machine"}, "bundle-machine"),
-        (CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing.files"),
+        pytest.param(STUB, of_an_older_build, UNFIT, "bundle-build-id", marks=pytest.mark.whole),
+        pytest.param(DLL, of_x86, {"pe-machine"}, "bundle-machine", marks=pytest.mark.whole),
+        pytest.param(
+            CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing.files", marks=pytest.mark.whole
+        ),
         (CATALOGUE, cut_short, {"skel-catalogue"}, "signing.structure"),
     ],
 )
