@@ -1,4 +1,4 @@
-"""The frame of benchmarks, and the generated SDK that provisioning is measured with."""
+"""The frame of benchmarks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ci.upkeep import bench
-from ci.upkeep.bench import provision
-from ci.upkeep.bench import sdk as sdk_archive
 from ci.upkeep.bench.frame import (
     Aim,
     Benchmark,
@@ -23,12 +20,9 @@ from ci.upkeep.bench.frame import (
     Spread,
     measure,
 )
-from ci.upkeep.bench.sdk import Generated, generate
-from ci.upkeep.bench.server import serving
 from provisioning.base.command_line import Verb, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.findings import Artifact, Outcome, Report
-from provisioning.manifest import load_profile
+from provisioning.base.findings import Outcome, Report
 
 AIM = Aim("fast", "slow", 2.0)
 
@@ -97,41 +91,3 @@ class TestTheVerb:
             Outcome.ERROR,
             ["no such tool"],
         )
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Generated:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdk_archive, "POOL", 500_000)  # enough variety for so little
-        return generate(tmp_path_factory.mktemp("sdk") / "v1.zip", "qairt/1/", seed=1, scale=0.002)
-
-
-class TestProvisioningContenders:
-    @pytest.fixture
-    def sdk(self, made: Generated, tmp_path: Path) -> Iterator[provision.Sdk]:
-        component = load_profile(provision.PROFILE).components[provision.COMPONENT]
-        with serving(made.path.parent) as base:
-            digest = Artifact.of("archive", made.path).sha256
-            yield provision.Sdk(made, f"{base}/v1.zip", digest, "qairt/1/", component)
-
-    def test_ours_lands_a_selection(self, sdk: provision.Sdk, tmp_path: Path) -> None:
-        sdk.provision_some(tmp_path)
-        sdk.check_some(tmp_path)
-
-    def test_a_tree_that_lacks_bytes_is_noticed(self, sdk: provision.Sdk, tmp_path: Path) -> None:
-        sdk.provision_all(tmp_path)
-        victim = next(tmp_path.rglob("libQnn*.so"))
-        victim.chmod(0o600)
-        victim.write_bytes(b"")
-        with pytest.raises(
-            CheckFailed, match=f"expected {sdk.archive.files} files of {sdk.archive.unpacked} bytes"
-        ):
-            sdk.check_all(tmp_path)
-
-    def test_the_shell_chain_refuses_other_bytes_than_the_ones_named(
-        self, sdk: provision.Sdk, tmp_path: Path
-    ) -> None:
-        import subprocess
-
-        with pytest.raises(subprocess.CalledProcessError, match="sha256sum"):
-            provision.run_shell(provision.shell_tools(), replace(sdk, sha256="0" * 64), tmp_path)

@@ -25,7 +25,7 @@ from provisioning.base.settings import ROOT
 CHECK, PARITY, CMAKE = "check", "parity, whole process", "cmake configure, each platform"
 AIMS = (Aim(CHECK, 1.0), Aim(CHECK, CMAKE))
 LEAST_CMAKE = "3.28"
-REMEDY = "nox -s tests -- tests/unit/test_parity.py"
+REMEDY = "nox -s tests -- tests/integration/test_parity.py"
 
 
 @contextmanager
