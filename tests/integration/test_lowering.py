@@ -86,7 +86,7 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def each(cases: Iterable[str]) -> pytest.MarkDecorator:
-    marked = (pytest.param(one, marks=pytest.mark.whole if one in WITH_WHOLE else ()) for one in cases)
+    marked = [pytest.param(one, marks=pytest.mark.whole if one in WITH_WHOLE else ()) for one in cases]
     return pytest.mark.parametrize("case", marked)
 
 
