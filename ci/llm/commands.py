@@ -53,6 +53,11 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     selection, folder, output = selection_of(args), Parser.user_folder() / args.model, args.output.absolute()
     shape, order = _compile_order(args, selection, folder)
     require_installed()
+    if order["calibrate"]:
+        from ci.llm.measure import windows
+
+        # Before anything starts: a text that is too short is refused.
+        windows(folder, shape.bos, Path(order["calibrate"]), order["context"])
     if _taken(output):
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
