@@ -105,9 +105,13 @@ def _name(rng: random.Random) -> str:
     return "New" + "".join(rng.choice("abcdefgh") for _ in range(5))
 
 
-def _of_each(paths: Iterable[str], rules: str, *texts: str, what: str = "") -> list[Drift]:
+def _of_each(paths: Iterable[str], rules: str, *texts: str, what: str | None = None) -> list[Drift]:
     """Each text appended to each file."""
-    return [Drift(rules, what or path.rpartition("/")[0], path, new=new) for path in paths for new in texts]
+    return [
+        Drift(rules, path.rpartition("/")[0] if what is None else what, path, new=new)
+        for path in paths
+        for new in texts
+    ]
 
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
@@ -448,7 +452,7 @@ DRIFTS: dict[str, list[Drift]] = {
         )
     ],
     "CMake has a syntax error": _of_each(
-        CMAKE_FILES, "not-evaluated", "if(TRUE)\n", "endif()\n", "set(x\n", ")\n", 'set(x "y)\n'
+        CMAKE_FILES, "not-evaluated", "if(TRUE)\n", "endif()\n", "set(x\n", ")\n", 'set(x "y)\n', what=""
     ),
     "Buck calls an unknown function": _of_each(
         BUCK_FILES, "not-evaluated", "    NEW()\n", "    runtime.NEW(name = 'x')\n", "    native.NEW()\n"
