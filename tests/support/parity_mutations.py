@@ -359,7 +359,7 @@ DRIFTS: dict[str, list[Drift]] = {
         )
     ],
     "Buck drops a dependency": [
-        Drift("dependency-missing-in-buck", "", path, old)
+        Drift("dependency-missing-in-buck stale-entry", "", path, old)
         for path, old in (
             (RUNTIME_BUCK, '                "//executorch/runtime/core:core",'),
             (RUNTIME_BUCK, '"//executorch/extension/tensor:tensor",'),
@@ -439,7 +439,7 @@ DRIFTS: dict[str, list[Drift]] = {
     "CMake calls an unknown command": _of_each(CMAKE_FILES, "not-evaluated", "NEW(wrappers)\n", what="NEW"),
     "CMake asks for what only a configure step knows": [
         Drift(
-            *("not-evaluated", "if(", WRAPPERS_CMAKE),
+            *("not-evaluated", "", WRAPPERS_CMAKE),
             new=f"{question}\n  target_sources(wrappers PRIVATE NEW.cpp)\nendif()\n",
             added=(f"{QUALCOMM}/aot/wrappers/NEW.cpp",),
         )
