@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class ProgramTask:
+class ProgramTask(ABC):
     """The fields that compiling and running a program have in common as tasks of the engine."""
 
     program: Program
@@ -102,8 +103,9 @@ class ProgramTask:
         return self.program.name
 
     @property
+    @abstractmethod
     def log(self) -> Path:
-        raise NotImplementedError
+        """Where the work writes what it prints."""
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         return Failure(gone.kind, gone.sentence(self.log), log=self.log, of_machine=gone.of_machine)
