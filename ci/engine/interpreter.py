@@ -40,7 +40,8 @@ UNSET = "unset"
 ALL = "*"
 """Stands for the names of all variables: code that loops over them also depends on new ones."""
 
-OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
+TOOLKIT = Path(__file__).resolve().parents[2]
+OURS = tuple(f"{TOOLKIT / name}/" for name in ("ci", "provisioning"))
 """Our own code reads these; its key has them already."""
 
 _initial: dict[str, str] = {}
@@ -107,6 +108,7 @@ def begin() -> None:
     if _began:
         return
     _began = time.time()
+    _list_toolkit_once()
     _initial.update(os.environ)
     environ: Any = type(os.environ)
     environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
@@ -131,6 +133,20 @@ def begin() -> None:
     loader.path_stats = path_stats
     finder._fill_cache = fill_cache  # type: ignore[attr-defined]
     sys.path_importer_cache.clear()
+
+
+def _list_toolkit_once() -> None:
+    """Queries about packages list a folder of the search path again when its time changes. A file written to
+    our checkout meanwhile, such as a report, would then make all names in it an input of the program."""
+    import importlib.metadata
+
+    searched: Any = importlib.metadata.FastPath  # type: ignore[attr-defined]
+    changed = searched.mtime.fget
+
+    def mtime(self: Any) -> Any:
+        return 0.0 if self.root == str(TOOLKIT) else changed(self)
+
+    searched.mtime = property(mtime)
 
 
 def touched() -> dict[str, Any]:

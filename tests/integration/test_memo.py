@@ -734,6 +734,19 @@ def test_a_library_that_copies_all_variables_depends_on_none_of_them(tmp_path: P
     assert shown.splitlines() == ["{}", "{'ONE': 'unset', 'MADE_HERE': 'unset'}"]
 
 
+def test_a_file_written_to_our_checkout_meanwhile_makes_its_listing_no_input(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from ci.engine import interpreter; lists = []\n"
+        "interpreter.TOOLKIT = Path(sys.argv[1]); interpreter.begin(); sys.path.insert(0, sys.argv[1])\n"
+        "sys.addaudithook(lambda e, a: lists.append(a[0]) if e == 'os.listdir' else None)\n"
+        "from importlib.metadata import entry_points\n"
+        "entry_points(group='one'); (interpreter.TOOLKIT / 'reports').mkdir(); entry_points(group='one')\n"
+        "print(lists.count(sys.argv[1]))"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True, cwd=ROOT)
+    assert shown == "1\n"
+
+
 NAMED = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.booleans(), max_size=4)
 
 
