@@ -75,7 +75,11 @@ def test_an_audit_keeps_on_the_cpu_what_a_partition_dies_of_and_measures_it(tmp_
 
 @pytest.mark.parametrize(
     ("model", "code"),
-    [("cut.pte", 1), ("none.pte", 2), pytest.param("none.py:make", 2, marks=pytest.mark.whole)],
+    [
+        ("none.pte", 2),
+        pytest.param("cut.pte", 1, marks=pytest.mark.whole),
+        pytest.param("none.py:make", 2, marks=pytest.mark.whole),
+    ],
 )
 def test_a_truncated_program_and_a_missing_function_are_errors_in_words(
     tmp_path: Path, model: str, code: int

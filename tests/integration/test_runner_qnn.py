@@ -44,6 +44,7 @@ def test_gives_what_eager_gives(bench: Bench, environ: dict[str, str]) -> None:
     assert json.loads(bench.read("m.json"))["backends"] == ["QnnBackend"]
 
 
+@pytest.mark.whole
 def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, environ: dict[str, str]) -> None:
     flags = ("--model_path", "htp.pte", "--input_list_path", "many.txt")
     peaks = []
