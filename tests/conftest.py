@@ -27,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # What is printed depends on the terminal's width, and xdist's workers have another than a single process.
     os.environ["COLUMNS"] = "120"
+    # Processes that tests start hold their output back, as a user's do.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     whole.set_examples(config)
 
 

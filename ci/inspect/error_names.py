@@ -12,7 +12,7 @@ from provisioning.base.errors import EnvironmentLacking
 
 # QnnInterface_t: backend id, name, two versions of three numbers, then functions in the C header's order.
 _ASK = """
-import ctypes, json, sys
+import ctypes, json, os, sys
 library = ctypes.CDLL(sys.argv[1])
 providers, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_uint32()
 library.QnnInterface_getProviders.restype = ctypes.c_uint64
@@ -25,7 +25,8 @@ names, message = {}, ctypes.c_char_p()
 for code in range(1, 1 << 16):
     if get_message(code, ctypes.byref(message)) == 0 and message.value:
         names[code] = message.value.decode().partition(":")[0]
-print(json.dumps(names))
+print(json.dumps(names), flush=True)
+os._exit(0)  # What the library itself still holds back is not printed after the names.
 """
 
 

@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import functools
 import gc
+import io
 import json
 import logging
 import os
@@ -42,6 +43,10 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
         interpreter.begin()
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     faulthandler.enable()
+    # A crash loses what Python still holds back: the log must have what a model printed before it.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     answer = start()
