@@ -271,7 +271,7 @@ ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
         (("net.py:net", "--backend", "gpu", "-o", "out"), 1),
         (("net.py:net", *ON_LPAI, "-o", "out"), 1),
         pytest.param(("net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out"), 3, marks=pytest.mark.whole),
-        pytest.param(("net.py:gone", "-o", "out"), 1, marks=pytest.mark.whole),
+        pytest.param(("net.py:gone", "-o", "out"), 2, marks=pytest.mark.whole),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_program(

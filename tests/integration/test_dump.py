@@ -10,7 +10,10 @@ from ci.suites.programs.dlc import read_dlc
 from provisioning.base.settings import ROOT
 from tests.support import programs
 from tests.support.onnx_models import conv_model, write
+from tests.support.runner import programs as runner_programs
 from tests.support.typed import typed
+
+__all__ = ["runner_programs"]
 
 pytestmark = pytest.mark.heavy
 
