@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, collect_operators_once, serve
+from ci.engine.workers.child import Answer, Meter, make_exports_faster, serve
 from provisioning.base.settings import ROOT
 
 MEMORY = "QNN_CI_WORKER_MEMORY"
@@ -29,7 +29,7 @@ def start() -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    collect_operators_once()
+    make_exports_faster()
     if os.environ.get(WARM):
         _warm_up()
     return answer

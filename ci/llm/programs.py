@@ -27,7 +27,6 @@ from executorch.backends.qualcomm.utils.utils import (
 from executorch.exir.capture._config import ExecutorchBackendConfig
 from executorch.exir.passes.memory_planning_pass import MemoryPlanningPass
 from torch import Tensor, nn
-from torch.fx.traceback import NodeSource
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -41,10 +40,6 @@ PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"
 """The methods that upstream's qnn_llama_runner calls."""
 FAR = -100.0
 """What hides a place. Integers span from here to the highest score, so that a lower one costs precision."""
-
-# Every pass copies where each node came from, with all of its past: a fifth of the time of a lowering.
-# Nothing changes these records, so nodes may share them.
-NodeSource.__deepcopy__ = lambda self, memo: self
 
 Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.child import Answer, Meter, make_exports_faster, serve
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, ToolkitError
 
@@ -38,6 +38,7 @@ def start(work: str) -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
+    make_exports_faster()
     for name in NEEDED[work]:
         importlib.import_module(name)
     if work == "speak":

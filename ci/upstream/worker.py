@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ci.engine.workers.child import Answer, Meter, collect_operators_once, forget_torch, serve
+from ci.engine.workers.child import Answer, Meter, forget_torch, make_exports_faster, serve
 from ci.upstream import shims
 from ci.upstream.adapters import ADAPTERS, LOWERING, Plain, part, worst
 from ci.upstream.suite import SUITES, Suite
@@ -230,7 +230,7 @@ def start() -> Answer:
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
     shims.define_vision_operators()
-    collect_operators_once()
+    make_exports_faster()
     tests = Tests(suite)
     if warm_up in tests:
         scratch, folder = Path(tempfile.mkdtemp()), Path.cwd()

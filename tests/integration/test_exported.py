@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ci.engine.workers.child import collect_operators_once
+from ci.engine.workers.child import make_exports_faster
 from ci.suites.factory import find, infer_all, make
 from ci.suites.user_model import BadFactory
 
@@ -126,7 +126,7 @@ def test_asking_for_the_operators_once_gives_the_same_operators(monkeypatch: pyt
         monkeypatch.setattr(module, "_collect_all_valid_cia_ops", utils._collect_all_valid_cia_ops)
     monkeypatch.setattr(torch._ops, "Callable", torch._ops.Callable)
     plain = utils._collect_all_valid_cia_ops()
-    collect_operators_once()
+    make_exports_faster()
     library = torch.library.Library("qnn_ci_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
