@@ -80,23 +80,23 @@ def work(
     def passes(name: str, result: Result) -> bool:
         return verdict(list(findings_of(named[name], result))) == "pass"
 
-    def done(through: str, how: How, common: Common) -> dict[str, Result]:
-        tasks = [
-            program_task(program, common, model.folder, model.facts["weights"], keep=args.keep)
-            for program in programs
-            if program.run.through == through
-            if (model := models[program.case_name]).folder is not None and model.failure is None
-        ]
-        return do(tasks, how, accept=passes) if tasks else {}
-
-    results = done("genie", How("texts by Genie", workers("speak"), args.jobs, args.why), common)
+    commons = {"genie": common}
+    special: dict[str, Callable[[int, int], Worker]] = {}
     if found:
         variables = executorch_environment(found)
-        how = How("texts by ExecuTorch", workers("lower", variables), args.jobs, args.why)
         other = Memo(selection.store, "llm-executorch", roots, environ=variables, reuse=reuse)
-        basis = basis_of(selection.store, found)
-        results |= done("executorch", how, Common(other, logs, args.timeout, basis))
-    return models, results
+        commons["executorch"] = Common(other, logs, args.timeout, basis_of(selection.store, found))
+        lower = workers("lower", variables)
+        special = {program.name: lower for program in programs if program.run.through == "executorch"}
+    tasks = [
+        program_task(
+            program, commons[program.run.through], model.folder, model.facts["weights"], keep=args.keep
+        )
+        for program in programs
+        if (model := models[program.case_name]).folder is not None and model.failure is None
+    ]
+    how = How("texts", workers("speak"), args.jobs, args.why, special=special)
+    return models, do(tasks, how, accept=passes)
 
 
 def judge(

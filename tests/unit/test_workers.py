@@ -57,7 +57,7 @@ def setup(tmp_path: Path) -> Setup:
 
 @pytest.fixture
 def slot(setup: Setup) -> Iterator[WorkerSlot[Worker, Any]]:
-    slot = WorkerSlot(lambda: Worker(setup), asked)
+    slot = WorkerSlot(lambda job: Worker(setup), asked)
     yield slot
     slot.close()
 
@@ -75,6 +75,12 @@ class TestParent:
         first, second = slot.run(Job("one")), slot.run(Job("two"))
         assert (second["pid"], second["served"]) == (first["pid"], 2)
 
+    def test_another_kind_of_job_gets_another_worker(self, setup: Setup) -> None:
+        slot = WorkerSlot(lambda job: Worker(setup), asked, kind=lambda job: job.name[0])
+        same, too, other = [slot.run(Job(name))["pid"] for name in ("genie-1", "genie-2", "executorch")]
+        assert same == too and not Path(f"/proc/{same}").exists() and Path(f"/proc/{other}").exists()
+        slot.close()
+
     @pytest.mark.parametrize(
         ("what", "said"),
         [
@@ -87,7 +93,7 @@ class TestParent:
 
     def test_one_that_went_costs_no_other_order(self, setup: Setup) -> None:
         jobs = [Job("segfault", 9), *(Job(f"order{n}") for n in range(6))]
-        results = run_jobs(jobs, lambda: WorkerSlot(lambda: Worker(setup), asked), slots=2)
+        results = run_jobs(jobs, lambda: WorkerSlot(lambda job: Worker(setup), asked), slots=2)
         assert [name for name, result in results.items() if isinstance(result, Gone)] == ["segfault"]
         assert len(results) == 7
 
@@ -118,7 +124,7 @@ class TestParent:
                 ended_by.append(threading.current_thread().name)
                 return ""
 
-        def take() -> Stand:
+        def take(job: Job) -> Stand:
             if moment == "while it starts":
                 reached.set()
                 assert closed.wait(10)
