@@ -23,7 +23,7 @@ NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|can't allocate memory|Ca
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
     return Setup(
-        command=("-m", "ci.upstream.worker", suite.name),
+        command=("-m", "ci.upstream.worker", suite.name, str(logs)),
         environment=environment,
         logs=logs,
         timeout=timeout,

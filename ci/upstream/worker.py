@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import sys
@@ -38,6 +39,9 @@ ARGUMENTS = (
 
 OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
 """What the worst part of a test makes of it. Of the other results, the reports decide."""
+
+NO_TOOL = re.compile(r"/x86_64-linux-clang/([\w.-]+): No such file or directory")
+"""What a shell says of a program that the SDK does not have."""
 
 MEMORY_LIMIT = 12 << 30
 """Bytes that one test may allocate. The largest that passes takes a third of it."""
@@ -156,9 +160,12 @@ def verdict_of(
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
     outcome, reason = "passed", ""
     missing = next((each["what"] for each in problems if each["what"].startswith("ModuleNotFoundError")), "")
-    if problems and (touched or missing):
+    tool = next((found for each in problems if (found := NO_TOOL.search(each["what"]))), None)
+    if problems and (touched or missing or tool):
         outcome = "absent"
         reason = str(shims.NotAvailableHere(touched[0])) if touched else missing
+        if tool:
+            reason = f"it starts {tool[1]}, which this QNN SDK does not have"
     elif (result := worst(parts)) in OUTCOMES:
         guilty = next(each for each in parts if each["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
@@ -225,20 +232,21 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
 
 def start() -> Answer:
     """Collect the tests of a suite and run one of them, so that forks find libraries and caches warm."""
-    suite = SUITES[sys.argv[1]]
-    warm_up = suite.warm_up
+    suite, folder = SUITES[sys.argv[1]], Path.cwd()
+    # Below the logs, whose files are no inputs: some suites write files while they are imported.
+    scratch = Path(tempfile.mkdtemp(dir=sys.argv[2]))
+    tempfile.tempdir = str(scratch)
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
     shims.define_vision_operators()
     make_exports_faster()
     tests = Tests(suite)
-    if warm_up in tests:
-        scratch, folder = Path(tempfile.mkdtemp()), Path.cwd()
-        tests.run(warm_up, scratch)
+    if suite.warm_up in tests:
+        tests.run(suite.warm_up, scratch / "warm-up")
         os.chdir(folder)
-        tempfile.tempdir = None
-        shutil.rmtree(scratch)
         forget_torch()
+    tempfile.tempdir = None
+    shutil.rmtree(scratch)
     gc.set_threshold(COLLECT_AFTER, 50, 100)
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
@@ -261,4 +269,4 @@ def _seed() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[2]), start, forks=True)
+    serve(int(sys.argv[-1]), start, forks=True)
