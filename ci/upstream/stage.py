@@ -78,7 +78,7 @@ class Workers:
 def run_suites(
     suites: Sequence[Suite], args: argparse.Namespace, environ: Mapping[str, str], stage_name: str
 ) -> int:
-    """One after the other, in one report. Of several suites an expression need match in one alone."""
+    """One after the other, in one report."""
     selection = selection_of(args)
     _check(args, selection)
     stage = StageRun.as_typed(stage_name, selection.profile, selection.target)
@@ -105,14 +105,16 @@ def _run_all(
     environ: Mapping[str, str],
     stage: StageRun,
 ) -> None:
+    # Of several suites an expression need match in one alone.
+    unmatched = set(args.expressions)
     empty: list[NothingChosen] = []
     for suite in suites:
         try:
-            _run(suite, args, selection, environ, stage)
+            _run(suite, args, selection, environ, stage, unmatched, last=suite is suites[-1])
         except NothingChosen as error:
             empty.append(error)
-    if len(empty) == len(suites):
-        raise empty[0]
+    if unmatched or len(empty) == len(suites):
+        raise empty[-1]
 
 
 class NothingChosen(UsageError):
@@ -133,12 +135,22 @@ def _check(args: argparse.Namespace, selection: Selection) -> None:
 
 
 def _run(
-    suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], stage: StageRun
+    suite: Suite,
+    args: argparse.Namespace,
+    selection: Selection,
+    environ: Mapping[str, str],
+    stage: StageRun,
+    unmatched: set[str],
+    *,
+    last: bool,
 ) -> None:
     plan = make_plan(suite, args, selection, environ)
     workers = Workers(plan.setup)
     try:
         tests = list_tests(plan, selection, workers)
+        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
+        if last and unmatched:
+            raise nothing_chosen(plan, "-k", min(unmatched))
         chosen = choose(plan, args, tests)
         if args.list:
             _print_list(plan, chosen)
@@ -229,12 +241,6 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
             remedy="remove it from the ledger",
         )
     matches = matcher(args.expressions)
-    for each in args.expressions:
-        if not any(map(matcher([each]), tests)):
-            raise NothingChosen(
-                f"no test of executorch {version} matches {quoted('-k', each)}",
-                remedy=session(plan.suite.stage, "--list"),
-            )
     flows = tuple(f"[qnn_{flow}".removesuffix("_fp16") for flow in args.flows or ())
     sample = sample_of(args.sample, tests, ledger)
     jobs = [plan.job(test) for test in sample if matches(test) and (not flows or _of_flow(test, flows))]
@@ -243,11 +249,14 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
         flags = [word for each in args.expressions for word in ("-k", each)]
         flags += ["--sample", args.sample] if args.sample is not None else []
         flags += ["--shard", args.shard] if args.shard else []
-        raise NothingChosen(
-            f"no test of executorch {version} matches {quoted(*flags)}",
-            remedy=session(plan.suite.stage, "--list"),
-        )
+        raise nothing_chosen(plan, *flags)
     return chosen
+
+
+def nothing_chosen(plan: Plan, *flags: str) -> NothingChosen:
+    version = plan.machinery.versions["executorch"]
+    message = f"no test of executorch {version} matches {quoted(*flags)}"
+    return NothingChosen(message, remedy=session(plan.suite.stage, "--list"))
 
 
 def _of_flow(test: str, flows: Sequence[str]) -> bool:
