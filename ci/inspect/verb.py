@@ -237,6 +237,7 @@ def _context(context: Context, indent: str) -> Iterator[str]:
         ("SoC", [_chip(name) for name in context.socs]),
         ("HTP arch", [f"v{arch}" for arch in context.arches]),
         ("VTCM", sizes),
+        ("graphs", list(context.graphs)),
     ):
         yield f"{indent}{name}: {', '.join(values) or 'not named inside'}"
     for arch in context.arches:

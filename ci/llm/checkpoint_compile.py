@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.llm.architecture import read_architecture
+from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Sample
 from ci.llm.contexts import compile_context
 from ci.llm.decoder import Decoder, load_decoder, require_halves
@@ -28,8 +29,14 @@ skel and scripts to push and run it. With genie-t2t-run of the official SDK it i
 
     LD_LIBRARY_PATH=lib ADSP_LIBRARY_PATH=dsp bin/genie-t2t-run -c genie_config.json -p "The answer is"
 
-Genie puts the token that begins a text first by itself: leave it out of the prompt. The .onnx files are
-for `llm check` alone.
+Genie puts the token that begins a text first by itself: leave it out of the prompt.
+"""
+CHECKED = """
+The .onnx files are for `llm check` alone.
+"""
+SHARED = """
+Prefill and decode share their weights in each binary, which the emulator refuses: compile without
+`--shared-weights` to check what they say.
 """
 
 
@@ -40,14 +47,50 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     if order["precision"] != "fp16":
         rows = windows(folder, shape.bos, Path(order["calibrate"]), context)
     counts = {"prefill": int(order["prefill"]), "decode": 1}
-    binaries = write_binaries(folder, out, soc, rows, context=context, counts=counts, parts=order["parts"])
+    binaries = write_binaries(
+        folder, out, soc, rows, context=context, counts=counts, parts=order["parts"], shared=order["shared"]
+    )
     for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
     write_config(out, shape, binaries, soc, context=context, most=min(MOST, context))
     values = {key: order[key] for key in ("soc", "precision", "context", "prefill")}
-    (out / "README.md").write_text(README.format(name=folder.name, **values), encoding="utf-8")
+    text = README + (SHARED if order["shared"] else CHECKED)
+    (out / "README.md").write_text(text.format(name=folder.name, **values), encoding="utf-8")
     return {"binaries": len(binaries), "bytes": sum(binary.stat().st_size for binary in binaries)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some layers of a checkpoint, to be written as graphs. Without `rows` to quantize by they are fp16."""
+
+    folder: Path
+    shape: Architecture
+    context: int
+    number: int
+    first: int
+    last: int
+    rows: Sequence[Any]
+    encodings: Mapping[str, Encoding]
+
+    def write_graph(self, name: str, count: int, out: Path) -> Path:
+        """A graph for that many tokens at once, in a folder of its own below `out`."""
+        work = out / f"{name}_{self.number}"
+        work.mkdir()
+        graph = work / f"{name}_{self.number}.onnx"
+        decoder = load_decoder(self.folder, self.shape, count, self.context, self.first, self.last)
+        if not self.rows:
+            require_halves(decoder)
+            export(decoder, graph)
+            return graph
+        plain = work / "float.onnx"
+        export(decoder, plain)
+        # From here on it takes whole rows.
+        decoder.count = self.context
+        calibration = samples(decoder, self.rows, self.context, count)
+        quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=self.encodings)
+        shutil.copy(graph, out / on_cpu_name(name, self.number))
+        return graph
 
 
 def write_binaries(
@@ -60,44 +103,29 @@ def write_binaries(
     counts: Mapping[str, int],
     parts: int,
     cache: str = "uint8",
+    shared: bool = False,
 ) -> list[Path]:
-    """The context binaries in the order of Genie's configuration. `rows` of tokens are to quantize by;
-    without them it is fp16."""
-    shape, fp16 = read_architecture(folder), not rows
+    """The context binaries in the order of Genie's configuration: one for each part and count, or with
+    `shared` one for each part. `rows` of tokens are to quantize by; without them it is fp16."""
+    shape = read_architecture(folder)
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
-    for part in range(parts):
-        first, last = shape.part(part, parts)
+    numbers = {name: index * parts for index, name in enumerate(counts)}
+    for number in range(parts):
+        first, last = shape.part(number, parts)
         following: list[Any] = []
-        if not fp16:
+        if rows:
             decoder = load_decoder(folder, shape, context, context, first, last)
             # What comes in is encoded as it went out of the part before.
             into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
             encodings = into | shared_encodings(_collected(decoder, rows, following), cache)
-        for index, (name, count) in enumerate(counts.items()):
-            work = out / f"{name}_{part}"
-            work.mkdir()
-            graph = work / f"{name}_{part}.onnx"
-            decoder = load_decoder(folder, shape, count, context, first, last)
-            if fp16:
-                require_halves(decoder)
-                export(decoder, graph)
-            else:
-                plain = work / "float.onnx"
-                export(decoder, plain)
-                # From here on it takes whole rows.
-                decoder.count = context
-                calibration = samples(decoder, rows, context, count)
-                quantize(
-                    plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=encodings
-                )
-                shutil.copy(graph, out / on_cpu_name(name, part))
-            # The graph has the weights now.
-            del decoder
-            number = index * parts + part
-            binaries[number] = out / f"{name}_{part}.bin"
-            compile_context(graph, soc, binaries[number], fp16=fp16, number=number)
-            shutil.rmtree(work)
+        part = Part(folder, shape, context, number, first, last, rows, encodings)
+        for names in [tuple(counts)] if shared else [(name,) for name in counts]:
+            graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}
+            binary = binaries[min(graphs)] = out / f"{'shared' if shared else names[0]}_{number}.bin"
+            compile_context(graphs, soc, binary, fp16=not rows)
+            for graph in graphs.values():
+                shutil.rmtree(graph.parent)
         rows = following
     return [binaries[number] for number in sorted(binaries)]
 

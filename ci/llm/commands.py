@@ -62,7 +62,7 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
     layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
-    cost = forecast(shape, order["precision"], order["parts"]) if genie else ""
+    cost = forecast(shape, order["precision"], order["parts"], shared=order["shared"]) if genie else ""
     sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{cost}\n")
     with (
         disk_errors("name another folder with -o"),
@@ -72,7 +72,7 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         assert result.folder is not None
         files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
         calibrated = hash_file(Path(order["calibrate"])) if order["calibrate"] else ""
-        shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts")}
+        shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
         record = {"checkpoint": str(folder), **shown, "calibrated by": calibrated}
         files.append(scratch / RECORD)
         files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -83,7 +83,7 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     count, large = result.facts["binaries"], size(result.facts["bytes"])
     sys.stdout.write(f"{args.output}: {f'{count} binaries' if genie else 'a program'}, {large};")
     sys.stdout.write(" see its README.md\n")
-    if genie:
+    if genie and not order["shared"]:
         sys.stdout.write(
             f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n"
         )
@@ -110,6 +110,11 @@ def _compile_order(
     shape = read_architecture(folder)
     if through == "genie":
         require_sizes(context, [prefill])
+    elif args.shared_weights:
+        raise UsageError(
+            "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
+            remedy="leave out --shared-weights",
+        )
     if prefill >= context:
         raise UsageError(f"prefill by {prefill} fills a context of {context}", remedy="take a longer context")
     if context > shape.context:
@@ -149,6 +154,7 @@ def _compile_order(
         "context": context,
         "prefill": prefill,
         "parts": parts,
+        "shared": args.shared_weights,
         "calibrate": str(text.absolute()) if text else "",
     }
 
@@ -251,6 +257,12 @@ def config_of(folder: Path) -> Path:
     config = folder.absolute() / CONFIG
     if not config.is_file():
         raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
+    record = config.with_name(RECORD)
+    if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["shared"]:
+        raise UsageError(
+            f"{folder}: prefill and decode share their weights, which the emulator refuses",
+            remedy="compile it without --shared-weights to another folder, and try that",
+        )
     return config
 
 

@@ -32,33 +32,34 @@ def on_cpu(model: Path) -> Any:
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
-def compile_context(model: Path, soc: Soc, binary: Path, *, fp16: bool, number: int) -> None:
-    """Write the context binary, and beside it the .onnx by which ONNX Runtime loads it.
+def compile_context(graphs: Mapping[int, Path], soc: Soc, binary: Path, *, fp16: bool) -> None:
+    """Write the context binary of these graphs by their numbers; several of them share their weights. Beside
+    the binary of a single one is the .onnx by which ONNX Runtime loads it.
 
-    Genie orders a model's parts by the names of their graphs, so the name begins with `number`."""
+    Genie orders a model's parts by the names of their graphs, so each name begins with the number."""
     with tempfile.TemporaryDirectory(dir=binary.parent, prefix=".compile-") as folder:
-        wrapper = Path(folder, "graph_ctx.onnx")
-        entries = {
-            "ep.context_enable": "1",
-            "ep.context_embed_mode": "0",
-            "ep.context_file_path": str(wrapper),
-        }
-        _on_htp(model, soc, entries, fp16=fp16)
+        wrappers = {number: Path(folder, f"{number}_ctx.onnx") for number in graphs}
+        sessions = []
+        for number, model in graphs.items():
+            entries = {
+                "ep.context_enable": "1",
+                "ep.context_embed_mode": "0",
+                "ep.context_file_path": str(wrappers[number]),
+            }
+            if len(graphs) > 1:
+                last = "1" if number == max(graphs) else "0"
+                entries |= {"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": last}
+            # The weights are shared for as long as all sessions live.
+            sessions.append(_on_htp(model, soc, entries, fp16=fp16))
         compiled, *more = Path(folder).glob("*.bin")
         if more:
-            raise CheckFailed(
-                f"{model.name} became {1 + len(more)} contexts, and Genie takes one", remedy="report it"
-            )
-        old, new = _name_graph(compiled, number)
-        wrapping = onnx.load(str(wrapper))
-        [node] = wrapping.graph.node
-        node.name = node.name.replace(old, new)
-        for attribute in node.attribute:
-            if attribute.name == "partition_name":
-                attribute.s = node.name.encode()
-            if attribute.name == "ep_cache_context":
-                attribute.s = binary.name.encode()
-        onnx.save(wrapping, str(binary.with_suffix(".onnx")))
+            names = ", ".join(model.name for model in graphs.values())
+            raise CheckFailed(f"{names}: became {1 + len(more)} contexts instead of one", remedy="report it")
+        for number, wrapper in wrappers.items():
+            wrapping = _name_graph(compiled, wrapper, number)
+            if len(graphs) == 1:
+                _name_binary(wrapping, binary.name)
+                onnx.save(wrapping, str(binary.with_suffix(".onnx")))
         shutil.move(compiled, binary)
 
 
@@ -92,17 +93,28 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
     return session
 
 
-def _name_graph(binary: Path, number: int) -> tuple[str, str]:
+def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
     """ONNX Runtime uses a hash as the name. The new name has the same length, because lengths are part of the
-    file. Returns the old name and the new one."""
-    data = binary.read_bytes()
-    names = set(GRAPH.findall(data))
-    if len(names) != 1:
-        raise CheckFailed(f"{binary}: expected one graph that ONNX Runtime named, found {len(names)}")
-    old = names.pop()
+    file. Returns the wrapper with the new name."""
+    wrapping = onnx.load(str(wrapper))
+    [node] = wrapping.graph.node
+    data, found = binary.read_bytes(), GRAPH.fullmatch(node.name.encode())
+    if found is None or found[0] not in data:
+        raise CheckFailed(f"{binary}: expected the graph {node.name}, found none of that name")
+    old = found[1]
     new = (b"%03d" % number).ljust(len(old), b"0")
     binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))
-    return old.decode(), new.decode()
+    node.name = node.name.replace(old.decode(), new.decode())
+    for attribute in node.attribute:
+        if attribute.name == "partition_name":
+            attribute.s = node.name.encode()
+    return wrapping
+
+
+def _name_binary(wrapping: Any, name: str) -> None:
+    for attribute in wrapping.graph.node[0].attribute:
+        if attribute.name == "ep_cache_context":
+            attribute.s = name.encode()
 
 
 def _options() -> Any:

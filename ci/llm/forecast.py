@@ -18,15 +18,16 @@ START = 15.0
 """Seconds that even the smallest model takes."""
 
 
-def forecast(shape: Architecture, precision: str, parts: int) -> str:
+def forecast(shape: Architecture, precision: str, parts: int, *, shared: bool = False) -> str:
     """Empty for a precision that was not measured."""
     programs = load_baseline(baseline_path(SUITE, DEFAULT_PROFILE)).programs
     one, two = (programs.get(f"{case}/{precision}/{CHIP}") for case in ("layer", "layers"))
     if one is None or two is None:
         return ""
     weights = shape.weights(parts)
-    share = GRAPHS * sum(weights) / ONE
-    large, long = share * (one.context_bytes or 0), START + share * (one.cpu_seconds or 0)
+    share = sum(weights) / ONE
+    large = share * (one.context_bytes or 0) * (1 if shared else GRAPHS)
+    long = START + GRAPHS * share * (one.cpu_seconds or 0)
     peak, more = one.peak_mb or 0, (two.peak_mb or 0) - (one.peak_mb or 0)
     memory = 1e6 * (peak + more * max(0, max(weights) - ONE) / LAYER)
     return f": about {size(large)}, {seconds(long)} of a core and {size(memory)} of memory"

@@ -32,6 +32,7 @@ ONLY = {
     "context": ("--context", CHECKPOINT),
     "prefill": ("--prefill", CHECKPOINT),
     "parts": ("--parts", CHECKPOINT),
+    "shared_weights": ("--shared-weights", CHECKPOINT),
 }
 """Flags that one lane alone has."""
 NOT_FOR_CHECKPOINTS = {"suite": "--suite", "jobs": "--jobs"}
@@ -120,6 +121,11 @@ def add_language(group: argparse._ActionsContainer) -> None:
     group.add_argument("--context", type=count, metavar="N", help="tokens [128]")
     group.add_argument("--prefill", type=count, metavar="N", help="tokens that are read at once [32]")
     group.add_argument("--parts", type=count, metavar="N", help="Genie's binaries [1 GB each at most]")
+    group.add_argument(
+        "--shared-weights",
+        action="store_true",
+        help="half the size: prefill and decode in one binary, for devices alone (the emulator refuses it)",
+    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

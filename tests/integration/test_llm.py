@@ -174,6 +174,20 @@ class TestCompile:
         speaker = Speaker(out, out / "short.json", load_decoder(model, shape, 128, 128))
         assert not speaker.problems()
 
+    def test_prefill_and_decode_can_share_their_weights(self, tmp_path: Path) -> None:
+        from ci.suites.programs.program import Context, parse
+
+        model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
+        apart, shared = tmp_path / "apart", tmp_path / "shared"
+        command("compile", model, "-o", apart)
+        command("compile", model, "--shared-weights", "-o", shared)
+        sizes = [sum(file.stat().st_size for file in out.glob("*.bin")) for out in (apart, shared)]
+        assert sizes[1] < 0.6 * sizes[0]
+        context = parse((shared / "shared_0.bin").read_bytes())
+        assert isinstance(context, Context) and len(context.graphs) == 2
+        assert '"shared_0.bin"' in (shared / "genie_config.json").read_text()
+        assert "the emulator refuses" in command("run", shared, "hello", code=2)
+
     def test_a_quantized_checkpoint_speaks_and_a_short_text_leaves_nothing(self, tmp_path: Path) -> None:
         model, out, text = write_checkpoint(tmp_path / "model"), tmp_path / "out", tmp_path / "text.txt"
         quantizing = ("compile", model, "--precision", "u16u8", "--calibrate", text, "-o", out)

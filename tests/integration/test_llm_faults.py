@@ -200,7 +200,7 @@ def test_rmsnorm_as_a_reciprocal_is_seen_on_htp_alone(
         calibration = samples(whole, rows[1:], shape.context, 32)
         quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=encodings)
         soc, binary, edges = soc_named("SM8650"), tmp_path / f"{name}_htp.bin", edge_encodings(graph)
-        compile_context(graph, soc, binary, fp16=False, number=0)
+        compile_context({0: graph}, soc, binary, fp16=False)
         session = load_context(binary.with_suffix(".onnx"), soc)
         ours, theirs = (Reader(shape, [each], edges).read(rows[0]) for each in (session, on_cpu(graph)))
         return float((ours.argmax(-1) == theirs.argmax(-1)).mean())

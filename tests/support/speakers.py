@@ -92,7 +92,7 @@ def make_speaker(
         plant(decoder, count)
         export(decoder, graph)
         binaries.append(folder / f"compiled{count}.bin")
-        compile_context(graph, soc, binaries[-1], fp16=True, number=number)
+        compile_context({number: graph}, soc, binaries[-1], fp16=True)
     shutil.copy(model / "tokenizer.json", folder)
     config = write_config(folder, shape, binaries, soc, context=shape.context, most=LENGTH)
     return Speaker(folder, config, load_decoder(model, shape, shape.context, shape.context))

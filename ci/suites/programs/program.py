@@ -47,6 +47,7 @@ compiled for.
 
 VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
 HALF_FLOATS = re.compile(rb"relaxed_precision_flag=(true|false)\b")
+GRAPH = re.compile(rb"PICKLE/\d{1,9}/([\w.$-]{1,200})\0")
 PRECISIONS = {0: "quantized", 1: "fp16"}
 PROCESSORS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
 """By QnnExecuTorchBackendType."""
@@ -70,6 +71,8 @@ class Context:
     socs: tuple[str, ...]
     arches: tuple[int, ...]
     vtcm_bytes: tuple[int, ...]
+    graphs: tuple[str, ...] = ()
+    """Several share the weights."""
     half_floats: bool | None = None
     """Whether floats are computed in 16 bits; not on a chip without fp16."""
 
@@ -182,6 +185,7 @@ def context_of(data: memoryview) -> Context:
         socs=tuple(sorted({found.decode() for found in SOC.findall(data)})),
         arches=tuple(sorted({int(found) for found in ARCH.findall(data)})),
         vtcm_bytes=tuple(sorted({int(found) for found in VTCM.findall(data)})),
+        graphs=tuple(sorted({found.decode() for found in GRAPH.findall(data)})),
         half_floats=_half_floats(HALF_FLOATS.findall(data)),
     )
 
