@@ -26,7 +26,7 @@ from provisioning.base.settings import ROOT
 from provisioning.manifest import load_profile, profile_names
 from provisioning.sources.git import Git
 from provisioning.store import Store
-from tests.support.builds import Built, build, gone, run_stage
+from tests.support.builds import Built, build, gone
 from tests.support.miniature_executorch import commit_all, digest, make_llama, make_old, make_sdk, make_tree
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
@@ -75,10 +75,6 @@ def replace_in(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_arm64_builds_and_says_so(arm64: Built) -> None:
-    assert (arm64.code, arm64.report["outcome"], arm64.report["findings"]) == (0, "pass", []), arm64.err
-
-
 def test_the_arm64_runner_runs(arm64: Built, tmp_path: Path) -> None:
     """As far as it can without QNN's libraries, and its messages name no folder of this machine."""
     (tmp_path / "model.pte").write_bytes(b"soc_type=SM8650;arch=75 ")
@@ -97,40 +93,30 @@ def test_the_arm64_runner_runs(arm64: Built, tmp_path: Path) -> None:
     assert "error 1009" in done.stderr
 
 
-def test_the_manifest_is_what_is_there(arm64: Built) -> None:
-    listed = {file["path"]: file["sha256"] for file in arm64.manifest["files"]}
-    assert listed == {path: digest(arm64.dist / path) for path in (LIBRARY, RUNNER)}
-
-
-def test_the_manifest_says_what_it_was_made_of(arm64: Built, given: Given) -> None:
+def test_a_build_names_each_file_and_what_it_was_made_of(arm64: Built, given: Given) -> None:
+    assert (arm64.code, arm64.report["outcome"], arm64.report["findings"]) == (0, "pass", []), arm64.err
+    files = {path: digest(arm64.dist / path) for path in (LIBRARY, RUNNER)}
+    manifest = arm64.manifest
+    assert {file["path"]: file["sha256"] for file in manifest["files"]} == files
+    bill = json.loads((arm64.dist / "sbom.cdx.json").read_text(encoding="utf-8"))
+    listed = [each for each in bill["components"] if each["type"] == "file"]
+    assert {each["name"]: each["hashes"][0]["content"] for each in listed} == files
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=given.tree, capture_output=True, text=True, check=True
     ).stdout.strip()
-    manifest = arm64.manifest
     assert (manifest["commit"], manifest["changed"], manifest["qnn_build_id"], manifest["executorch"]) == (
         commit,
         False,
         "v2.37.0.250724175447_124859",
         "1.5.1",
     )
+    assert (arm64.dist / "licences" / "third-party" / "gflags" / "LICENSE").is_file()
 
 
 def test_what_is_shipped_names_no_folder_of_this_machine(arm64: Built, given: Given) -> None:
     for path in arm64.dist.rglob("*"):
         if path.is_file():
             assert os.fsencode(given.folder) not in path.read_bytes(), path
-
-
-def test_the_bill_of_materials_has_each_file(arm64: Built) -> None:
-    bill = json.loads((arm64.dist / "sbom.cdx.json").read_text(encoding="utf-8"))
-    files = {
-        each["name"]: each["hashes"][0]["content"] for each in bill["components"] if each["type"] == "file"
-    }
-    assert files == {path: digest(arm64.dist / path) for path in (LIBRARY, RUNNER)}
-
-
-def test_licence_texts_keep_their_place(arm64: Built) -> None:
-    assert (arm64.dist / "licences" / "third-party" / "gflags" / "LICENSE").is_file()
 
 
 def test_the_tree_is_left_as_it_was(arm64: Built, given: Given) -> None:
@@ -190,12 +176,15 @@ def test_an_unchanged_tree_costs_no_compiling(arm64: Built, given: Given) -> Non
 
 
 @pytest.mark.whole
-def test_another_folder_gives_the_same_bytes(arm64: Built, given: Given, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [ARM64, "build_android"])
+def test_another_folder_gives_the_same_bytes(
+    arm64: Built, android: Built, tmp_path: Path, stage: str
+) -> None:
     tree = make_tree(tmp_path / "somewhere" / "else")
-    sdk = make_sdk(tmp_path / "an-sdk")
-    other = build(ARM64, tmp_path / "out", tree, sdk, "--jobs", "1")
+    sdk, ndk = make_sdk(tmp_path / "an-sdk"), make_ndk(tmp_path / "an-ndk")
+    other = build(stage, tmp_path / "out", tree, sdk, "--jobs", "1", ndk=ndk)
     assert other.code == 0, other.err
-    assert hashes(other.dist) == hashes(arm64.dist)
+    assert hashes(other.dist) == hashes((arm64 if stage == ARM64 else android).dist)
 
 
 @pytest.mark.whole
@@ -255,30 +244,6 @@ def test_a_changed_source_is_compiled_alone_and_what_fails_leaves_the_last_good_
         header.write("#endif\n")
     found = build(ARM64, tmp_path, tree, sdk)
     assert (found.code, found.rules(), hashes(good.dist)) == (1, {"build-paths"}, before), found.err
-
-
-@pytest.mark.whole
-def test_ccache_is_used_where_it_is(given: Given, tmp_path: Path) -> None:
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "ccache").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexec "$@"\n', "utf-8")
-    (programs / "ccache").chmod(0o755)
-    environ = {"QNN_SDK_ROOT": given.sdk, "EXECUTORCH_ROOT": given.tree, "QNN_CI_STORE": tmp_path / "store"}
-    places = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
-    path = f"{programs}:{os.environ['PATH']}"
-    done = run_stage(ARM64, "--profile", "qnn-2.37", *places, environ={**environ, "PATH": path})
-    assert done.returncode == 0, done.stderr
-    assert "QnnManager.cpp" in (tmp_path / "asked").read_text(encoding="utf-8")
-
-
-@pytest.mark.whole
-def test_a_known_error_comes_with_its_cause(tmp_path: Path) -> None:
-    """CMake 4 says it of a tree from before its time."""
-    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
-    replace_in(tree / "third-party/flatcc/CMakeLists.txt", "VERSION 3.24", "VERSION 2.8")
-    done = build(ARM64, tmp_path, tree, sdk)
-    assert (done.code, "has been removed from CMake" in done.err) == (1, True)
-    assert "export CMAKE_POLICY_VERSION_MINIMUM=3.5" in done.err
 
 
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
@@ -344,28 +309,6 @@ def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
             assert not (tmp_path / "dist").exists()
         done = building.result()
     assert (done.code, (done.dist / "manifest.json").is_file()) == (0, True), done.err
-
-
-@pytest.mark.whole
-def test_the_stores_tree_is_built_where_no_variable_names_one(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As provisioned: read-only, without its repository, in a directory of the name that its headers want."""
-
-    def checkout(source: Git, into: Path, progress: object = None) -> str:
-        make_tree(into.parent, name=into.name)
-        return str(source.commit)
-
-    monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
-    pinned = load_profile("qnn-2.37").components["executorch-source"]
-    store = Store(tmp_path / "store")
-    store.provision("executorch-source", pinned)
-    places = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
-    given_alone = {"QNN_SDK_ROOT": given.sdk}
-    done = run_stage(ARM64, "--profile", "qnn-2.37", "--store", store.path, *places, environ=given_alone)
-    assert done.returncode == 0, done.stderr
-    made = json.loads((tmp_path / "dist" / "manifest.json").read_text(encoding="utf-8"))
-    assert made["commit"] == getattr(pinned.parts[0].source, "commit", None)
 
 
 @pytest.mark.whole
@@ -445,15 +388,9 @@ def test_a_release_is_stripped_or_says_that_it_cannot_be(given: Given, arm64: Bu
     assert (again.code, [finding["rule"] for finding in again.report["findings"]]) == (0, ["build-strip"])
 
 
-def test_android_builds_and_says_so(android: Built) -> None:
+def test_android_gets_large_pages_its_loader_its_api_and_the_ndks_licence(android: Built) -> None:
     assert (android.code, android.report["outcome"]) == (0, "pass"), android.err
-
-
-def test_the_licence_of_what_the_ndk_links_in_comes_with_it(android: Built) -> None:
     assert (android.dist / "licences" / "android-ndk" / "NOTICE").is_file()
-
-
-def test_android_gets_large_pages_its_loader_and_its_api(android: Built) -> None:
     runner = elf.read(android.dist / RUNNER)
     assert (min(runner.alignments), runner.interpreter, runner.android_api) == (
         0x4000,
@@ -486,17 +423,6 @@ def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refus
     assert "28.2.13676358" in done.report["metrics"]["rebuilt_because"][0]
     assert "build-ndk" in {finding["rule"] for finding in done.report["findings"]}
     assert hashes(good.dist) == before
-
-
-@pytest.mark.whole
-def test_another_folder_gives_the_same_bytes_for_android(
-    android: Built, given: Given, tmp_path: Path
-) -> None:
-    tree = make_tree(tmp_path / "somewhere" / "else")
-    sdk, ndk = make_sdk(tmp_path / "an-sdk"), make_ndk(tmp_path / "an-ndk")
-    other = build("build_android", tmp_path / "out", tree, sdk, "--jobs", "1", ndk=ndk)
-    assert other.code == 0, other.err
-    assert hashes(other.dist) == hashes(android.dist)
 
 
 @pytest.mark.whole
@@ -582,9 +508,3 @@ def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_t
     assert len(list(folder.glob("Py*.so"))) == 2
     assert (tree / "exir" / "_serialize" / "program.fbs").is_file()
     assert not (other.dist / "overlay").exists()
-
-
-@pytest.mark.whole
-@pytest.mark.heavy
-def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
-    assert not (x86_tree / "backends" / "qualcomm" / "python").exists()

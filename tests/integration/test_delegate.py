@@ -80,12 +80,6 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
     assert set(tests) == load_record("delegate", "wheels", "SM8650").tests.keys()
 
 
-@pytest.mark.whole
-def test_the_shards_together_are_the_whole_suite(tmp_path: Path) -> None:
-    parts = [listed(tmp_path, "--shard", f"{index}/4") for index in (1, 2, 3, 4)]
-    assert sorted(test for part in parts for test in part) == sorted(listed(tmp_path))
-
-
 def test_four_shards_of_the_suite_are_equally_long_and_the_sample_is_of_it() -> None:
     tests = load_record("delegate", "wheels", "SM8650").tests
     assert len(tests) == 374
@@ -110,14 +104,6 @@ def test_a_known_failure_is_named_with_its_cause_and_does_not_fail(tmp_path: Pat
     (finding,) = report.findings
     assert finding.severity is Severity.NOTE
     assert "multiple of 4" in finding.message
-
-
-@pytest.mark.whole
-def test_a_test_that_takes_too_long_fails_and_leaves_nothing_running(tmp_path: Path) -> None:
-    code, report = delegate(tmp_path, "-k", SLOW, "--no-cache", "--timeout", "20")
-    assert (code, report.metrics["failed"]) == (1, 1)
-    assert "no result after 20 s" in report.findings[0].message
-    assert not _processes_of(tmp_path)
 
 
 @pytest.mark.whole

@@ -83,13 +83,6 @@ def test_a_model_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_option_that_compile_cannot_serve_names_the_command_that_does(model: Path, tmp_path: Path) -> None:
-    flag = "qnn_saver_path=/usr/lib/libQnnSaver.so"
-    done = typed("onnx", "compile", model, "--precision", "fp16", "--option", flag, "-o", tmp_path / "out")
-    assert done.returncode == 2 and "save-calls -- MODEL.onnx" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.whole
 def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(
     tmp_path: Path, runner_programs: Path

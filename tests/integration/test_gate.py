@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ci import gate
 from ci.engine.gate_table import GateStage, gate_table
@@ -106,13 +104,6 @@ def test_a_failure_that_ends_in_another_way_than_agreed_is_no_pass_of_the_gate(
     assert ended in ran.report.findings[1].message
 
 
-@given(st.lists(st.none() | st.integers(-64, 255), max_size=4))
-def test_no_code_but_zeros_is_a_pass(codes: list[int | None]) -> None:
-    report = did_not_run("stage", "")
-    passed = all(code in (None, 0) for code in codes)
-    assert (gate.exit_code(gate.StageResult(report, code) for code in codes) == 0) == passed
-
-
 def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) -> None:
     (ran,) = _run(reports, stage("exits1"))
     assert (verdict(ran.report), ran.code) == ("error", 3)
@@ -147,14 +138,6 @@ def _death(reports: Path, name: str) -> Finding:
     (finding,) = ran.report.findings
     assert (finding.rule, ran.code) == ("stage.died", 3)
     return finding
-
-
-def test_what_a_stage_printed_is_kept_beside_the_reports_and_named_in_its_own(reports: Path) -> None:
-    (ran,) = _run(reports, stage("tells"))
-    (log,) = (artifact for artifact in ran.report.artifacts if artifact.kind == "log")
-    assert Path(log.path) == reports / "logs/tells.log"
-    assert Path(log.path).read_text().startswith("argv=")
-    assert Report.read(reports / "tells.json").artifacts == ran.report.artifacts
 
 
 def test_an_error_that_nobody_foresaw_is_no_verdict_though_the_stage_reports_it(reports: Path) -> None:
@@ -228,18 +211,6 @@ def test_the_exit_code_is_the_worst_by_meaning(
     assert gate.exit_code(gate.StageResult(ran.report, one) for one in codes) == code
 
 
-@pytest.mark.parametrize(("github", "flag"), [("true", ["--no-annotations"]), ("false", [])])
-def test_a_stage_that_annotates_leaves_that_to_the_gate(
-    reports: Path, monkeypatch: pytest.MonkeyPatch, github: str, flag: list[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", github)
-    monkeypatch.setattr(gate_table(), "__dict__", {**gate_table().__dict__, "annotates": ("tells-1",)})
-    _run(reports, stage("tells-1"), stage("tells-2"))
-    logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
-    assert logs[0] == f"argv={['tells-1', '--reports', str(reports), *flag]}\n"
-    assert logs[1] == f"argv={['tells-2', '--reports', str(reports)]}\n"
-
-
 def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     parser = argparse.ArgumentParser()
     gate.configure(parser)
@@ -286,22 +257,6 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
     ]
     made = [artifact.path for artifact in report.artifacts if artifact.kind != "log"]
     assert made == ["passes.so"]
-
-
-def test_on_github_stages_fold_and_findings_become_annotations(
-    reports: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(reports / "summary.md"))
-    _whole(reports, monkeypatch, stage("fails"))
-    lines = capfd.readouterr().out.splitlines()
-    begin, end = (
-        lines.index(f"::group::fails: nox -s fails -- --reports {reports}"),
-        lines.index("::endgroup::"),
-    )
-    assert begin < end
-    assert "::error title=fails%3A rule::subject: is bad%0A→ mend it" in lines
-    assert (reports / "summary.md").read_text().startswith("## ❌ 1 of 1 stage did not pass")
 
 
 def _interrupted(reports: Path, number: signal.Signals, *stages: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The gate on models: a wrong weight, a wrong scheme, an operator on the CPU and a model that became dearer
+"""The gate on models: a wrong weight, an operator on the CPU and a model that became dearer
 each turn it red, with the finding that says what and where.
 
 Thresholds and baseline are what the toolkit itself derives from the model that is right.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +20,7 @@ from ci.suites.baseline import baseline_path, load_baseline
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
-from tests.support.lowering_suites import Done, command, environment, run, suite
-from tests.support.processes import alive, descendants, wait_for
+from tests.support.lowering_suites import Done, run, suite
 from tests.support.runner import dist, runner_reports
 
 __all__ = ["dist", "runner_reports"]
@@ -34,7 +31,6 @@ CASES: dict[str, dict[str, str]] = {
     # Good in itself: the program of wrong_weight, whose weights are others, takes the place of its own.
     "wrong_program": {"arguments": "width = 40"},
     "wrong_weight": {"arguments": "width = 40", "run": 'annotations = ["lowering_models:change_a_weight"]'},
-    "wrong_scheme": {"scheme": "16a4w"},
     "undelegated": {"factory": "lowering_models:with_erf"},
     "dearer": {"arguments": "width = 512"},
 }
@@ -131,12 +127,6 @@ def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict
     assert "nox -s divergence -- " in finding.remedy and "-k wrong_program/16a8w/SM8650" in finding.remedy
 
 
-def test_a_wrong_scheme_is_found_with_the_scheme_and_the_operator(reports: dict[str, Report]) -> None:
-    (finding,) = _errors(reports["test_emulator"], "wrong_scheme")
-    assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_scheme/16a4w/SM8650")
-    assert "quantizing loses most in aten.linear.default" in finding.message
-
-
 def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: dict[str, Report]) -> None:
     found = {finding.rule: finding for finding in _errors(reports["test_lowering"], "undelegated")}
     assert {"lowering-cpu-operator", "lowering-delegates"} <= set(found)
@@ -156,32 +146,7 @@ def test_a_model_that_costs_more_is_named_with_the_bytes(reports: dict[str, Repo
 def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report]) -> None:
     kept = [Path(each.path) for each in reports["test_emulator"].artifacts if each.kind == "failure"]
     cases = {part for path in kept for part in path.parts}
-    assert {"wrong_weight", "wrong_scheme", "wrong_program"} <= cases
+    assert {"wrong_weight", "wrong_program"} <= cases
     assert "good" not in cases
     assert all(path.is_file() for path in kept)
     assert any(path.name.startswith("output_") for path in kept)
-
-
-@pytest.mark.whole
-def test_interrupted_it_leaves_no_process_and_says_what_did_not_run(tmp_path: Path) -> None:
-    one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
-    process = subprocess.Popen(
-        command("gate", tmp_path, "--only", "test_lowering", "--only", "test_emulator", "--suite", one),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    # The stage and its two workers.
-    wait_for(lambda: len(descendants(process.pid)) >= 3)
-    started = descendants(process.pid)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    wait_for(lambda: not alive(started))
-    assert len(started) >= 3 and not alive(started)
-    report = Report.read(tmp_path / "reports/gate.json")
-    assert [(each.subject, each.message) for each in report.findings if each.severity.value == "error"] == [
-        ("test_lowering", "did not run: test_lowering was interrupted"),
-        ("test_emulator", "did not run: the gate was interrupted"),
-    ]

@@ -10,20 +10,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from ci.image.builders import Order, choose, find_buildah
+from ci.image.builders import Order, choose
 from ci.image.context import CONTEXT, Apt, fetch_packages, link_tree, packages_in
 from ci.image.engine import Engine, Job, connect
-from ci.image.image_plan import PACKAGES, PackageLock, plan_of
+from ci.image.image_plan import PackageLock, plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
-from ci.image.verb import labels
 from ci.image.wheelhouse import Wanted, fill
 from ci.upkeep.lint import tracked_files
 from provisioning.base.errors import EnvironmentLacking
@@ -77,10 +76,6 @@ def copy_of_the_checkout(root: Path) -> Path:
         shutil.copy(path, copy)
     (root / "build").mkdir()
     return root
-
-
-def packages_of(root: Path) -> Path:
-    return root / PACKAGES.relative_to(ROOT)
 
 
 def context_of(root: Path) -> Path:
@@ -151,32 +146,10 @@ def test_the_wheels_image_is_built_and_validates_inside(wheels: Stage) -> None:
 
 
 @pytest.mark.whole
-def test_the_image_says_what_it_is(
-    wheels: Stage, root: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_of("wheels")
-    monkeypatch.setattr("ci.image.image_plan.PACKAGES", packages_of(root))
-    base_id = str(engine.image_id(BASE))
-    assert engine.attributes(plan.tag)["Config"]["Labels"] == labels(plan, BASE, base_id)
-
-
-@pytest.mark.whole
-def test_the_size_is_stated(wheels: Stage, engine: Engine) -> None:
-    size = engine.attributes(plan_of("wheels").tag)["Size"]
-    assert wheels.report["metrics"]["size"] == size
-    assert f"{size / 1e9:.2f} GB in " in wheels.said
-
-
-@pytest.mark.whole
 def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
     path = next(Path(a["path"]) for a in wheels.report["artifacts"] if a["kind"] == "sbom")
     names = {one["name"] for one in json.loads(path.read_text())["components"]}
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
-
-
-@pytest.mark.whole
-def test_the_bill_of_materials_is_what_its_schema_calls_one(wheels: Stage) -> None:
-    path = next(Path(a["path"]) for a in wheels.report["artifacts"] if a["kind"] == "sbom")
     assert faults(path.read_text(encoding="utf-8")) == ""
 
 
@@ -236,27 +209,6 @@ def test_a_delegate_test_runs_on_the_emulator_inside(wheels: Stage, checkout: Pa
 def test_shell_image_is_the_shell_session(wheels: Stage, root: Path) -> None:
     done = typed("shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7", cwd=root)
     assert (done.stdout, done.returncode) == (f"{os.getuid()}\n", 7), done.stderr
-
-
-@pytest.fixture
-def wheels_by_editor(wheels: Stage, checkout: Path) -> list[str]:
-    """As an editor would run .devcontainer/devcontainer.json for a user whose uid is the image's."""
-    said = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    filled = {
-        name: said[name].replace("${localWorkspaceFolder}", str(checkout))
-        for name in ("workspaceMount", "workspaceFolder")
-    }
-    argv = ["docker", "run", "--rm", "--user", said["remoteUser"], "--mount", filled["workspaceMount"]]
-    argv += [word for mount in said["mounts"] for word in ("--mount", mount)]
-    argv += ["--workdir", filled["workspaceFolder"], said["image"]]
-    return [*argv, said["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]]
-
-
-@pytest.mark.whole
-def test_an_editor_finds_the_interpreter_and_the_checkout(wheels_by_editor: list[str]) -> None:
-    asked = "import torch, executorch.exir, ci, os; print(os.access(os.environ['HOME'], os.W_OK))"
-    done = subprocess.run([*wheels_by_editor, "-c", asked], capture_output=True, text=True, check=False)
-    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.fixture
@@ -334,21 +286,6 @@ def clockwork(engine: Engine, tmp_path: Path) -> Order:
 
 
 @pytest.mark.whole
-def test_what_buildah_builds_is_in_the_engine_and_nowhere_else(
-    clockwork: Order, engine: Engine, tmp_path: Path
-) -> None:
-    kept = [find_buildah().program, "images", "--quiet", "--all"]
-    before = subprocess.run(kept, check=True, capture_output=True).stdout
-    find_buildah().build(clockwork, engine)
-    try:
-        assert engine.run(Job(clockwork.tag, ["cat", "/etc/same"])).stdout == "same\n"
-    finally:
-        engine.remove(clockwork.tag)
-    assert subprocess.run(kept, check=True, capture_output=True).stdout == before
-    assert {path.name for path in tmp_path.iterdir()} == {"context", "build.log"}
-
-
-@pytest.mark.whole
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
 def test_what_differs_between_two_builds_is_named(
     builder: str, clockwork: Order, engine: Engine, tmp_path: Path
@@ -382,19 +319,6 @@ def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp
         fetched[base] = {one.name for one in packages_in(tmp_path / "packages")}
         assert fetched[base] <= names, base
     assert "libc6" in fetched["qnn-ci-test-base:older"] - fetched[BASE]
-
-
-@pytest.mark.whole
-def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", small], check=True)
-    try:
-        with pytest.raises(EnvironmentLacking, match="full") as caught:
-            replace(find_buildah(), root=small / "storage").build_apart(clockwork, engine)
-        assert caught.value.exit_code == 3
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 @pytest.fixture

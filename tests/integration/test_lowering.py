@@ -161,33 +161,6 @@ def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_
 
 
 @pytest.mark.whole
-def test_what_changes_a_program_compiles_it_again_and_nothing_else_does(tmp_path: Path) -> None:
-    cases: dict[str, dict[str, str]] = {
-        name: {} for name in ("same", "judged", "source", "arguments", "scheme", "soc", "spec")
-    }
-    cases["weights"] = {"factory": "lowering_models:from_file"}
-    cases["calibration"] = {"factory": "lowering_models:calibrated_from_file"}
-    first = run("test_lowering", tmp_path, "--suite", suite(tmp_path / "one", cases))
-    assert first.code == 0 and not first.cached()
-    # The source's change is in another folder: one module serves all cases of a suite.
-    again = dict(cases)
-    again["judged"] = {"thresholds": "sqnr_db = 16"}
-    again["arguments"] = {"arguments": "width = 48"}
-    again["scheme"] = {"scheme": "8a8w"}
-    again["soc"] = {"soc": "SM8750"}
-    again["spec"] = {"run": "per_channel = false"}
-    del again["source"]
-    changed = suite(tmp_path / "two", {"source": {}})
-    with (tmp_path / "two/lowering_models.py").open("a") as stream:
-        stream.write("\nCHANGED = True\n")
-    here = suite(tmp_path / "one", again)
-    (tmp_path / "one/scale.txt").write_text("2.0")
-    second = run("test_lowering", tmp_path, "--suite", here, "--suite", changed)
-    assert second.code == 0
-    assert second.cached() == {"same", "judged"}
-
-
-@pytest.mark.whole
 def test_another_sdk_compiles_it_again(tmp_path: Path) -> None:
     one = suite(tmp_path, {"net": {}})
     assert not run("test_lowering", tmp_path, "--suite", one).cached()
@@ -224,11 +197,6 @@ def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it()
     trace = f'  File "{ROOT}/ci/suites/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
     node = SimpleNamespace(meta={"stack_trace": trace})
     assert source_of(node) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")
-
-
-def test_a_suite_with_unknown_keys_is_a_usage_error(tmp_path: Path) -> None:
-    done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"net": {"case": "colour = 1"}}))
-    assert done.code == 2 and "colour" in done.err and "try:" in done.err
 
 
 @pytest.mark.whole

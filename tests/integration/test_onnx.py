@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ci.onnx.options import Settings
 from ci.suites.accuracy import decibels
@@ -25,7 +25,7 @@ from ci.suites.precision import precision_named
 from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
-from tests.support.onnx_models import conv_model, model_of, with_external_data, write
+from tests.support.onnx_models import conv_model, model_of, write
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
@@ -71,35 +71,7 @@ def copied(compiled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(compiled, tmp_path / "copied"))
 
 
-def if_model() -> Any:
-    """Relu where the flag is set, else the negative."""
-
-    def branch(operator: str) -> Any:
-        value = helper.make_tensor_value_info(f"{operator}_y", TensorProto.FLOAT, (1, 3, 8, 8))
-        return helper.make_graph([helper.make_node(operator, ["x"], [value.name])], operator, [], [value])
-
-    branches = {"then_branch": branch("Relu"), "else_branch": branch("Neg")}
-    made = model_of([helper.make_node("If", ["flag"], ["y"], name="flow", **branches)], output=(1, 3, 8, 8))
-    made.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, ()))
-    return made
-
-
 class TestCompile:
-    def test_leaves_the_context_its_model_and_a_record(self, compiled: Path) -> None:
-        assert sorted(path.name for path in compiled.iterdir()) == [
-            "net_ctx.json",
-            "net_ctx.onnx",
-            "net_ctx_qnn.bin",
-        ]
-
-    @pytest.mark.whole
-    def test_relative_paths_are_those_of_the_user(self, model: Path, tmp_path: Path) -> None:
-        shutil.copy(model, tmp_path / "net.onnx")
-        options = ("--option", "dump_json_qnn_graph=1", "--option", "json_qnn_graph_dir=graphs")
-        onnx_command("compile", "net.onnx", "-o", "out", *options, cwd=tmp_path)
-        assert (tmp_path / "out" / "net_ctx.json").is_file()
-        assert list((tmp_path / "graphs").glob("*.json"))
-
     @pytest.mark.whole
     def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
@@ -187,43 +159,6 @@ class TestCompile:
         onnx_command("compile", model, "--dimension", "batch=2", "-o", tmp_path / "out")
         assert (tmp_path / "out" / "dynamic_ctx_qnn.bin").is_file()
 
-    @pytest.mark.whole
-    def test_says_which_operators_took_longest(self, model: Path, tmp_path: Path) -> None:
-        said = onnx_command("compile", model, "--profile-run", "-o", tmp_path / "out").stdout
-        assert "conv" in said
-        assert "cycles)" in said
-
-    @pytest.mark.whole
-    def test_reads_external_data(self, tmp_path: Path) -> None:
-        model = with_external_data(tmp_path / "model.onnx")
-        onnx_command("compile", model, "-o", tmp_path / "out")
-        assert (tmp_path / "out" / "model_ctx.onnx").is_file()
-
-    @pytest.mark.whole
-    def test_takes_an_if_by_computing_both_branches(self, tmp_path: Path) -> None:
-        """The provider does, whatever its documentation says of control flow."""
-        model = write(if_model(), tmp_path / "if.onnx")
-        onnx_command("compile", model, "-o", tmp_path / "out")
-        x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
-        for flag, expected in ((True, np.maximum(x, 0)), (False, -x)):
-            np.savez(tmp_path / "in.npz", x=x, flag=np.array(flag))
-            given = ("--input", tmp_path / "in.npz", "--output", tmp_path / "y.npz")
-            onnx_command("run", tmp_path / "out" / "if_ctx.onnx", *given)
-            with np.load(tmp_path / "y.npz") as found:
-                assert np.abs(found["y"] - expected).max() < 0.01
-
-    @pytest.mark.whole
-    def test_sets_options_of_the_session_and_of_its_runs(self, model: Path, tmp_path: Path) -> None:
-        given = {
-            "ep.dynamic.qnn_htp_performance_mode": "burst",
-            "ep.dynamic.workload_type": "Efficient",
-            "qnn.htp_perf_mode_post_run": "power_saver",
-        }
-        options = [part for name, value in given.items() for part in ("--option", f"{name}={value}")]
-        onnx_command("compile", model, "-o", tmp_path / "out", *options)
-        settings = json.loads((tmp_path / "out" / "net_ctx.json").read_text())["settings"]
-        assert {**settings["dynamic"], **settings["run"]} == given
-
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "adapter.bin").write_bytes(bytes(64))
         (tmp_path / "lora.txt").write_text(f"no_such_graph;{tmp_path / 'adapter.bin'}\n")
@@ -267,11 +202,6 @@ class TestBadInput:
         said = self.refused(tmp_path / "out", model, "--precision", "u8u8", code=2)
         assert "needs calibration data" in said
 
-    @pytest.mark.whole
-    def test_a_type_combination_that_htp_gets_wrong(self, model: Path, samples: Path, tmp_path: Path) -> None:
-        arguments = (model, "--precision", "u16u16", "--calibrate", samples)
-        assert "use u16s16" in self.refused(tmp_path / "out", *arguments, code=2)
-
     @pytest.mark.parametrize(
         ("nodes", "said"),
         [
@@ -287,18 +217,6 @@ class TestBadInput:
     def test_a_model_that_is_compiled_already(self, compiled: Path, tmp_path: Path) -> None:
         said = self.refused(tmp_path / "out", compiled / "net_ctx.onnx", code=2)
         assert "is compiled already" in said and "onnx -- run" in said
-
-    @pytest.mark.whole
-    def test_a_step_that_takes_too_long(self, model: Path, tmp_path: Path) -> None:
-        said = self.refused(tmp_path / "out", model, "--timeout", "0.01", code=1)
-        assert "no result after 0.01 s" in said and "--timeout" in said
-
-    @pytest.mark.whole
-    def test_samples_of_one_value_are_warned_of(self, model: Path, tmp_path: Path) -> None:
-        (tmp_path / "samples").mkdir()
-        np.save(tmp_path / "samples" / "0.npy", np.zeros((1, 3, 8, 8), np.float32))
-        arguments = ("--precision", "u8u8", "--calibrate", tmp_path / "samples", "-o", tmp_path / "out")
-        assert "x has one value throughout the samples" in onnx_command("compile", model, *arguments).stderr
 
     def test_a_directory_without_permission(self, model: Path, tmp_path: Path) -> None:
         """Root may write everywhere but where nobody can."""
@@ -581,43 +499,3 @@ def test_every_option_of_the_provider_is_in_the_table() -> None:
     found = {name.decode() for name in OPTION.findall(library)}
     assert len(found) > 30
     assert found - set(options()) - NO_OPTIONS == set()
-
-
-SESSIONS = """\
-import json, sys
-from pathlib import Path
-from ci.onnx import provider as qnn
-from ci.onnx.options import Settings
-from ci.suites.precision import precision_named
-from ci.engine.workers.child import output_to
-from provisioning.manifest import soc_named
-
-model, folder = Path(sys.argv[1]), Path(sys.argv[2])
-soc = soc_named("SM8650")
-for number, (name, value) in enumerate(json.loads(sys.argv[3])):
-    with output_to(folder / str(number)):
-        provider = qnn._provider_options(precision_named("fp16"), soc, Settings({name: value}), None)
-        try:
-            qnn._session(model, provider, {}, severity=qnn.VERBOSE)
-        except Exception as error:
-            print("Invalid:", error)
-"""
-
-COMPLAINTS = re.compile(r"[^\n]*(?:not valid|Invalid value|Invalid HTP|Ignoring malformed|only 0 or 1)[^\n]*")
-
-
-@pytest.mark.whole
-def test_every_value_of_the_table_is_one_that_the_provider_takes(model: Path, tmp_path: Path) -> None:
-    """It says in its log what it does not take; and it does say so of one that is made up."""
-    from ci.onnx.options import options
-
-    table = [each for each in options().values() if each.scope == "provider" and each.kind == "enum"]
-    choices = [each for each in table if not each.set_by and not each.platform]
-    good = [(each.name, value) for each in choices for value in each.values]
-    bad = [(each.name, "made_up") for each in choices]
-    run_script(SESSIONS, model, tmp_path, json.dumps(good + bad))
-    said = [
-        COMPLAINTS.search((tmp_path / str(n)).read_text(errors="replace")) for n in range(len(good + bad))
-    ]
-    assert [pair for pair, each in zip(good, said, strict=False) if each] == []
-    assert [pair for pair, each in zip(bad, said[len(good) :], strict=True) if not each] == []

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.parity.cmake import genex
-from ci.parity.cmake.libraries import evaluate, split
+from ci.parity.cmake.libraries import evaluate
 from ci.parity.cmake.trace import Project
 from ci.parity.compare import reached
 from ci.parity.model import Item, Library, Side
@@ -259,24 +258,3 @@ def test_a_cmake_that_is_too_old_or_broken_is_not_the_trees_fault(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(EnvironmentLacking, match=message):
         sides("# no such CMake has run this text yet\n")
-
-
-def test_lists_are_split_outside_of_brackets() -> None:
-    assert split("a;[b;c];d\\;e") == ["a", "[b;c]", "d;e"]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("$<AND:1,$<NOT:0>>", "1"),
-        ("$<OR:0,0>", "0"),
-        ("$<IN_LIST:b,a;b>", "1"),
-        ("a$<1:b,c>d", "ab,cd"),
-        ("$<TARGET_EXISTS:t>", "1"),
-        ("$<CONFIG:Debug,Release>", "1"),
-    ],
-)
-def test_generator_expressions(text: str, value: str) -> None:
-    assert (
-        genex.Expressions({"CMAKE_BUILD_TYPE": "Release"}, lambda name: name == "t").evaluate(text) == value
-    )

@@ -90,20 +90,6 @@ def test_who_has_no_credential_reads_and_does_not_write(nginx: tuple[str, Path],
     assert sorted(folder.rglob("*")) == before
 
 
-def test_bytes_that_changed_on_the_server_are_not_used(
-    nginx: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url, folder = nginx
-    writer, reader = Machine(tmp_path / "w", url, TOKEN, writes=True), Machine(tmp_path / "r", url)
-    for machine in (writer, reader):
-        machine.weights("for this test alone")
-    writer.work()
-    for path in folder.glob("cas/*"):
-        path.write_bytes(path.read_bytes().replace(b"program 1", b"program 2"))
-    assert isinstance(reader.find(), Miss)
-    assert "answers other bytes" in capsys.readouterr().err
-
-
 def test_an_upload_that_broke_off_is_not_there(nginx: tuple[str, Path]) -> None:
     import base64
 

@@ -214,24 +214,6 @@ def test_takes_flags_in_every_spelling(bench: Bench, flags: tuple[str, ...]) -> 
     assert outputs(bench) == references(bench, "add")
 
 
-def test_help_names_every_exit_code_and_shows_examples(bench: Bench) -> None:
-    ran = bench.run("--help")
-
-    assert ran.code == 0
-    documented = re.findall(r"^ +(\d+)  ", ran.out.split("exit codes:")[1], re.MULTILINE)
-    source = (Path(__file__).parents[2] / "ci/builds/runner/src/exit_code.h").read_text(encoding="utf-8")
-    assert documented == re.findall(r"^  \w+ = (\d+),", source, re.MULTILINE)
-    assert "qnn_executor_runner --model_path model.pte" in ran.out
-
-
-def test_version_names_executorch_and_backends(bench: Bench) -> None:
-    ran = bench.run("--version")
-
-    assert ran.code == 0
-    assert re.search(r"ExecuTorch \d+\.\d+", ran.out)
-    assert re.search(r"^backends: .*\bXnnpackBackend\b", ran.out, re.MULTILINE)
-
-
 def test_metrics_tell_times_memory_and_outputs(bench: Bench) -> None:
     bench.write("add.txt", "add_in0.raw add_in1.raw\n" * 2)
 
@@ -287,23 +269,6 @@ def test_peak_memory_is_the_runners_own_and_not_that_of_who_started_it(bench: Be
     assert peak < len(ballast) >> 10
 
 
-def test_metrics_are_json_whatever_the_model_is_called(bench: Bench) -> None:
-    name = 'a"b\\c\nü.pte'
-    shutil.copy(bench.folder / "add.pte", bench.folder / name)
-
-    ran = bench.program("add", "--model_path", name, "--metrics_path", "m.json")
-
-    assert ran.code == 0, ran.err
-    assert json.loads(bench.read("m.json"))["model"] == name
-
-
-def test_writes_the_mean_time_where_asked(bench: Bench) -> None:
-    ran = bench.program("add", "--performance_output_path", "speed.txt")
-
-    assert ran.code == 0, ran.err
-    assert 0 < float(bench.read("speed.txt")) < 10_000
-
-
 def test_writes_a_profile_by_custom_and_none_when_told(bench: Bench) -> None:
     bench.program("add")
     assert b"Execute" in bench.read("etdump.etdp")
@@ -349,16 +314,6 @@ def test_records_intermediate_outputs_as_executorchs_inspector_reads_them(bench:
     assert recorded["native_call_mul.out"] == pytest.approx(floats(bench.read("add_ref1.raw")))
 
 
-def test_says_how_large_the_debug_buffer_must_be(bench: Bench) -> None:
-    small = bench.program("add", "--dump_intermediate_outputs", "--debug_buffer_size", "8")
-    enough = re.search(r"try: pass (--debug_buffer_size) (\d+)", small.err)
-    assert enough
-
-    ran = bench.program("add", "--dump_intermediate_outputs", *enough.groups())
-
-    assert ran.code == 0, ran.err
-
-
 def test_shared_memory_that_is_not_there_is_a_warning(bench: Bench) -> None:
     ran = bench.program("add", "--shared_buffer")
 
@@ -381,15 +336,6 @@ def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, name: str) -
         peaks.append(bench.peak_rss_kb(*flags))
 
     assert peaks[1] - peaks[0] < FLAT_KB + LIST_KB
-
-
-@pytest.mark.parametrize("name", ["add", "conv", "types"])
-def test_memory_stays_flat_over_a_thousand_runs_of_one_inference(bench: Bench, name: str) -> None:
-    flags = ("--model_path", f"{name}.pte", "--input_list_path", f"{name}.txt")
-
-    peaks = [bench.peak_rss_kb(*flags, "--iteration", runs) for runs in ("150", "1150")]
-
-    assert peaks[1] - peaks[0] < FLAT_KB
 
 
 def test_a_moved_bundle_runs_with_its_own_libraries(bench: Bench, tmp_path: Path) -> None:

@@ -133,17 +133,6 @@ def test_whatever_the_build_read_has_it_built_again_and_is_named(bench: Bench, p
     assert "up to date" in bench.run("--dry-run").stdout
 
 
-@pytest.mark.whole
-def test_a_library_that_appears_has_it_built_again(bench: Bench) -> None:
-    """Of a package that lacked it: nothing that the build read has changed."""
-    library = bench.package / "lib" / "libmore.so"
-    library.touch()
-    try:
-        assert "to be built: other files are in" in bench.run("--dry-run").stdout
-    finally:
-        library.unlink()
-
-
 def test_a_cached_build_is_copied_into_another_folder(bench: Bench) -> None:
     other = bench.folder / "other"
     done = bench.run("--output", str(other))
@@ -183,21 +172,6 @@ def test_the_report_names_every_file_of_dist(dist: Path, runner_reports: Path) -
     named = {str(Path(item["path"]).relative_to(dist)): item["sha256"] for item in report["artifacts"]}
     assert named == digests(dist)
     assert "QnnBackend" in report["metrics"]["backends"]
-
-
-@pytest.mark.whole
-def test_the_first_error_of_a_failed_build_is_shown(tmp_path: Path) -> None:
-    checkout = copied(tmp_path / "checkout")
-    source = checkout / "ci" / "builds" / "runner" / "src" / "metrics.cpp"
-    source.write_text(source.read_text(encoding="utf-8") + "\nint broken = missing;\n", encoding="utf-8")
-
-    result = build(tmp_path / "out", cwd=checkout)
-
-    assert result.returncode == 1
-    assert "metrics.cpp" in result.stderr
-    assert "error: " in result.stderr
-    assert f"read {tmp_path / 'out' / 'tree' / 'build.log'}" in result.stderr
-    assert not (tmp_path / "out" / "dist").exists()
 
 
 @pytest.fixture(scope="session")

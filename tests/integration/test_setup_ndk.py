@@ -107,14 +107,6 @@ def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path)
     assert f"the NDK {REVISION} is " in done.log("build")
 
 
-def test_without_its_licence_accepted_the_job_fails_and_says_what_to_accept(
-    tmp_path: Path, toolkit: Path
-) -> None:
-    done = build(tmp_path, toolkit, "cache: false")
-    assert (done.code, done.results()) == (1, {"build": "failure"}), done.output
-    assert any("android-sdk" in one for one in done.jobs["build"]["annotations"])
-
-
 def test_an_ndk_of_the_users_own_is_used_as_it_is(tmp_path: Path, toolkit: Path) -> None:
     own = tmp_path / "my-ndk"
     for name, data in FILES.items():

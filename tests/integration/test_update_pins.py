@@ -9,7 +9,7 @@ import pytest
 
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.rehearsals import repository
-from tests.support.rehearsed import Rehearsed, rehearse
+from tests.support.rehearsed import rehearse
 
 pytestmark = pytest.mark.whole
 
@@ -62,21 +62,13 @@ NOXFILE = """
 """In place of sessions that ask the package index and Debian."""
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_the_pull_request_has_the_newer_locks_and_nothing_else_is_touched(tmp_path: Path) -> None:
     own = [*(ROOT / ".github").rglob("*.yml"), MANIFESTS / "locks" / "nox.txt"]
     files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in own}
     files |= {"noxfile.py": NOXFILE.format(toolkit=str(ROOT)), "manifests/locks/lint.txt": "ruff==1.0\n"}
     files |= {"manifests/image-packages.txt": "git 1:2.39\n"}
-    return repository(tmp_path_factory.mktemp("root") / "small", files)
-
-
-@pytest.fixture(scope="module")
-def proposed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
-    return rehearse(tmp_path_factory.mktemp("reports"), "update-pins", "--root", str(root))
-
-
-def test_the_pull_request_has_the_newer_locks_and_nothing_that_is_no_manifest(proposed: Rehearsed) -> None:
+    root = repository(tmp_path / "small", files)
+    proposed = rehearse(tmp_path / "reports", "update-pins", "--root", str(root))
     assert proposed.code == 0, proposed.output
     told = [line for line in proposed.output.splitlines() if " would open " in line or "manifests/" in line]
     assert told == [
@@ -86,19 +78,8 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_that_is_no_manifest(pr
         "propose:    M manifests/locks/lint.txt",
     ]
     assert "left-behind" not in proposed.output
-
-
-def test_what_it_would_change_is_in_the_log(proposed: Rehearsed) -> None:
-    assert "\n-ruff==1.0\n+ruff==1.1\n" in proposed.log("propose")
-
-
-def test_the_pull_request_says_what_each_qnn_build_does_with_them_and_what_became_worse(
-    proposed: Rehearsed,
-) -> None:
-    assert "body: | program | 2.51.0 | 2.50.40 |" in proposed.log("propose")
-
-
-def test_neither_the_working_tree_nor_a_branch_is_touched(proposed: Rehearsed, root: Path) -> None:
+    log = proposed.log("propose")
+    assert "\n-ruff==1.0\n+ruff==1.1\n" in log and "body: | program | 2.51.0 | 2.50.40 |" in log
     for command, said in ((["status", "--porcelain"], ""), (["branch", "--all"], "* main\n")):
         done = subprocess.run(["git", *command], cwd=root, check=True, capture_output=True, text=True)
         assert done.stdout == said

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from ci.suites.factory import seed_of
 
 
 class Net(nn.Module):
@@ -83,27 +80,6 @@ def fixed() -> Any:
     """One sample, a model in training mode, and an import when it is called."""
     width: int = importlib.import_module("lowering_extra").WIDTH
     return Net(width), (torch.linspace(-1, 1, 128).reshape(1, 8, 16),)
-
-
-def from_file() -> Any:
-    """Scales its weights by what a file says that the suite does not name."""
-    model = Net(32).eval()
-    with torch.no_grad():
-        model.first.weight.mul_(float(Path(__file__).with_name("scale.txt").read_text()))
-    return model, _inputs
-
-
-def calibrated_from_file() -> Any:
-    """Scales its inputs for calibration alone by what that file says."""
-    compared = [seed_of("inputs", number) for number in range(2)]
-
-    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
-        (x,) = _inputs(generator)
-        if generator.initial_seed() in compared:
-            return (x,)
-        return (x * float(Path(__file__).with_name("scale.txt").read_text()),)
-
-    return Net(32).eval(), inputs
 
 
 def change_a_weight(graph: torch.fx.GraphModule) -> None:

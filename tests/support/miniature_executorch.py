@@ -13,7 +13,6 @@ from provisioning.base.settings import ROOT
 SOURCE = ROOT / "tests" / "support" / "executorch_tree"
 LLAMA = ROOT / "tests" / "support" / "llama_tree"
 BUILD_ID = "v2.37.0.250724175447_124859"
-AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 IDENTITY = {
     **{f"GIT_{who}_NAME": "tests" for who in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{who}_EMAIL": "tests@example.invalid" for who in ("AUTHOR", "COMMITTER")},

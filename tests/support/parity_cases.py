@@ -1,9 +1,7 @@
-"""One random case a seed: harmless edits, and in every other case a drift on top of them."""
+"""The miniature tree and changes of it, checked by parity."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +10,8 @@ from ci.parity.compare import Source
 from ci.parity.mapping import MAPPING, Mapping, load_mapping
 from ci.parity.tree import Tree
 from ci.upkeep import miniature_tree
-from tests.support.parity_mutations import DRIFTS, EDITS, Expected, Files, Inapplicable
+
+Files = dict[str, str]
 
 
 @cache
@@ -57,49 +56,3 @@ def check_tree(tree: Tree) -> Checked:
 
 
 CHECKED: dict[frozenset[tuple[str, str | None]], Checked] = {}
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    files: Files
-    expected: Expected | None
-
-    def verdict(self) -> str:
-        """What is wrong with what parity says of it; empty when nothing is."""
-        found = checked(self.files).differences
-        said = [f"{one.rule} {one.what} at {one.place}: {one.message}" for one in found]
-        if self.expected is None:
-            return "; ".join(said[:3])
-        rules = self.expected.rules
-        if any((not rules or one.rule in rules) and self.expected.what in one.what for one in found):
-            return ""
-        return f"expected {self.expected}, found {said[:3] or 'nothing'}"
-
-
-def case(seed: int) -> Case:
-    """The same for the same seed. Even seeds drift, going through the drifts in turn; odd ones do not."""
-    rng = random.Random(seed)
-    files = miniature_tree.files()
-    names: list[str] = []
-    for _ in range(rng.randrange(3) if seed % 2 == 0 else rng.randrange(1, 5)):
-        name = rng.choice(sorted(EDITS))
-        tried = dict(files)
-        try:
-            EDITS[name](rng, tried)
-        except Inapplicable:
-            continue
-        files = tried
-        names.append(name)
-    if seed % 2:
-        return Case(" + ".join(names), files, None)
-    name = sorted(DRIFTS)[seed // 2 % len(DRIFTS)]
-    drift = rng.choice(DRIFTS[name])
-    tried = dict(files)
-    try:
-        expected = drift.made(rng, tried)
-    except Inapplicable:
-        # The edits took away what it changes, so it is made to the clean tree.
-        names, tried = [], miniature_tree.files()
-        expected = drift.made(rng, tried)
-    return Case(" + ".join([*names, name]), tried, expected)

@@ -37,13 +37,6 @@ def options(
     return bytes(builder.Output())
 
 
-def no_options() -> bytes:
-    """A compile spec in which every field is left out."""
-    builder = flatbuffers.Builder(16)
-    builder.Finish(_table(builder, {}))
-    return bytes(builder.Output())
-
-
 def program(
     *,
     data: bytes | None = None,
