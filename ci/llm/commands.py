@@ -258,7 +258,8 @@ def config_of(folder: Path) -> Path:
     if not config.is_file():
         raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
     record = config.with_name(RECORD)
-    if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["shared"]:
+    # Records of earlier releases do not have it.
+    if record.is_file() and json.loads(record.read_text(encoding="utf-8")).get("shared"):
         raise UsageError(
             f"{folder}: prefill and decode share their weights, which the emulator refuses",
             remedy="compile it without --shared-weights to another folder, and try that",
