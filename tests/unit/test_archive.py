@@ -16,7 +16,7 @@ import pytest
 
 from provisioning import archive
 from provisioning.archive import Limits
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import ArchiveError, EnvironmentLacking
 from provisioning.base.progress import Progress
 from provisioning.base.settings import ROOT
 from tests.support.zips import DEFLATED, PROGRAM, STORED, Item, folder, link, save, tree
@@ -29,23 +29,6 @@ def everything(name: str) -> str | None:
 def unpacked(tmp_path: Path, *items: Item, **options: Any) -> dict[str, tuple[str, int, bytes]]:
     archive.extract(save(tmp_path / "a.zip", *items, **options), tmp_path / "out", everything)
     return tree(tmp_path / "out")
-
-
-class Recorder(Progress):
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-
-    def start(self, name: str, total: int | None, done: int = 0) -> None:
-        self.calls.append(("start", (name, total)))
-
-    def advance(self, count: int) -> None:
-        self.calls.append(("advance", count))
-
-    def note(self, text: str) -> None:
-        self.calls.append(("note", text))
-
-    def finish(self) -> None:
-        self.calls.append(("finish", None))
 
 
 class TestWhatIsKept:
@@ -109,7 +92,7 @@ class TestWhatIsPlaced:
 
     def test_a_bad_member_that_is_left_out_still_condemns_its_archive(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.zip", Item("good"), Item("../bad"))
-        with pytest.raises(archive_error(), match=r"'\.\./bad'"):
+        with pytest.raises(ArchiveError, match=r"'\.\./bad'"):
             archive.extract(path, tmp_path / "out", lambda name: name if name == "good" else None)
 
     def test_names_that_differ_by_case_need_a_destination_that_tells(
@@ -119,12 +102,6 @@ class TestWhatIsPlaced:
         monkeypatch.setattr(archive, "tells_case_apart", lambda directory: False)
         with pytest.raises(EnvironmentLacking, match=r"keeps 'xt_MARK\.h' and 'xt_mark\.h' apart"):
             archive.extract(path, tmp_path / "out", everything, limits=Limits(case_sensitive=True))
-
-
-def archive_error() -> type[Exception]:
-    from provisioning.base.errors import ArchiveError
-
-    return ArchiveError
 
 
 class TestWhenTheDestinationFails:
@@ -145,19 +122,19 @@ class TestWhenTheDestinationFails:
         outside.mkdir()
         (tmp_path / "out").mkdir()
         (tmp_path / "out/lib").symlink_to(outside)
-        with pytest.raises(archive_error(), match="nothing in its way"):
+        with pytest.raises(ArchiveError, match="nothing in its way"):
             archive.extract(save(tmp_path / "a.zip", Item("lib/f")), tmp_path / "out", everything)
         assert list(outside.iterdir()) == []
 
     def test_a_file_that_is_there_already_is_not_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/f").write_text("mine")
-        with pytest.raises(archive_error(), match="'f': expected nothing in its way"):
+        with pytest.raises(ArchiveError, match="'f': expected nothing in its way"):
             archive.extract(save(tmp_path / "a.zip", Item("f")), tmp_path / "out", everything)
         assert (tmp_path / "out/f").read_text() == "mine"
 
     def test_an_interrupt_ends_the_workers_before_it_goes_on(self, tmp_path: Path) -> None:
-        class Interrupts(Recorder):
+        class Interrupts(Progress):
             def advance(self, count: int) -> None:
                 raise KeyboardInterrupt
 

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,11 +21,6 @@ from provisioning.archive.planned_files import unsafe
 from provisioning.base.errors import ArchiveError
 from tests.support.zips import PROGRAM, STORED, Item, build, folder, link, tree
 
-NAME = st.text(
-    st.characters(codec="utf-8", exclude_categories=["C"], exclude_characters="/\\:"), min_size=1, max_size=9
-)
-PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
-CONTENT = st.tuples(st.binary(max_size=40), st.integers(0, 20_000)).map(lambda pair: pair[0] * pair[1])
 HOSTILE_PART = st.sampled_from(
     ["..", ".", "", "a", "A", "b", "l", "L", "/", "C:", "\\", "..\\..", "\0", "x" * 300]
 )
@@ -35,35 +30,6 @@ HOSTILE_PART = st.sampled_from(
 def scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
-
-
-def is_fresh(path: str, taken: dict[str, object]) -> bool:
-    """Whether a path neither collides with, nor lies above or below, what is there."""
-    key = path.casefold()
-    return (
-        not any(
-            key == other or key.startswith(f"{other}/") or other.startswith(f"{key}/")
-            for other in (name.casefold() for name in taken)
-        )
-        and unsafe(path) is None
-    )
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> dict[str, tuple[str, int, bytes]]:
-    """Paths to (kind, mode, content or target)."""
-    found: dict[str, tuple[str, int, bytes]] = {}
-    for path in draw(st.lists(PATH, max_size=7)):
-        if not is_fresh(path, found):  # type: ignore[arg-type]
-            continue
-        kind = draw(st.sampled_from(["file", "file", "program", "link", "directory"]))
-        if kind == "link":
-            found[path] = ("link", 0o777, b"not-a-member/" + draw(NAME).encode())
-        elif kind == "directory":
-            found[path] = ("directory", 0o755, b"")
-        else:
-            found[path] = ("file", 0o755 if kind == "program" else 0o644, draw(CONTENT))
-    return found
 
 
 def pack(path: Path, content: dict[str, tuple[str, int, bytes]], *, deflated: bool) -> None:
@@ -85,16 +51,6 @@ def others(source: Path, into: Path) -> Iterator[dict[str, tuple[str, int, bytes
         environ = {**os.environ, "LC_ALL": "C.UTF-8"}
         subprocess.run([unzip, "-q", source, "-d", into / "unzip"], check=True, env=environ)
         yield tree(into / "unzip")
-
-
-@given(trees(), st.booleans())
-def test_a_tree_comes_out_as_it_went_in(content: dict[str, tuple[str, int, bytes]], deflated: bool) -> None:
-    with scratch() as here:
-        pack(here / "a.zip", content, deflated=deflated)
-        archive.extract(here / "a.zip", here / "out", lambda name: name)
-        found = tree(here / "out")
-        parents = {str(parent) for path in content for parent in PurePosixPath(path).parents} - {"."}
-        assert found == dict.fromkeys(parents, ("directory", 0o755, b"")) | content
 
 
 def test_other_tools_unpack_the_same_files(tmp_path: Path) -> None:

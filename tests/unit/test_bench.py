@@ -16,8 +16,6 @@ from ci.upkeep.bench.frame import (
     Aim,
     Benchmark,
     Contender,
-    Measured,
-    Spread,
     measure,
 )
 from provisioning.base.command_line import Verb, main
@@ -41,12 +39,6 @@ class TestMeasuring:
 
         with pytest.raises(CheckFailed, match="nothing was done"):
             measure(Benchmark([Contender("a", nothing, check)], []), 1, tmp_path / "work")
-
-
-class TestRatios:
-    def test_they_are_of_pairs_within_a_round(self) -> None:
-        measured = Measured({"fast": [1.0, 10.0, 2.0], "slow": [3.0, 20.0, 8.0]})
-        assert measured.ratio(AIM) == Spread(3.0, 2.0, 4.0)
 
 
 @pytest.fixture

@@ -43,15 +43,6 @@ def object_file(build: Build) -> Path:
     return path
 
 
-def test_a_folder_is_used_again_for_the_same_build_and_with_other_settings(build: Build) -> None:
-    build.run()
-    file = object_file(build)
-    changed = replace(build, settings={"commit": "b"})
-    assert (changed.state().reasons, len(changed.state().changes)) == ((), 1)
-    changed.run()
-    assert file.exists()
-
-
 def test_a_folder_of_another_build_is_emptied_and_the_reason_shown(
     build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:

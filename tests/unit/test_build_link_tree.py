@@ -45,13 +45,6 @@ def links(root: Path) -> dict[str, Path]:
     return {str(path.relative_to(root)): path.readlink() for path in root.rglob("*") if path.is_symlink()}
 
 
-def test_all_but_repositories_is_there_and_only_the_copied_folder_is_a_copy(shown: Path, tree: Path) -> None:
-    listed = [Path(folder, name) for folder, _, names in os.walk(shown, followlinks=True) for name in names]
-    assert {str(path.relative_to(shown)) for path in listed} == {each for each in FILES if ".git" not in each}
-    places = ("CMakeLists.txt", "exir", "backends", "third-party/gflags")
-    assert links(shown) == {place: tree / place for place in places}
-
-
 def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
     source = tree / "third-party/flatcc/src/c.c"
     source.write_text("changed", encoding="utf-8")
@@ -62,12 +55,6 @@ def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
     copy = shown / "third-party/flatcc/src/c.c"
     assert (copy.read_text(encoding="utf-8"), copy.stat().st_mtime_ns) == ("changed", 10**18)
     assert sorted(path.name for path in shown.iterdir()) == ["backends", "exir", "third-party", "version.txt"]
-
-
-def test_another_tree_takes_its_place(shown: Path, tree: Path) -> None:
-    other = tree.rename(tree.with_name("other"))
-    link_with_copies(other, COPIED, shown)
-    assert (shown / "backends").readlink() == other / "backends"
 
 
 def test_files_written_since_a_moment_are_named(tree: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from ci.engine.jobs import available_memory
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
-from tests.support.miniature_executorch import make_tree
 
 
 @pytest.mark.parametrize(
@@ -46,30 +44,6 @@ def test_the_users_definitions_win_and_other_arguments_are_passed_on(tmp_path: P
     plan = make_plan(tmp_path, extra=(given, "--fresh"))
     project = plan.cmake_build().projects[1]
     assert (project.definitions["BUILD_TESTING"], project.arguments) == ("ON", ("--fresh",))
-
-
-def test_paths_of_this_machine_are_mapped_and_inner_ones_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two mappings that fit, compilers take the later."""
-    plan = make_plan(tmp_path / "a folder")
-    make_tree(tmp_path / "a folder" / "src", commit=False)
-    assert plan.private()[plan.source] == plan.private()[plan.tree.root] == "executorch"
-    assert plan.private()[Path(sysconfig.get_path("purelib"))] == "site-packages"
-    assert f"[=[-ffile-prefix-map={plan.build}=build]=]" in plan.flags()
-    inside = replace(plan, root=plan.tree.root / "build-arm64")
-    folders = list(inside.private())
-    assert folders.index(inside.tree.root) < folders.index(inside.build)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: "/usr/include/python3.11")
-    assert Path("/usr") not in plan.private()
-
-
-def test_a_tree_that_its_build_writes_into_is_shown_by_links(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path)
-    assert plan.source == plan.tree.root
-    make_tree(tmp_path / "src", commit=False)
-    assert plan.source == tmp_path / "work" / "tree" / "executorch"
-    assert plan.cmake_build().projects[1].source == plan.source / "examples/qualcomm"
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,6 @@ def test_a_foreseeable_error_is_a_message_a_remedy_and_its_code(
     assert capsys.readouterr().err == "error: it is so\n  try: do that\n"
 
 
-def test_debug_shows_the_traceback_and_keeps_the_code(
-    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main(verbs, "verb", "UpstreamError", "--debug") == 4
-    err = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in err
-    assert err.endswith("error: it is so\n  try: do that\n")
-
-
 def test_a_crash_of_ours_ends_with_70_and_shows_its_traceback(
     verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,25 +225,13 @@ def test_a_verb_offers_what_the_frame_needs() -> None:
         assert callable(module.configure) and callable(module.run), name
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield from _actions(each)
-
-
-MAY_BE_NOTHING = {"--wait", "--anti-rollback", "--passphrase-fd", "--least"}
+MAY_BE_NOTHING = {
+    *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
+    *("--perplexity-ratio", "--divergence", "--divergence-99", "--regret"),
+}
+"""Numbers for which 0 has a meaning."""
 MAY_BE_NOTHING |= {"--perplexity-ratio", "--divergence", "--divergence-99", "--regret"}
 """Numbers for which 0 has a meaning."""
-
-
-def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
-    for name in MODULES:
-        parser = argparse.ArgumentParser()
-        importlib.import_module(name).configure(parser)
-        numbers = [action for action in _actions(parser) if action.type in (int, float)]
-        assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", ""])
@@ -292,3 +271,26 @@ def test_a_relative_path_begins_where_the_user_was(
     assert seen.kept == Path("reports") and STARTED_IN not in os.environ
     assert _main(verbs, "verb", "what", typed) == 0
     assert sys.modules["verb_with_paths"].SEEN.one == Path(typed).expanduser()
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)
+
+
+MAY_BE_NOTHING = {
+    *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
+    *("--perplexity-ratio", "--divergence", "--divergence-99", "--regret"),
+}
+"""Numbers for which 0 has a meaning."""
+
+
+def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
+    for name in MODULES:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(name).configure(parser)
+        numbers = [action for action in _actions(parser) if action.type in (int, float)]
+        assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from ci.report.comparison import comparison_section
-from ci.report.html import html
 from ci.suites.baseline import load_tolerances
 from ci.upstream import releases
 from ci.upstream.compare.judge import differences, severity_of, verdict_of
@@ -24,7 +22,6 @@ from ci.upstream.compare.stage import (
     judge,
     measure,
     stacks,
-    table_of,
 )
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Report, Severity
@@ -85,14 +82,6 @@ def test_what_became_worse_is_told_from_what_stays_within_the_tolerances(
 def test_a_program_that_only_the_other_build_takes_became_better() -> None:
     assert verdict_of(differences(REFUSED, ROW, load_tolerances())) == "better"
     assert verdict_of(differences(REFUSED, REFUSED, load_tolerances())) == "same"
-
-
-def test_builds_are_those_of_the_manifest_and_at_least_two() -> None:
-    assert [build.qnn for build in chosen(["2.49.40", "2.51.0"])] == ["2.49.40", "2.51.0"]
-    assert chosen([])[0].qnn == "2.51.0"
-    for names in (["2.51.0"], ["2.51.0", "2.51.0"], ["2.51.0", "9.9"]):
-        with pytest.raises(UsageError):
-            chosen(names)
 
 
 QNN_50, QNN_51 = (Stack(build) for build in chosen(["2.50.40", "2.51.0"]))
@@ -163,31 +152,6 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
     assert measure(QNN_51, selection, choice(), {}, stage).programs
     with pytest.raises(EnvironmentLacking, match=re.escape(QNN_50.build.build_id)):
         measure(QNN_50, selection, choice(), {}, stage)
-
-
-def test_the_table_and_the_page_show_the_worst_first(tmp_path: Path) -> None:
-    stage = judged(QNN_50, QNN_51)
-    rows = [line for line in table_of(stage.metrics).splitlines() if "SM8650" in line]
-    assert rows[0].startswith("| net/") and "**worse**" in rows[0] and "**better**" in rows[1]
-    stage.close(tmp_path)
-    page = html([Report.read(tmp_path / "compare.json")])
-    assert page.index("net/fp16/SM8650") < page.index("other/u8u8/SM8650")
-
-
-def test_the_page_marks_the_figure_that_became_worse_and_no_other(tmp_path: Path) -> None:
-    stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
-    name = "net/fp16/SM8650"
-    measurements = [Measurement(QNN_51, {name: ROW}), Measurement(QNN_50, {name: row(sqnr_db=9.0)})]
-    judge(stage, measurements, choice())
-    stage.close(tmp_path)
-    section = comparison_section([Report.read(tmp_path / "compare.json")])
-    assert section is not None
-    assert [each.get("class") for each in section.iter("rect") if each.get("class") != "mark"] == [
-        *("good", "bad"),  # the accuracy of both
-        *("good", "good"),  # the context
-        *("good", "good"),  # bytes read from DDR
-        *("good", "good"),  # compiling
-    ]
 
 
 def test_the_executorch_lane_compares_versions_on_the_qnn_that_they_drive() -> None:

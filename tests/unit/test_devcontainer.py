@@ -50,14 +50,3 @@ def test_after_a_release_it_starts_from_the_published_image_and_provisions(
         assert image_plan.load_images().published == names
     finally:
         image_plan.load_images.cache_clear()
-
-
-def test_the_checkout_keeps_its_path_and_no_other_path_is_of_this_machine() -> None:
-    mount = words(SETTINGS["workspaceMount"])
-    assert mount == {
-        "type": "bind",
-        "source": SETTINGS["workspaceFolder"],
-        "target": SETTINGS["workspaceFolder"],
-    }
-    paths = re.findall(r"(?<=[\"=])/[\w./-]+", TEXT)
-    assert all(path.startswith(("/opt/qnn-ci/", "/var/cache/qnn-ci")) for path in paths)

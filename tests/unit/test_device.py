@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import time
-from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.bundle.manifest import Bundle, File
 from ci.device.transport import Adb, Answer, Lost, Ssh, TimedOut
-from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity
-from provisioning.base.stage_run import StageRun
 from tests.support.local_device import Local
 
 
@@ -37,15 +33,6 @@ def test_only_what_changed_is_sent_and_what_an_earlier_bundle_left_is_removed(tm
     assert (pushed.removed, Path(folder, "lib/two.so").exists()) == (("lib/two.so",), False)
 
 
-def test_a_file_that_does_not_arrive_is_an_error(tmp_path: Path) -> None:
-    class Full(Local):
-        def push(self, files: Mapping[str, Path], folder: str) -> None:
-            pass
-
-    with pytest.raises(UpstreamError, match=r"lib/one\.so: expected .* after pushing, found no such file"):
-        session.push(Full(), f"{tmp_path}/device", files(tmp_path, one="1"))
-
-
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """On the device already; its run.sh says what it was given."""
@@ -63,20 +50,6 @@ def test_a_run_gives_the_runners_own_exit_code_and_outputs(bundle: Path, tmp_pat
     assert (ran.code, ran.out) == (7, "--flag|two words|it's|qemu -L /x\n")
     outputs = session.fetch_outputs(Local(), str(bundle), tmp_path / "here")
     assert [path.name for path in outputs] == ["made"]
-
-
-@pytest.mark.parametrize(
-    ("runner", "flags"),
-    [
-        ("qnn_executor_runner", ("--output_folder_path", "outputs", "--prompt=hi")),
-        ("qnn_llama_runner", ("--prompt=hi",)),
-    ],
-)
-def test_a_runner_gets_the_flags_that_it_knows(runner: str, flags: tuple[str, ...]) -> None:
-    files = (File("models/a.pte", "model", "", 0),)
-    bundle = Bundle("aarch64-android", "SM8750", "wheels", "", files, runner)
-    args = Namespace(model=None, inputs=None, runner_arg=["--prompt=hi"])
-    assert run_bundle._flags(args, bundle) == ("--model_path", "models/a.pte", *flags)
 
 
 def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
@@ -145,26 +118,6 @@ def test_a_runner_that_takes_too_long_and_ignores_being_asked_to_end_is_killed(
     ran = session.run(device, str(bundle), [])
     assert (ran.code, ran.out, ran.left) == (None, "step 1\n", None)
     assert device.running.wait(timeout=30) == 137
-
-
-class Vanishing(Local):
-    """Gone while it runs, and silent from then on."""
-
-    def shell(self, script: str, *, seconds: float = 0) -> Answer:
-        if "run.sh" in script:
-            raise TimedOut("ssh", 1, "step 1\n")
-        raise EnvironmentLacking("no route to it")
-
-
-def test_the_log_of_a_run_whose_device_vanished_is_kept(bundle: Path, tmp_path: Path) -> None:
-    job = run_bundle.Job(
-        Bundle("aarch64-linux", "SM8650", "wheels", "", ()), bundle, str(bundle), (), tmp_path
-    )
-    with pytest.raises(Lost):
-        run_bundle._run(
-            Vanishing(), job, Namespace(wrap="", timeout=1.0), StageRun("run_device", "wheels", "", "")
-        )
-    assert (tmp_path / "run.log").read_text(encoding="utf-8") == "step 1\n"
 
 
 @pytest.mark.parametrize(

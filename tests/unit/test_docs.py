@@ -24,8 +24,3 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
             if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
                 dead.append(f"{page.name}: {link}")
     assert not dead, "\n".join(dead)
-
-
-def test_the_readme_names_every_page() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not [page.name for page in PAGES[2:] if f"docs/{page.name}" not in text]

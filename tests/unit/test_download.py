@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import logging
 import random
-import threading
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,37 +17,15 @@ from provisioning.base.errors import (
     ToolkitError,
     UpstreamError,
 )
-from provisioning.base.progress import Progress
-from provisioning.download import Patience, fetch, file_name, mirrored, redact
-from provisioning.download.server import parse_content_range
+from provisioning.download import Patience, fetch, file_name, redact
+from tests.support import chains
 from tests.support.http_server import FileServer, Reply
+from tests.support.sdk_archives import Told
 
 BODY = random.Random(1).randbytes(400_000)
 SHA = hashlib.sha256(BODY).hexdigest()
 OTHER = random.Random(2).randbytes(300_000)
 HALF = 200_000
-
-
-class Notes(Progress):
-    """A progress that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.started: list[tuple[str, int | None, int]] = []
-        self.advanced = 0
-        self.finished = 0
-
-    def start(self, name: str, total: int | None, done: int = 0) -> None:
-        self.started.append((name, total, done))
-
-    def advance(self, count: int) -> None:
-        self.advanced += count
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def finish(self) -> None:
-        self.finished += 1
 
 
 @pytest.fixture
@@ -114,16 +90,6 @@ def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, pa
     assert second.headers["if-range"] == '"v1"'
 
 
-def test_a_transfer_given_up_is_resumed_by_the_next_call(into: Path, patience: Patience) -> None:
-    with FileServer(BODY, [Reply(cut=HALF)], usual=Reply(status=503, body=b"")) as server:
-        with pytest.raises(UpstreamError, match="503"):
-            fetch(server.url(), into, sha256=None, size=None, patience=patience)
-        server.usual = Reply()
-        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
-    assert fetched.path.read_bytes() == BODY
-    assert server.body_bytes == len(BODY)
-
-
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_final_refusal_is_not_tried_again(
     status: int, into: Path, patience: Patience, waits: list[float]
@@ -156,13 +122,6 @@ def test_more_bytes_than_expected_stop_at_once(into: Path) -> None:
         fetch(server.url(), into, sha256=SHA, size=len(BODY))
     assert server.body_bytes < 50_000_000
     assert files(into) == []
-
-
-def test_a_server_that_ignores_ranges_starts_from_the_beginning(into: Path, patience: Patience) -> None:
-    with FileServer(BODY, [Reply(cut=HALF), Reply(ranges=False)]) as server:
-        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert fetched.path.read_bytes() == BODY
-    assert server.body_bytes == len(BODY) + HALF
 
 
 def test_a_content_that_changed_starts_from_the_beginning(into: Path, patience: Patience) -> None:
@@ -204,7 +163,7 @@ def test_a_weak_tag_is_no_promise(into: Path, patience: Patience) -> None:
 
 
 def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: Patience) -> None:
-    told = Notes()
+    told = Told()
     with FileServer(BODY, [Reply(cut=HALF, status=200), Reply(status=403)]) as server:
         with pytest.raises(UpstreamError):
             fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
@@ -216,7 +175,7 @@ def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: 
 
 
 def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:
-    told = Notes()
+    told = Told()
     into.parent.mkdir()
     into.write_bytes(BODY[:-1] + b"?")
     with FileServer(BODY) as server:
@@ -237,7 +196,7 @@ def test_a_part_without_a_sound_record_is_dropped(record: bytes, into: Path) -> 
 
 
 def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
-    told = Notes()
+    told = Told()
     caplog.set_level(logging.DEBUG)
     with FileServer(BODY, [Reply(status=503, body=b""), Reply(cut=HALF)], usual=Reply(status=403)) as server:
         url = server.url("/sdk.zip?sig=TOPSECRET&plainTOPSECRET", userinfo="me:TOPSECRET@")
@@ -269,19 +228,6 @@ def test_secrets_are_not_in_tracebacks(into: Path, patience: Patience) -> None:
     assert "TOPSECRET" not in shown.replace('userinfo="me:TOPSECRET@"', "").replace("sig=TOPSECRET", "")
 
 
-def test_threads_that_want_the_same_file_fetch_it_once(into: Path) -> None:
-    with FileServer(BODY) as server:
-        threads = [
-            threading.Thread(target=fetch, args=(server.url(), into), kwargs={"sha256": SHA, "size": None})
-            for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-    assert len(server.requests) == 1
-
-
 def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Path) -> None:
     local = tmp_path / "local.bin"
     local.write_bytes(OTHER)
@@ -294,24 +240,12 @@ def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Pat
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for 127.0.0.1, with its key in the same file."""
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = dt.datetime.now(dt.timezone.utc)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    key, name = ec.generate_private_key(ec.SECP256R1()), chains.name("test")
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = chains.certificate(name, key, name, key, ca=False, extension=address)
     path = tmp_path_factory.mktemp("tls") / "server.pem"
     path.write_bytes(
         signed.public_bytes(serialization.Encoding.PEM)
@@ -352,24 +286,9 @@ def test_redaction_leaves_no_secret(user: str, password: str, token: str, fragme
     assert redact(url) == "https://***@host.example:8443/a/b.zip?x-sig=***&***"
 
 
-@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12))
-def test_content_ranges_are_read_or_refused(start: int, last: int, total: int) -> None:
-    found = parse_content_range(f"bytes {start}-{last}/{total}")
-    if start <= last < total:
-        assert found is not None
-        assert (found.start, found.total) == (start, total)
-    else:
-        assert found is None
-
-
 @given(st.text())
 def test_file_names_are_one_safe_component(text: str) -> None:
     name = file_name(f"https://host.example/{text}")
     assert name not in ("", ".", "..")
     assert not set(name) & set("/\\\0\n ")
     assert len(name) <= 150
-
-
-def test_the_mirror_variable_replaces_the_host_and_keeps_the_path() -> None:
-    there = mirrored("https://vendor.example/a/b.zip?x=1", {"QNN_CI_MIRROR": "http://m.example:8080/sdk/"})
-    assert there == "http://m.example:8080/sdk/a/b.zip?x=1"

@@ -28,24 +28,9 @@ def elf_of(library: Library) -> Elf:
     return read_stream(io.BytesIO(library.encode()), Path("lib.so"))
 
 
-def test_names_and_paths_are_read_from_the_dynamic_segment() -> None:
-    elf = elf_of(RICH)
-    assert (elf.soname, elf.needed) == ("libRich.so", ("libc.so.6", "libstdc++.so.6"))
-    assert (elf.rpath, elf.runpath) == (("$ORIGIN", "/opt/rich"), ("$ORIGIN/../lib",))
-    assert elf.interpreter == "/lib64/ld-linux-x86-64.so.2"
-
-
 def test_the_highest_needed_symbol_version_is_by_number_and_not_by_text() -> None:
     elf = elf_of(RICH)
     assert (elf.highest("GLIBC"), elf.highest("GLIBCXX"), elf.highest("CXXABI")) == ("2.34", "3.4.21", "1.3")
-
-
-@pytest.mark.parametrize(
-    ("machine", "bits", "name"), [(X86_64, 64, "x86-64"), (AARCH64, 64, "AArch64"), (HEXAGON, 32, "Hexagon")]
-)
-def test_class_and_machine_are_read(machine: int, bits: int, name: str) -> None:
-    elf = elf_of(Library(machine=machine))
-    assert (elf.bits, elf.machine_name) == (bits, name)
 
 
 @pytest.mark.parametrize("arch", [68, 81])
@@ -56,22 +41,6 @@ def test_the_hexagon_arch_is_the_flags_in_hexadecimal_digits(arch: int) -> None:
 @pytest.mark.parametrize(("flags", "arch"), [(0x8075, 75), (0x175, 175), (0x7A, None), (0, None)])
 def test_the_hexagon_arch_is_in_the_low_ten_bits(flags: int, arch: int | None) -> None:
     assert elf_of(Library(machine=HEXAGON, flags=flags)).arch == arch
-
-
-def test_segment_alignment_and_the_android_note_are_read() -> None:
-    elf = elf_of(RICH)
-    assert (elf.alignments, elf.android_api, elf.ndk) == ((0x4000,), 30, ("r26c", "11394342"))
-
-
-def test_the_note_of_an_old_ndk_names_its_api_level_alone() -> None:
-    elf = elf_of(Library(android_api=21, ndk=("", "")))
-    assert (elf.android_api, elf.ndk) == (21, None)
-
-
-@pytest.mark.parametrize("fault", ["textrel", "execstack"])
-def test_text_relocations_and_executable_stacks_are_seen(fault: str) -> None:
-    harmless, harmful = elf_of(Library()), elf_of(Library(**{fault: True}))  # type: ignore[arg-type]
-    assert (getattr(harmless, fault), getattr(harmful, fault)) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.errors import UsageError
-from provisioning.base.rendering.variables import FORMATS, as_json, docker, github, sh
+from provisioning.base.rendering.variables import FORMATS, docker, github, sh
 from provisioning.base.rendering.variables import dotenv as as_dotenv
 from tests.support.readers import HARD, read_docker, read_github
 
@@ -80,11 +79,6 @@ def test_the_github_runner_gets_any_text_back(variables: dict[str, str]) -> None
 def test_a_value_cannot_foresee_the_delimiter_that_ends_it() -> None:
     first, second = (github({"NAME": "x"}).splitlines()[0] for _ in range(2))
     assert first != second
-
-
-@given(variables=SETS)
-def test_json_gets_any_text_back(variables: dict[str, str]) -> None:
-    assert json.loads(as_json(variables)) == variables
 
 
 @given(variables=SETS)

@@ -44,11 +44,6 @@ def test_what_no_compile_could_make_is_refused_first(
     assert finding is None or (words in finding.message and finding.severity is Severity.ERROR)
 
 
-def test_a_qnn_too_old_for_the_lpai_is_answered_with_the_profile_that_is_not() -> None:
-    finding = refusal(program("SM8850", "lpai"), OLD)
-    assert finding is not None and "--profile qnn-2.48" in finding.remedy
-
-
 @pytest.mark.parametrize(
     "run",
     [

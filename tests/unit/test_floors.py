@@ -15,9 +15,6 @@ STAGES = {"executorch", "onnx", "llm", "upstream", "builds", "parity", "signing"
 STAGES |= {"report"}
 EDGES = {"dump", "everyday", "gate", "github", "image", "upkeep", "__main__"}
 
-KNOWN: dict[tuple[str, str], str] = {}
-"""(importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink."""
-
 _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
 
 
@@ -80,19 +77,9 @@ def _named_by_provisioning() -> set[tuple[str, str]]:
     return found
 
 
-def _exception(pair: tuple[str, str]) -> tuple[str, str] | None:
-    return next((known for known in KNOWN if _below(pair[0], known[0]) and _below(pair[1], known[1])), None)
-
-
 def test_imports_go_down_only() -> None:
-    bad = sorted(f"{one} imports {other}" for one, other in _violations() if _exception((one, other)) is None)
+    bad = sorted(f"{one} imports {other}" for one, other in _violations())
     assert not bad, "\n".join(bad)
-
-
-def test_every_known_exception_still_occurs() -> None:
-    occurring = {_exception(pair) for pair in _violations()}
-    gone = [f"{pair} ({area}): delete it" for pair, area in KNOWN.items() if pair not in occurring]
-    assert not gone, "\n".join(gone)
 
 
 def test_every_room_is_on_a_floor() -> None:

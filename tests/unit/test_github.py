@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ci import github as verb
 from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
 from ci.github import place, plan, publish, release, setup, stage, verdict
 from ci.github.rehearse.commands import pairs
-from provisioning.base.errors import CheckFailed, ManifestError, UpstreamError, UsageError
+from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from tests.support import engine, needs
-from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import IDENTITY, repository, write
 
 ROWS = {
@@ -180,19 +177,6 @@ def test_of_our_suite_a_pull_request_has_the_quick_programs_and_of_others_all_th
     assert asked == [flags]
 
 
-def test_the_table_is_read_strictly(tmp_path: Path) -> None:
-    path = tmp_path / "gate.toml"
-    path.write_text('[row.a]\nstage = "lint"\nminute = 5\n')
-    with pytest.raises(ManifestError):
-        gate_table(path)
-
-
-def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
-    assert list(plan.named_only(ROWS, "tests, always")) == ["always", "some"]
-    with pytest.raises(UsageError, match="no job 'nonsense'"):
-        plan.named_only(ROWS, "nonsense")
-
-
 @pytest.mark.parametrize("base", ["", "0" * 40, "feedfacefeedfacefeedfacefeedfacefeedface"])
 def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
     assert plan.changed_files(base) is None
@@ -275,16 +259,6 @@ def test_what_a_licence_was_accepted_for_is_never_cached(
     assert said["key"] == place.cache_key(place.Wanted.of(environ))
 
 
-def test_inputs_become_flags_whatever_separates_them() -> None:
-    wanted = place.Wanted.of(
-        {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
-    )
-    assert wanted.flags() == [
-        *("--component", "qnn-sdk"),
-        *("--target", "x86_64-linux", "--target", "aarch64-android"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("given", "exported"), [("", ""), ("SM8750, SM8650", "SM8750,SM8650")], ids=["none", "two"]
 )
@@ -316,63 +290,6 @@ def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(
     }
     assert setup.run(environ) == 3
     assert "::error title=provision" in capfd.readouterr().out
-
-
-@dataclass
-class Provisioned:
-    """What setup gave the steps that follow, and the verbs that it ran for it."""
-
-    code: int
-    verbs: list[list[str]]
-    variables: dict[str, str]
-    outputs: dict[str, str]
-
-
-Setup = Callable[..., Provisioned]
-
-
-@pytest.fixture
-def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    """With verbs that end as the test says and do nothing."""
-
-    def made(codes: Mapping[str, int] | None = None, **environ: str) -> Provisioned:
-        verbs: list[list[str]] = []
-
-        def verb(arguments: list[str], _: Mapping[str, str]) -> int:
-            verbs.append(arguments)
-            return (codes or {}).get(arguments[0], 0)
-
-        monkeypatch.setattr(setup, "_verb", verb)
-        files = {name: tmp_path / name for name in ("GITHUB_ENV", "GITHUB_OUTPUT")}
-        given = {"QNN_CI_PROFILE": PROFILE, "QNN_CI_STORE": str(tmp_path / "store")}
-        code = setup.run({**given, **{name: str(path) for name, path in files.items()}, **environ})
-        variables, outputs = (pairs(path) if path.exists() else {} for path in files.values())
-        return Provisioned(code, verbs, variables, outputs)
-
-    return made
-
-
-@pytest.mark.parametrize("components", ["qnn-sdk android-ndk"])
-def test_later_steps_have_the_environment_of_the_first_target_and_know_the_sdk(
-    tmp_path: Path, set_up: Setup, components: str
-) -> None:
-    sdk, ndk = write_sdk(tmp_path / "sdk"), write_ndk(tmp_path / "ndk")
-    done = set_up(
-        QNN_CI_COMPONENTS=components,
-        QNN_CI_TARGETS="aarch64-android x86_64-linux",
-        QNN_SDK_ROOT=str(sdk),
-        ANDROID_NDK_ROOT=str(ndk),
-    )
-    assert done.code == 0
-    assert done.verbs[1:] == [["env", "--target", "aarch64-android", "--format", "github", "--append"]]
-    assert done.outputs == {
-        "sdk-root": str(sdk),
-        "ndk-root": str(ndk),
-        "version": PIN.version,
-        "build-id": BUILD,
-    }
-    assert done.variables["QNN_CI_PROFILE"] == PROFILE
-    assert done.variables["QNN_CI_STORE"] == str(tmp_path / "store")
 
 
 # stage
@@ -450,13 +367,6 @@ def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: 
     assert run_stage(tmp_path, monkeypatch, "exit 0") == 1
 
 
-@pytest.mark.parametrize("session", ["bench", "tests"])
-def test_sessions_without_a_report_pass_by_their_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str
-) -> None:
-    assert run_stage(tmp_path, monkeypatch, "exit 0", QNN_CI_STAGE=session) == 0
-
-
 def test_the_tests_see_nothing_of_the_job_that_runs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,19 +431,6 @@ def test_only_success_is_success(
 def test_a_verdict_on_nothing_is_an_error() -> None:
     with pytest.raises(UsageError):
         verdict.run({"QNN_CI_RESULTS": "success"})
-
-
-def parsed(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    return parser.parse_args(arguments)
-
-
-@pytest.mark.parametrize(("result", "code"), [("success", 0), ("skipped", 1)])
-def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, result: str, code: int) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    monkeypatch.setenv(f"{verdict.RESULT}STAGE", result)
-    assert verb.run(parsed("verdict")) == code
 
 
 # release
@@ -654,3 +551,9 @@ def test_nothing_is_published_twice_or_with_other_bytes_than_were_attested(
     with pytest.raises(CheckFailed, match="more"):
         gh.publish()
     assert gh.calls() == []
+
+
+def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
+    assert list(plan.named_only(ROWS, "tests, always")) == ["always", "some"]
+    with pytest.raises(UsageError, match="no job 'nonsense'"):
+        plan.named_only(ROWS, "nonsense")

@@ -68,14 +68,6 @@ def test_a_later_job_takes_what_every_shard_did_and_says_from_which_commit(
     assert isinstance(entry, Entry) and entry.origin == "store"
 
 
-def test_only_what_is_new_is_uploaded(tmp_path: Path, cache: Path) -> None:
-    later = machine(tmp_path / "later", cache)
-    assert isinstance(later.find(), Entry)
-    memory.pack(memo_of(later), tmp_path / "new.tar")
-    with tarfile.open(tmp_path / "new.tar") as archive:
-        assert archive.getnames() == [memory.REMOVED]
-
-
 def test_work_that_failed_since_is_not_passed_by_the_next_run(tmp_path: Path, cache: Path) -> None:
     failing = machine(tmp_path / "failing", cache)
     failing.memo().forget(KEY)
@@ -105,20 +97,6 @@ def test_an_archive_that_writes_elsewhere_is_refused(tmp_path: Path, name: str) 
         archive.addfile(member, io.BytesIO())
     with pytest.raises(CheckFailed):
         memory.merge(tmp_path / "memo", [tmp_path / "new.tar"], COMMIT)
-
-
-def test_what_was_not_used_for_longest_goes_first(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import os
-
-    for number, path in enumerate(sorted(each for each in cache.rglob("*") if each.is_file())):
-        os.utime(path, (1e9 + number, 1e9 + number))
-    size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    memory._keep_to(cache, size // 2)
-    left = [path for path in cache.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in left) <= size // 2 + 100
-    assert isinstance(machine(tmp_path / "later", cache).find(), Entry | Miss)
 
 
 def test_every_part_by_its_variable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.github import memory
 from ci.suites.history import MOST, add_history
 from provisioning.base.findings import Metric
 
@@ -65,23 +64,6 @@ def test_clones_share_a_history_and_other_repositories_and_suites_do_not(tmp_pat
     assert [_run(other, 3, tmp_path), _run(one, 4, tmp_path, suite="large.toml")] == [[3], [4]]
 
 
-def test_shards_on_github_hand_their_figures_to_the_next_run(tmp_path: Path) -> None:
-    repository = _repository(tmp_path / "repository", "https://example.org/a/net")
-    archives, cache = [], tmp_path / "next/cache/memo"
-    for program in ("net", "wide"):
-        store = tmp_path / program
-        _run(repository, len(program), store, program)
-        archives.append(store / "new.tar")
-        memory.pack(store / "cache/memo", archives[-1])
-    memory.merge(cache, archives, "abcdef")
-    memory.restored(cache)
-    _commit(repository, "second")
-    assert [_run(repository, 5, tmp_path / "next", program) for program in ("net", "wide")] == [
-        [3, 5],
-        [4, 5],
-    ]
-
-
 def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
     repository = _repository(tmp_path / "repository", "https://example.org/a/net")
     assert _run(repository, 1, tmp_path) == [1]
@@ -89,10 +71,3 @@ def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:20])
     _commit(repository, "second")
     assert _run(repository, 2, tmp_path) == [2]
-
-
-def test_a_store_that_takes_no_file_fails_no_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "store").write_text("")
-    assert _run(tmp_path, 1, tmp_path / "store") == [] and "warning" in capsys.readouterr().err

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import docker.errors
-import pytest
-
-import docker
 from ci.image.engine import Done, Engine, Job, Mount
-from provisioning.base.errors import CheckFailed
 from tests.support.typed import typed
 
 
@@ -88,22 +82,3 @@ def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not
     }
     assert list(client.asked["tmpfs"]) == ["/tmp"]
     assert client.did == ["removed"]
-
-
-def test_a_container_that_does_not_start_is_removed_too() -> None:
-    client = Client(fails=docker.errors.APIError("no such runtime"))
-    with pytest.raises(CheckFailed, match="the container engine failed: no such runtime"):
-        engine_of(client).run(Job("image", ["sh"]))
-    assert client.did == ["removed"]
-
-
-@pytest.mark.parametrize(
-    ("options", "owner"),
-    [(["name=rootless"], "0:0"), (["name=seccomp"], "1234:99")],
-)
-def test_files_of_a_container_belong_to_the_caller(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], owner: str
-) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 1234)
-    monkeypatch.setattr(os, "getgid", lambda: 99)
-    assert engine_of(Client(options=options)).owner == owner

@@ -21,19 +21,6 @@ DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 BASE = "sha256:" + "1" * 64
 
 
-@pytest.mark.parametrize(
-    ("name", "stage"),
-    [
-        ("base", "base"),
-        ("wheels", "qnn-sdk"),
-        ("qnn-2.37-ndk-r26c", "android-ndk"),
-        ("qnn-2.48-ndk-r26c-hexagon", "hexagon-sdk"),
-    ],
-)
-def test_an_image_is_the_stage_with_its_components(name: str, stage: str) -> None:
-    assert plan_of(name).stage == stage
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_dockerfile_has_the_stage(name: str) -> None:
     assert re.search(rf"^FROM \S+ AS {plan_of(name).stage}$", DOCKERFILE, re.M)

@@ -12,8 +12,6 @@ from ci.image import shell
 from ci.image.engine import Engine
 from ci.image.image_plan import plan_of
 from ci.image.shell import docker_run
-from provisioning.base.command_line import Parser
-from provisioning.base.errors import EnvironmentLacking
 
 PLAN = plan_of("wheels")
 
@@ -48,30 +46,6 @@ class Answering(Engine):
         return None
 
 
-@pytest.mark.parametrize(
-    ("command", "ran"),
-    [(["--", "ls", "-l"], ["ls", "-l"]), (["ls", "--", "x"], ["ls", "--", "x"]), ([], ["bash"])],
-)
-def test_starts_where_nox_was_called_what_was_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], ran: list[str]
-) -> None:
-    """nox itself runs in the toolkit's folder."""
-    calls: list[Sequence[str]] = []
-
-    def become(argv: Sequence[str], _: object) -> int:
-        calls.append(argv)
-        return 0
-
-    monkeypatch.setattr(Parser, "started_in", str(tmp_path))
-    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
-    monkeypatch.setattr(shell, "check", lambda *_: None)
-    monkeypatch.setattr("provisioning.verbs.shell.become", become)
-    assert shell.run(argparse.Namespace(image="wheels", command=command)) == 0
-    start = calls[0].index("--workdir")
-    assert list(calls[0][start:]) == ["--workdir", str(tmp_path), PLAN.tag, *ran]
-    assert "--tty" not in calls[0]
-
-
 def test_packages_of_a_suite_come_from_the_users_index_whose_password_no_process_list_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,20 +64,3 @@ def test_packages_of_a_suite_come_from_the_users_index_whose_password_no_process
     ((argv, environ),) = calls
     assert argv[argv.index("PIP_INDEX_URL") - 1] == "--env" and "secret" not in " ".join(argv)
     assert environ["PIP_INDEX_URL"] == "https://ann:secret@index.example/simple"
-
-
-@pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir()
-    program.touch(0o755)
-    monkeypatch.setenv("PATH", str(program.parent))
-    return program
-
-
-def test_an_image_that_was_not_built_is_not_entered(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
-    monkeypatch.setattr("provisioning.verbs.shell.become", lambda *_: 0)
-    with pytest.raises(EnvironmentLacking, match="was not built on this machine") as caught:
-        shell.run(argparse.Namespace(image="wheels", command=[]))
-    assert caught.value.remedy == "nox -s image -- wheels"

@@ -18,7 +18,7 @@ from ci.inspect import verb
 from ci.suites.programs.against_sdk import Answer, against
 from ci.suites.programs.program import Context, Program, parse, read
 from provisioning.base.errors import CheckFailed
-from tests.support.programs import BUILD_ID, context, options, program
+from tests.support.programs import BUILD_ID, context, program
 
 WHOLE = program()
 
@@ -41,13 +41,6 @@ class TestReading:
         assert delegate.options is not None and delegate.context is not None
         assert (delegate.options.soc_id, delegate.options.arch, delegate.options.vtcm_mb) == (57, 75, 8)
         assert delegate.context == Context(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
-
-    @pytest.mark.parametrize(("number", "name"), [(2, "htp"), (4, "lpai"), (5, "unknown")])
-    def test_a_processor_has_its_name(self, number: int, name: str) -> None:
-        made = program(spec=options(backend_type=number, precision=1, online=True))
-        (delegate,) = _program(made).delegates
-        assert delegate.options is not None and delegate.options.processor == name
-        assert (delegate.options.precision, delegate.options.online_prepare) == ("fp16", True)
 
     def test_what_has_a_build_id_alone_is_a_context_binary(self) -> None:
         found = parse(b"\x02\x00" + context("SM8850", 81, 4 << 20))
@@ -95,11 +88,6 @@ class TestDamage:
     def test_cut_anywhere_it_is_read_or_refused(self, length: int) -> None:
         with contextlib.suppress(Malformed):
             assert isinstance(parse(WHOLE[:length]), Program | Context)
-
-    @given(st.binary(max_size=400))
-    def test_anything_behind_the_mark_is_read_or_refused(self, tail: bytes) -> None:
-        with contextlib.suppress(Malformed):
-            assert isinstance(parse(b"\x10\0\0\0ET12" + tail), Program)
 
 
 class TestAgainst:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ci.inspect import verb
-from ci.suites.programs.dlc import contexts_by_chip
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.elves import skel
 from tests.support.onnx_models import context_model
@@ -110,13 +109,3 @@ def test_contexts_are_taken_out_of_a_compiled_model(tmp_path: Path, embed: bool)
     assert inspect(model, "--extract", tmp_path / "out") == 0
     (written,) = (tmp_path / "out").iterdir()
     assert written.read_bytes().startswith(b"context v2.51")
-
-
-def test_a_flexible_context_holds_one_of_each_chip() -> None:
-    parts = contexts_by_chip(flexible())
-    assert {chip: data.decode() for chip, data in parts.items()} == {
-        chip: f"{BUILD_ID} {chip}" for chip in ("sm8650", "sm8750")
-    }
-    assert contexts_by_chip(b"\0\0\0\2 one chip's own context") == {}
-    with pytest.raises(ValueError, match="DLC"):
-        contexts_by_chip(flexible()[:-30])

@@ -12,7 +12,7 @@ from ci.inspect import verb
 from ci.suites.findings import known_faults
 from provisioning.base.findings import Finding, Severity
 from provisioning.known_faults import Fault, faults_of, faults_of_build, load_faults
-from tests.support.programs import context, program
+from tests.support.programs import context
 
 FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
 
@@ -48,16 +48,6 @@ def test_inspect_names_the_faults_of_the_build_that_compiled(
     binary.write_bytes(context("SM8450", 69, build_id=build_id))
     verb.run(argparse.Namespace(file=binary, against=None, extract=None, attestation=None, json=True))
     assert ("llama-decode-u16u8" in json.loads(capsys.readouterr().out)["known_faults"]) is named
-
-
-def test_inspect_says_what_the_chip_of_a_program_does_not_compile(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for soc, arch, operators in (("SM8450", 69, True), ("SM8650", 75, False)):
-        path = tmp_path / f"{soc}.pte"
-        path.write_bytes(program(data=context(soc, arch)))
-        verb.run(argparse.Namespace(file=path, against=None, extract=None, attestation=None, json=False))
-        assert ("ConvTranspose" in capsys.readouterr().out) is operators
 
 
 def test_a_missed_threshold_is_set_beside_what_is_known_of_the_build() -> None:

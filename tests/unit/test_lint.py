@@ -53,40 +53,6 @@ def test_what_is_allowed_is_left_alone(tmp_path: Path, text: bytes) -> None:
     assert rules_for(tmp_path, text) == set()
 
 
-def test_without_a_git_checkout_lint_says_so_and_reports_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lint, "ROOT", tmp_path)
-    parser = argparse.ArgumentParser()
-    lint.configure(parser)
-    with pytest.raises(EnvironmentLacking, match="git ls-files: fatal: not a git repository"):
-        lint.run(parser.parse_args(["--only", "tree", "--reports", str(tmp_path)]))
-    assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR
-
-
-def test_scripts_and_the_lines_that_workflows_run_are_checked_as_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a stand-in that objects to every line with BAD."""
-    tool = tmp_path / "bin" / "shellcheck"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nshift 3\n! grep -Hn BAD "$@" | sed "s/:echo/:1: note:/"\n')
-    tool.chmod(0o755)
-    monkeypatch.setattr(lint, "_environment", lambda: {"PATH": f"{tool.parent}:/usr/bin:/bin"})
-    action = tmp_path / ".github" / "actions" / "a" / "action.yml"
-    action.parent.mkdir(parents=True)
-    action.write_text("runs: {using: composite, steps: [{name: greet, run: echo BAD 1, shell: bash}]}\n")
-    script = tmp_path / "script"
-    script.write_text("#!/usr/bin/env bash\necho BAD 2\n")
-    python = tmp_path / "x.py"
-    python.write_text("#!/usr/bin/env python3\n# BAD 3\n")
-    found = [(one.subject, one.message) for one in lint.shell_findings(tmp_path, [script, python])]
-    assert found == [
-        (f"{script}:2", "note: BAD 2"),
-        (".github/actions/a/action.yml: greet", "note: BAD 1"),
-    ]
-
-
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The pinned archive, on a server of this test, with an actionlint that complains."""
@@ -127,3 +93,14 @@ def test_an_actionlint_of_other_bytes_is_an_error_and_not_run(
         monkeypatch.setattr(lint_tools, "mirrored", lambda _: server.url("/actionlint.tar.gz"))
         (finding,) = lint.actionlint_findings(tmp_path)
     assert (finding.rule, finding.severity.value) == ("lint-did-not-run", "error")
+
+
+def test_without_a_git_checkout_lint_says_so_and_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    parser = argparse.ArgumentParser()
+    lint.configure(parser)
+    with pytest.raises(EnvironmentLacking, match="git ls-files: fatal: not a git repository"):
+        lint.run(parser.parse_args(["--only", "tree", "--reports", str(tmp_path)]))
+    assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR

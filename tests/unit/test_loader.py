@@ -42,31 +42,10 @@ def gaps(*paths: Path, library_path: str = "", system: SystemLibraries | None = 
     )
 
 
-@pytest.mark.parametrize("kind", ["rpath", "runpath"])
-def test_a_library_beside_it_is_found_by_origin(kind: str, tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb.so",), **{kind: "$ORIGIN"})
-    write(tmp_path, "libb.so")
-    assert search(a) == []
-
-
 def test_a_runpath_switches_the_rpath_off(tmp_path: Path) -> None:
     a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN/r", runpath="$ORIGIN/s")
     write(tmp_path, "r/libb.so")
     assert search(a) == [("liba.so", "libb.so")]
-
-
-def test_an_rpath_serves_what_its_library_loads(tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN:$ORIGIN/deep")
-    b = write(tmp_path, "libb.so", needed=("libc.so",))
-    write(tmp_path, "deep/libc.so")
-    assert search(a, b) == []
-
-
-def test_a_runpath_serves_only_its_own_library(tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb.so",), runpath="$ORIGIN:$ORIGIN/deep")
-    b = write(tmp_path, "libb.so", needed=("libc.so",))
-    write(tmp_path, "deep/libc.so")
-    assert search(a, b) == [("libb.so", "libc.so")]
 
 
 def test_the_library_path_comes_before_the_runpath_and_after_the_rpath(tmp_path: Path) -> None:

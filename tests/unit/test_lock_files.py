@@ -61,16 +61,6 @@ def write(name: str, entries: str) -> Path:
 TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha256:bb\n"
 
 
-def test_inputs_hold_includes_and_the_profiles_packages(table: dict[str, PythonEnvironment]) -> None:
-    assert lock_files.inputs_of("heavy") == (
-        "executorch==1.5.1",
-        "filelock",
-        "rich>=13",
-        "torch==2.13.0",
-        "torchao==0.18.0",
-    )
-
-
 class TestStaleness:
     def test_a_fresh_lock_has_no_errors(self, table: dict[str, PythonEnvironment]) -> None:
         write("tools", TOOLS)

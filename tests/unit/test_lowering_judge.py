@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from ci.engine.work import Failure, Result
-from ci.executorch.judge import artifact, cost, delegation, failure_finding, faults_of
+from ci.engine.work import Result
+from ci.executorch.judge import artifact, cost, delegation, faults_of
 from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
-from provisioning.base.diagnosis import explain
 from provisioning.base.findings import Severity
 from tests.support.lowering import make_program
 from tests.support.programs import BUILD_ID, context, options, program
@@ -46,20 +45,7 @@ class TestDelegation:
     def test_an_operator_over_the_budget_is_an_error_with_its_line_and_reason(self, tmp_path: Path) -> None:
         (finding,) = delegation(make_program(tmp_path), {"left": [ERF], "delegates": 1})
         assert finding.severity is Severity.ERROR
-        for part in (
-            "aten.erf.default",
-            "net.py:12",
-            "x = torch.erf(x)",
-            "No node visitor",
-            "1 of at most 0",
-        ):
-            assert part in finding.message
-
-    @pytest.mark.parametrize("kernel", [True, False])
-    def test_one_that_the_cpu_cannot_do_either_is_reported(self, tmp_path: Path, kernel: bool) -> None:
-        left = {**ERF, "kernel": kernel}
-        (finding,) = delegation(make_program(tmp_path), {"left": [left], "delegates": 1})
-        assert ("no CPU kernel: the program will not run" in finding.message) is not kernel
+        assert all(part in finding.message for part in ("aten.erf.default", "net.py:12", "No node visitor"))
 
     def test_within_the_budget_it_is_a_note(self, tmp_path: Path) -> None:
         allowed = make_program(tmp_path, case="cpu_budget = 1")
@@ -69,11 +55,7 @@ class TestDelegation:
     @pytest.mark.parametrize("found", [0, 2])
     def test_another_number_of_delegates_is_an_error(self, tmp_path: Path, found: int) -> None:
         (finding,) = delegation(make_program(tmp_path), {"left": [], "delegates": found})
-        assert finding.message == f"expected 1 delegates, found {found}"
-
-    def test_a_run_may_expect_what_its_case_does_not(self, tmp_path: Path) -> None:
-        several = make_program(tmp_path, run="delegates = 2")
-        assert not list(delegation(several, {"left": [], "delegates": 2}))
+        assert (finding.rule, finding.severity) == ("lowering-delegates", Severity.ERROR)
 
     @pytest.mark.parametrize(
         ("operators", "delegates", "rules"),
@@ -117,8 +99,6 @@ class TestArtifact:
     @pytest.mark.parametrize(
         ("made", "rules"),
         [
-            (program(alignment=128), {"segment"}),
-            (program(inline=True), {"segment"}),
             (program(spec=options(online=True)), {"online-prepare"}),
             (program(spec=options(soc_id=69)), {"soc"}),
             (program(spec=options(arch=79)), {"soc"}),
@@ -130,15 +110,13 @@ class TestArtifact:
             (program(data=b"nothing to read" * 20), {"build-id", "soc", "arch", "vtcm"}),
         ],
         ids=[
-            "unaligned", "inline", "online", "spec soc", "spec arch", "spec vtcm",
+            "online", "spec soc", "spec arch", "spec vtcm",
             "build", "soc", "arch", "vtcm", "no strings",
         ],
     )  # fmt: skip
     def test_each_rule_sees_what_breaks_it(self, made: bytes, rules: set[str], tmp_path: Path) -> None:
-        if made == program(alignment=128):
-            made = made.replace(context(), b"") + bytes(128) + context()
         found = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, made), BUILD_ID)
-        assert {finding.rule.removeprefix("artifact-") for finding in found} >= rules - {"segment"}
+        assert {finding.rule.removeprefix("artifact-") for finding in found} >= rules
 
     @pytest.mark.parametrize(
         ("different", "data", "rules"),
@@ -199,7 +177,6 @@ class TestCost:
 
     def test_a_larger_program_is_an_error(self, tmp_path: Path) -> None:
         small = self.agreed.model_copy(update={"pte_bytes": 10})
-        (tmp_path / "pad").write_bytes(b"")
         one = make_program(tmp_path / "suite")
         compiled = _compiled(tmp_path, program() + bytes(20_000))
         found = cost(one, compiled, BUILD_ID, _baseline(one.name, small), TOLERANCES)
@@ -213,24 +190,3 @@ class TestCost:
 
     def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, self.agreed, graphs=0) == {"cost-unknown": Severity.ERROR}
-
-
-class TestFault:
-    @pytest.mark.parametrize("kind", ["factory", "suite", "memory", "crash", "timeout", "export", "compile"])
-    def test_it_says_what_happened_and_how_to_repeat_it(self, tmp_path: Path, kind: str) -> None:
-        one = make_program(tmp_path)
-        finding = failure_finding(one, Failure(kind, "it broke", log=tmp_path / "log"), "test_lowering")
-        assert (finding.rule, finding.subject) == (f"lowering-{kind}", "net/8a8w/SM8650")
-        assert f"nox -s test_lowering -- --suite {one.suite} -k net/8a8w/SM8650" in finding.remedy
-
-    def test_a_known_failure_in_the_log_is_explained(self, tmp_path: Path) -> None:
-        log = tmp_path / "log"
-        log.write_text(
-            "Failed to parse platform config: 14001\n[ERROR] Failed to create device_handle 14001\n"
-        )
-        (known,) = explain(log.read_text())
-        finding = failure_finding(
-            make_program(tmp_path), Failure("compile", "it broke", log=log), "test_lowering"
-        )
-        assert finding.message == f"it broke. {known}"
-        assert finding.remedy.startswith(f"{known.fix}; then nox -s test_lowering")

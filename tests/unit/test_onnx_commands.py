@@ -46,16 +46,6 @@ class TestOutput:
                 publish([scratch / "net.pte"])
         assert [path.name for path in tmp_path.iterdir()] == ["net.pte"]
 
-    def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
-        with (
-            writing_into(tmp_path / "out", tmp_path / "store"),
-            pytest.raises(UsageError, match="another compile is writing there"),
-            writing_into(tmp_path / "out", tmp_path / "store"),
-        ):
-            pass
-        with writing_into(tmp_path / "out", tmp_path / "store"):
-            pass
-
 
 def onnx(*arguments: str) -> int:
     return main("python -m ci", "", {"onnx": VERBS["onnx"]}, ["onnx", *arguments])
@@ -169,32 +159,6 @@ class TestCompile:
         model = write(conv_model(), folder / "net.onnx")
         return onnx("compile", str(model), "-o", str(folder / "out"), *arguments)
 
-    def test_only_what_was_made_is_left(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.compiled(tmp_path) == 0
-        assert left(tmp_path / "out") == ["net_ctx.json", "net_ctx.onnx"] and stand_in.ended
-        assert left(tmp_path / "temporary") == []
-        said = capsys.readouterr().out
-        assert "SM8650 fp16, QNN v2.51: 2 nodes on HTP" in said
-        assert "41.3 dB SQNR against float on made-up inputs" in said
-        assert "4,096 bytes read from DDR" in said
-
-    def test_a_quantized_model_is_compiled_and_compared_with_the_one_it_came_from(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["prepare"] |= {"compared": 2, "constant": ["x"]}
-        assert self.compiled(tmp_path, "--precision", "u16/u8", "--calibrate", "data", "--per-channel") == 0
-        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "compile"]
-        quantize, compile_ = (given for _, given in stand_in.orders[1:])
-        assert (quantize["model"], quantize["run"]["per_channel"]) == ("looked.onnx", True)
-        assert (compile_["model"], compile_["source"]) == ("quantized.onnx", "looked.onnx")
-        for _, given in stand_in.orders:
-            assert (given["case"]["calibrate"], given["search_path"]) == ("data", str(Path.cwd()))
-        said = capsys.readouterr()
-        assert "warning: x has one value throughout" in said.err
-        assert "against float on 2 samples held back" in said.out
-
     def test_a_worker_that_crashes_is_reported_with_its_log(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -234,39 +198,11 @@ class TestCompile:
         for arguments in (("--embed",), ("--soc", "SM8750"), ("--verify", "none"), ("--calibrate", "x")):
             assert orders(*arguments) == 3, arguments
 
-    def test_each_chip_has_files_of_its_own(self, stand_in: StandIn, tmp_path: Path) -> None:
-        assert self.compiled(tmp_path, "--soc", "SM8650", "--soc", "SM8750") == 0
-        assert [path for path in left(tmp_path / "out") if path.endswith(".onnx")] == [
-            "net-SM8650_ctx.onnx",
-            "net-SM8750_ctx.onnx",
-        ]
-
     @pytest.mark.parametrize("flag", [("--backend", "htp"), ("--keep-going",), ("--python", "python")])
     def test_a_flag_of_the_other_lane_is_refused(
         self, stand_in: StandIn, tmp_path: Path, flag: tuple[str, ...]
     ) -> None:
         assert self.compiled(tmp_path, *flag) == 2 and not stand_in.orders
-
-
-class TestQuantize:
-    def test_the_product_and_its_record_are_left(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def quantized(order: dict[str, Any]) -> dict[str, Any]:
-            for name in (".onnx", ".onnx.data"):
-                Path(order["into"], order["name"] + name).write_text(name)
-            return {"model": "", "near": {"sqnr_db": 44.2}, "packages": {"onnxruntime": "1.25"}}
-
-        stand_in.replies["quantize"] = {}
-        stand_in.does["quantize"] = quantized
-        model = write(conv_model(), tmp_path / "net.onnx")
-        arguments = ("--precision", "w8a16", "--calibrate", "data", "-o", str(tmp_path / "out"))
-        verbs = {"quantize": VERBS["quantize"]}
-        assert main("qnn-ci", "", verbs, ["quantize", str(model), *arguments]) == 0
-        assert left(tmp_path / "out") == ["net-u16u8.json", "net-u16u8.onnx", "net-u16u8.onnx.data"]
-        record = json.loads((tmp_path / "out" / "net-u16u8.json").read_text())
-        assert record["accuracy"] == {"sqnr_db": 44.2} and len(record["files"]) == 2
-        assert "44.2 dB SQNR against float on made-up inputs" in capsys.readouterr().out
 
 
 class TestRun:
@@ -277,19 +213,6 @@ class TestRun:
 
     def ran(self, model: Path, *arguments: str) -> int:
         return onnx("run", str(model), "--input", str(model.parents[1] / "x.npy"), *arguments)
-
-    def test_outputs_are_shown_and_written(
-        self, stand_in: StandIn, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.ran(model, "--output", str(tmp_path / "y.npz")) == 0
-        with np.load(tmp_path / "y.npz") as written:
-            assert written["y"].tolist() == [0, 1, 2, 3, 4, 5]
-        said = capsys.readouterr()
-        assert "y: float32[6]  0, 1, 2, 3, …" in said.out
-        assert "model_ctx.json is not there, so that a changed byte cannot be told" in said.err
-        assert (
-            left(tmp_path) == ["model", "temporary", "x.npy", "y.npz"] and left(tmp_path / "temporary") == []
-        )
 
     def test_an_output_may_have_any_name(self, stand_in: StandIn, model: Path, tmp_path: Path) -> None:
         stand_in.outputs = {"file": np.ones(2, np.int64), "a/b": np.zeros((), np.float16)}
@@ -372,3 +295,24 @@ class TestAudit:
         stand_in.replies["prepare"] = refusal(PROBLEM)
         code, rows = self.audited(tmp_path)
         assert code == 1 and rows["8a8w"] == {"error": "x is float64", "remedy": "export in float32"}
+
+
+class TestQuantize:
+    def test_the_product_and_its_record_are_left(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def quantized(order: dict[str, Any]) -> dict[str, Any]:
+            for name in (".onnx", ".onnx.data"):
+                Path(order["into"], order["name"] + name).write_text(name)
+            return {"model": "", "near": {"sqnr_db": 44.2}, "packages": {"onnxruntime": "1.25"}}
+
+        stand_in.replies["quantize"] = {}
+        stand_in.does["quantize"] = quantized
+        model = write(conv_model(), tmp_path / "net.onnx")
+        arguments = ("--precision", "w8a16", "--calibrate", "data", "-o", str(tmp_path / "out"))
+        verbs = {"quantize": VERBS["quantize"]}
+        assert main("qnn-ci", "", verbs, ["quantize", str(model), *arguments]) == 0
+        assert left(tmp_path / "out") == ["net-u16u8.json", "net-u16u8.onnx", "net-u16u8.onnx.data"]
+        record = json.loads((tmp_path / "out" / "net-u16u8.json").read_text())
+        assert record["accuracy"] == {"sqnr_db": 44.2} and len(record["files"]) == 2
+        assert "44.2 dB SQNR against float on made-up inputs" in capsys.readouterr().out

@@ -91,11 +91,6 @@ class TestCost:
     def test_the_same_costs_nothing_to_say(self, program: Program) -> None:
         assert self.rules(program, self.agreed) == {}
 
-    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
-    def test_more_traffic_than_is_tolerated_is_an_error(self, program: Program, name: str) -> None:
-        ddr = {**facts()["beside"]["ddr"], name: 10_000}
-        assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
-
     @pytest.mark.parametrize("more", [0, 1])
     def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: Program, more: int) -> None:
         most = int(self.tolerances.costs["context_bytes"].most(50_000)) + more

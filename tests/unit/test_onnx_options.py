@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.onnx.options import Value, described, files_of, options, parse_assignments, settings_of
+from ci.onnx.options import Value, files_of, parse_assignments, settings_of
 from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 
@@ -69,15 +69,6 @@ def test_what_has_no_effect_or_another_is_refused_with_what_to_write(
 def test_what_is_right_at_its_bounds_is_taken(given: dict[str, Value], embed: bool) -> None:
     settings = settings_of(given, soc=SM8650, embed=embed)
     assert settings.provider == {name: str(value) for name, value in given.items()}
-
-
-def test_the_table_is_whole_and_the_list_shows_every_option_that_can_be_given() -> None:
-    named = {other for option in options().values() for other in (*option.needs, *option.conflicts)}
-    assert named <= set(options())
-    text = described()
-    assert all(
-        (f"  {name}=" in text) != bool(option.set_by or option.command) for name, option in options().items()
-    )
 
 
 @pytest.mark.parametrize("texts", [["vtcm_mb"], ["=4"], ["vtcm_mb="], ["vtcm_mb=4", "vtcm_mb=8"]])

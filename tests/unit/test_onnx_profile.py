@@ -10,7 +10,7 @@ from onnx import helper
 
 from ci.onnx.events import costs, cpu_times, places_of, with_lines
 from ci.suites.profile import Cost, Measured, difference, document, merged, read_document, totals
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import model_of
 
 HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
@@ -42,10 +42,6 @@ def test_an_operator_costs_the_least_of_its_runs_and_the_sum_of_its_parts(tmp_pa
         "broken",
     )
     assert costs(path) == [Cost("mm", 60, 0.6), Cost("conv", 40, 0.4)]
-
-
-def test_a_profile_without_operators_has_no_costs(tmp_path: Path) -> None:
-    assert costs(events(tmp_path)) == []
 
 
 def test_shares_are_those_of_the_users_lines_and_of_modules() -> None:
@@ -122,8 +118,3 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
     path.write_text(text)
     with pytest.raises(CheckFailed):
         read_document(path)
-
-
-def test_a_profile_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        read_document(tmp_path / "none.json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +13,10 @@ import pytest
 from ci.suites import operator_table
 from ci.suites.baseline import Recorded as Baselined
 from ci.suites.operator_table import Cell, Table, read
-from ci.upstream.adapters import EXACT, built_otherwise, part, part_of
+from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
-from ci.upstream.operators_page import html_of, table_of
-from ci.upstream.stage import sample_of
-from ci.upstream.value_cases import cases
+from ci.upstream.operators_page import table_of
 from ci.upstream.worker import verdict_of
 from provisioning.base.errors import ManifestError
 from provisioning.base.stage_run import StageRun
@@ -162,29 +159,6 @@ def test_a_scheme_that_loses_accuracy_is_named_with_a_better_one(monkeypatch: py
     assert not list(operator_table.inexact(["aten.log.default"], "fp16"))
 
 
-def test_the_page_has_every_cell_and_nothing_of_a_name_becomes_markup() -> None:
-    cell = Cell(result="part", sqnr_db=38.9, cpu=("aten::<b>",))
-    chips = {"SM8350": {"8a8w": Cell(result="cpu")}, "SM8650": {"8a8w": cell}}
-    page = html_of(Table(measured={"SM8650": "x"}, cells={"abs": chips}))
-    assert "<b>" not in page.partition("<tbody>")[2].partition("</tbody>")[0] and "39 dB" in str(cell)
-    assert "http" not in page
-    assert re.findall(r"≠ (\w+ \d+ dB)", page.partition("<tbody>")[2]) == ["part 39 dB"]
-
-
-def test_a_flow_that_is_built_with_another_scheme_is_known() -> None:
-    def flow(name: str, quant_dtype: Any) -> str:
-        return built_otherwise(name, lambda: quant_dtype)
-
-    assert "8a8w" in flow("qnn_16a4w_block", SimpleNamespace(name="use_8a8w"))
-    assert not flow("qnn_16a4w", SimpleNamespace(name="use_16a4w"))
-
-
-def test_the_cases_of_values_are_unlike_and_each_operator_has_a_plain_one() -> None:
-    names = [str(case) for case in cases()]
-    assert len(names) == len(set(names))
-    assert {case.operator for case in cases()} == {case.operator for case in cases() if case.name == "plain"}
-
-
 @pytest.mark.parametrize(
     ("recorded", "rules"),
     [
@@ -215,11 +189,3 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
     assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),)) and both.tests.keys() == {"a", "b"}
     assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),))
-
-
-def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
-    tests = [f"test_{number}" for number in range(100)]
-    ledger = Ledger("operators", "wheels", sample=("test_1",))
-    parts = [set(sample_of(f"{index}/4", tests, ledger)) for index in (1, 2, 3, 4)]
-    assert set.union(*parts) == set(tests) and sum(map(len, parts)) == len(tests)
-    assert list(sample_of("", tests, ledger)) == ["test_1"] and list(sample_of(None, tests, ledger)) == tests

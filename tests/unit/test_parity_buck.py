@@ -55,53 +55,6 @@ def test_sources(expression: str, found: list[str]) -> None:
     assert sources(side) == [f"p/{name}" for name in found]
 
 
-def test_the_variant_chooses_the_branch() -> None:
-    branches = '{"DEFAULT": [], "ovr_config//os:android": ["a.cpp"]}'
-    text = f'runtime.cxx_library(name = "x", srcs = select({branches}))\n'
-    assert sources(run(text, variant=1)) == ["p/a.cpp"]
-
-
-def test_the_trees_own_configuration_is_read() -> None:
-    text = 'runtime.cxx_library(name = "x", srcs = [native.read_config("qnn", "file")])\n'
-    assert sources(run(text, others={".buckconfig": "[qnn]\n  file = a.cpp\n"})) == ["p/a.cpp"]
-
-
-def test_lists_and_functions_are_loaded_from_other_files() -> None:
-    lists = 'FILES = ["a.cpp"]\ndef library(rule, **given):\n    rule(srcs = FILES, **given)\n'
-    text = 'load(":lists.bzl", "library")\nlibrary(runtime.cxx_library, name = "x")\n'
-    assert sources(run(text, others={"p/lists.bzl": lists})) == ["p/a.cpp"]
-
-
-def test_a_loaded_file_loads_from_its_own_directory() -> None:
-    others = {"q/lists.bzl": 'load(":more.bzl", "FILES")\nALL = FILES\n', "q/more.bzl": 'FILES = ["a.cpp"]\n'}
-    text = 'load("//executorch/q:lists.bzl", "ALL")\nruntime.cxx_library(name = "x", srcs = ALL)\n'
-    assert sources(run(text, others={**others, "p/more.bzl": "FILES = []\n"})) == ["p/a.cpp"]
-
-
-def test_a_file_may_begin_with_a_function() -> None:
-    others = {"p/lists.bzl": 'def files():\n    return ["a.cpp"]\n'}
-    text = 'load(":lists.bzl", "files")\nruntime.cxx_library(name = "x", srcs = files())\n'
-    assert sources(run(text, others=others)) == ["p/a.cpp"]
-
-
-def test_a_label_may_be_a_path() -> None:
-    others = {"q/lists.bzl": 'ALL = ["a.cpp"]\n'}
-    text = 'load("//executorch/q/lists.bzl", "ALL")\nruntime.cxx_library(name = "x", srcs = ALL)\n'
-    assert sources(run(text, others=others)) == ["p/a.cpp"]
-
-
-@pytest.mark.parametrize(
-    "load",
-    [
-        'load("@elsewhere//:x.bzl", "x", z = "y")',
-        'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode", "is_arvr")',
-    ],
-)
-def test_what_is_loaded_from_elsewhere_and_not_used_does_no_harm(load: str) -> None:
-    text = f'{load}  # x()\nruntime.cxx_library(name = "x", srcs = ["a.cpp"], y = "x z")\n'
-    assert sources(run(text)) == ["p/a.cpp"]
-
-
 SHIM = "shim_et/xplat/executorch"
 CELLS = "[repositories]\nroot = .\nshim_et = shim_et\n[repository_aliases]\nfbsource = shim_et\n"
 
@@ -139,27 +92,9 @@ def test_is_oss_is_evaluated_both_ways(answer: bool, files: list[str]) -> None:
     assert sources(sides["host", answer]) == files
 
 
-def test_functions_of_the_mapping_give_their_answer() -> None:
-    text = (
-        'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")\n'
-        'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if is_fbcode() else [])\n'
-    )
-    assert sources(run(text)) == ["p/a.cpp"]
-
-
 def test_files_that_load_each_other_are_said() -> None:
     side = run('load(":a.bzl", "x")\n', others={"p/a.bzl": 'load(":a.bzl", "x")\n'})
     assert "being loaded already" in side.troubles[0].why
-
-
-def test_a_build_file_calls_its_macros() -> None:
-    macros = RUNTIME + 'def define_common_targets():\n    runtime.cxx_library(name = "x", srcs = ["a.cpp"])\n'
-    side = run(
-        'load(":targets.bzl", "define_common_targets")\ndefine_common_targets()\n',
-        others={"p/targets.bzl": macros},
-        name="BUCK",
-    )
-    assert sources(side) == ["p/a.cpp"]
 
 
 def test_a_pattern_stops_at_packages_within() -> None:
@@ -178,13 +113,6 @@ def test_a_pattern_stops_at_packages_within() -> None:
 def test_a_header_may_go_by_another_name(headers: str, renamed: list[str]) -> None:
     side = run(f'runtime.cxx_library(name = "x", exported_headers = {headers})\n')
     assert list(side.libraries["//p:x"].renamed) == renamed
-
-
-def test_labels_have_one_form() -> None:
-    labels = [":y", "//executorch/a/b", "//executorch/a/b:c", "@other//d:e"]
-    text = f'runtime.cxx_library(name = "x", deps = {labels})\n'
-    names = [item.name for item in run(text).libraries["//p:x"].dependencies]
-    assert names == ["//p:y", "//a/b:b", "//a/b:c", "@other//d:e"]
 
 
 def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
@@ -245,10 +173,6 @@ def test_the_same_target_declared_otherwise_again_is_said() -> None:
 )
 def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
     assert bool(glob_regex(pattern).fullmatch(path)) is fits
-
-
-def test_a_literal_in_a_comment_is_none() -> None:
-    assert [literal.value for literal in literals('# "a"\nx = ["b", \'c\'] # "d"\n')] == ["b", "c"]
 
 
 @pytest.mark.parametrize(

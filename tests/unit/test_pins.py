@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.upkeep import pins, releases
-from provisioning import lock_files
-from provisioning.base.errors import CheckFailed, UpstreamError
-from tests.support.http_server import FileServer
+from ci.upkeep import pins
+from provisioning.base.errors import CheckFailed
 from tests.support.rehearsals import repository
 
 LOCK = "manifests/locks/lint.txt"
@@ -52,46 +50,21 @@ def test_what_one_job_writes_the_other_applies(root: Path, tmp_path: Path) -> No
     assert git(root, "status", "--porcelain") == f" M {LOCK}\n M manifests/socs.toml\n"
 
 
-def outside(root: Path) -> None:
-    (root / "noxfile.py").write_text("import os\n")
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "outside": lambda root: (root / "noxfile.py").write_text("import os\n"),
+    "new file": lambda root: (root / "manifests" / "new.toml").write_text("x = 1\n"),
+    "removed": lambda root: (root / LOCK).unlink(),
+    "renamed": lambda root: (root / LOCK).rename(root / "manifests" / "locks" / "x.txt"),
+    "executable": lambda root: (root / LOCK).chmod(0o755),
+    "link": lambda root: ((root / LOCK).unlink(), (root / LOCK).symlink_to("/etc/passwd")),
+    "binary": lambda root: (root / LOCK).write_bytes(b"\0\1"),
+    "submodule": lambda root: repository(root / "manifests" / "sub", {"x": "x"}),
+}
 
 
-def new_file(root: Path) -> None:
-    (root / "manifests" / "new.toml").write_text("x = 1\n")
-
-
-def removed(root: Path) -> None:
-    (root / LOCK).unlink()
-
-
-def renamed(root: Path) -> None:
-    (root / LOCK).rename(root / "manifests" / "locks" / "x.txt")
-
-
-def executable(root: Path) -> None:
-    (root / LOCK).chmod(0o755)
-
-
-def link(root: Path) -> None:
-    (root / LOCK).unlink()
-    (root / LOCK).symlink_to("/etc/passwd")
-
-
-def binary(root: Path) -> None:
-    (root / LOCK).write_bytes(b"\0\1")
-
-
-def submodule(root: Path) -> None:
-    repository(root / "manifests" / "sub", {"x": "x"})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [outside, new_file, removed, renamed, executable, link, binary, submodule],
-    ids=lambda f: f.__name__,
-)
-def test_whatever_else_git_can_write_is_refused(root: Path, change: Callable[[Path], None]) -> None:
-    change(root)
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_else_git_can_write_is_refused(root: Path, change: str) -> None:
+    CHANGES[change](root)
     patch = patch_of(root)
     assert patch
     with pytest.raises(CheckFailed, match="refused"):
@@ -157,37 +130,3 @@ def test_a_file_behind_a_link_stays_as_it_is(root: Path) -> None:
     with pytest.raises(CheckFailed, match="ordinary"):
         pins.apply(GOOD.encode(), root)
     assert (root / "locks" / "lint.txt").read_text().startswith("ruff==1.0")
-
-
-def test_an_empty_patch_changes_nothing(root: Path) -> None:
-    pins.apply(b"", root)
-    assert git(root, "status", "--porcelain") == ""
-
-
-NDKS = """<remotePackage path="ndk;26.2.11394342"><channelRef ref="channel-0"/></remotePackage>
-<remotePackage path="ndk;99.0.1"><channelRef ref="channel-0"/></remotePackage>
-<remotePackage path="ndk;100.0.1"><channelRef ref="channel-3"/></remotePackage>
-"""
-
-
-def test_releases_that_no_profile_pins_are_named_and_what_cannot_be_asked_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolved = {"executorch": "executorch==99.0 \\\n    --hash=sha256:0\n", "onnxruntime-qnn": ""}
-
-    def resolve(environment: str, inputs: list[str], *rest: object) -> str:
-        if not (text := resolved[inputs[0].partition(";")[0]]):
-            raise UpstreamError("the package index does not answer")
-        return text
-
-    monkeypatch.setattr(lock_files, "resolve", resolve)
-    page = tmp_path / "table.md"
-    page.write_text("| program |\n")
-    with FileServer(NDKS.encode()) as server:
-        monkeypatch.setattr(releases, "mirrored", lambda _: server.url("/repository2-3.xml"))
-        assert pins.run(argparse.Namespace(what="releases", file=page)) == 0
-    rows = {line.split("|")[1].strip(): line for line in page.read_text().splitlines() if line[:2] == "| "}
-    assert "**99.0**: not tried" in rows["executorch"]
-    assert "not known: the package index does not answer" in rows["onnxruntime-qnn"]
-    assert "| 26.2.11394342 | **99.0.1**: not tried |" in rows["android-ndk"]
-    assert "program" in rows

@@ -101,15 +101,6 @@ class TestUsersOwnInstallation:
         monkeypatch.setenv("QNN_SDK_ROOT", str(root))
         return root
 
-    def test_is_used_and_named_with_the_reason(self, user: User, own: Path) -> None:
-        assert user.types("provision") == 0
-        assert user.out.splitlines()[1].split(maxsplit=3) == [
-            "qnn-sdk",
-            "2.40.0",
-            "QNN_SDK_ROOT",
-            f"{own}  yours",
-        ]
-
     def test_that_is_no_sdk_is_refused(self, user: User, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("QNN_SDK_ROOT", str(user.home / "nothing"))
         assert user.types("provision") == 3
@@ -140,10 +131,6 @@ class TestLocked:
         monkeypatch.setenv("CI", ci)
         assert unlocked.types("provision") == 3
         assert "nox -s lock -- --component qnn-sdk" in unlocked.err
-
-    def test_no_locked_goes_before_ci(self, unlocked: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("CI", "true")
-        assert unlocked.types("provision", "--no-locked") == 0
 
 
 class Terminal(io.StringIO):

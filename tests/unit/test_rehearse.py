@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import argparse
-import shutil
-import subprocess
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +11,7 @@ from ci.github import rehearse as verb
 from ci.github.rehearse.rehearsal import fresh_environment
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
-from tests.support.rehearsals import IDENTITY, SHA, log_of, rehearse, repository
+from tests.support.rehearsals import SHA, log_of, rehearse, repository
 
 
 def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
@@ -65,16 +60,6 @@ def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
     ]
     assert jobs["a"].result == "failure"
     assert jobs["a"].failure == "breaks: ended with exit code 3"
-
-
-@pytest.mark.parametrize(("may", "results"), [("true", {"success"}), ("false", {"failure", "skipped"})])
-def test_a_job_that_may_fail_holds_nothing_up(tmp_path: Path, may: str, results: set[str]) -> None:
-    text = f"""
-        jobs:
-          a: {{continue-on-error: {may}, steps: [{{run: exit 1}}]}}
-          b: {{needs: a, steps: [{{run: "true"}}]}}
-        """
-    assert {job.result for job in rehearse(tmp_path, text).values()} == results
 
 
 def test_needs_carry_results_and_outputs_and_skip_what_depends_on_a_failure(tmp_path: Path) -> None:
@@ -328,72 +313,6 @@ def test_a_fresh_runner_has_nothing_of_the_users_but_how_to_reach_an_index_or_an
 
 # Another repository that uses the toolkit
 
-GATE = """
-    name: Gate
-    on: {workflow_call: {inputs: {word: {type: string, default: none}}}}
-    permissions: {}
-    jobs:
-      look:
-        permissions: {contents: read}
-        steps:
-          - uses: actions/checkout@0123456789abcdef0123456789abcdef01234567
-            with: {repository: "${{ job.workflow_repository }}", ref: "${{ job.workflow_sha }}", path: tool}
-          - {uses: actions/checkout@0123456789abcdef0123456789abcdef01234567, with: {path: source}}
-          - {uses: $/act, with: {word: "${{ inputs.word }}"}}
-          - run: test "$(cat tool/who) $(cat source/who)" = "toolkit adopter"
-          - run: >-
-              test "${{ github.repository }} ${{ github.workflow }} ${{ job.workflow_repository }}"
-              = "rehearsal/origin QNN some/tool"
-    """
-ACT = """
-    inputs: {word: {}}
-    runs:
-      using: composite
-      steps:
-        - {uses: $/inner}
-        - {shell: bash, run: 'test "$(cat "$GITHUB_ACTION_PATH/../who")" = toolkit'}
-    """
-INNER = "runs: {using: composite, steps: [{shell: bash, run: 'echo inner $GITHUB_ACTION_PATH'}]}"
-
-
-def adopting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str) -> tuple[int, Report]:
-    tool = repository(
-        tmp_path / "tool",
-        {
-            ".github/workflows/gate.yml": GATE,
-            "act/action.yml": ACT,
-            "inner/action.yml": INNER,
-            "who": "toolkit\n",
-        },
-    )
-    root = repository(
-        tmp_path / "origin",
-        {
-            ".github/workflows/w.yml": f"""
-            name: QNN
-            on: [pull_request]
-            permissions: {{}}
-            jobs:
-              qnn: {{permissions: {{contents: read}}, {uses}}}
-            """,
-            "who": "adopter\n",
-        },
-    )
-    monkeypatch.setattr("ci.github.rehearse.verb.ROOT", tool)
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    reports = tmp_path / "reports"
-    code = verb.run(parser.parse_args(["w", "--root", str(root), "--reports", str(reports)]))
-    return code, Report.read(reports / "rehearse.json")
-
-
-def test_a_called_workflow_of_the_toolkit_finds_its_own_files_and_the_callers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _ = adopting(tmp_path, monkeypatch, f"uses: some/tool/.github/workflows/gate.yml@{SHA}")
-    assert code == 0, capsys.readouterr().out
-    assert "this checkout stands in" in capsys.readouterr().out
-
 
 # The verb itself
 
@@ -442,21 +361,6 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
 
 
-@pytest.mark.usefixtures("toolkit")
-def test_a_submodule_is_rehearsed_at_a_commit_that_only_the_users_clone_has(tmp_path: Path) -> None:
-    repository(tmp_path / "library", {"file": "old"})
-    step = f"{{uses: actions/checkout@{SHA}, with: {{submodules: recursive}}}}"
-    workflow = f"{{on: [push], jobs: {{a: {{steps: [{step}, {{run: grep new here/file}}]}}}}}}"
-    repository(tmp_path / "origin", {".github/workflows/w.yml": workflow})
-    own = tmp_path / "origin" / "here"
-    local = ["git", *IDENTITY, "-c", "protocol.file.allow=always"]
-    subprocess.run([*local, "submodule", "--quiet", "add", "../library", "here"], cwd=own.parent, check=True)
-    (own / "file").write_text("new")
-    subprocess.run([*local, "commit", "--quiet", "--all", "--message", "only here"], cwd=own, check=True)
-    shutil.rmtree(tmp_path / "library")
-    assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("expression", "known"),
     [
@@ -501,31 +405,3 @@ def test_secrets_are_refused_where_a_workflow_is_called_with_them(tmp_path: Path
     assert rehearse(tmp_path / "without", text % "", files)["a / b"].result == "success"
     with pytest.raises(UsageError, match=r"jobs\.a\.secrets: a rehearsal has no secrets"):
         rehearse(tmp_path / "with", text % ", secrets: inherit", files)
-
-
-def test_a_cancelled_rehearsal_still_runs_what_always_runs(tmp_path: Path) -> None:
-    """As on GitHub: steps and jobs with `always()` clean up after those that were ended."""
-    started = tmp_path / "started"
-
-    def interrupt() -> None:
-        while not started.exists():
-            time.sleep(0.01)
-        _thread.interrupt_main()
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        rehearse(
-            tmp_path,
-            f"""
-            jobs:
-              a:
-                steps:
-                  - run: touch {started}; sleep 60
-                  - run: touch {tmp_path}/next
-                  - if: always() && job.status == 'cancelled'
-                    run: sleep 0.3; touch {tmp_path}/always
-              b: {{needs: a, steps: [{{run: 'touch {tmp_path}/b'}}]}}
-              c: {{needs: a, if: always(), steps: [{{run: 'touch {tmp_path}/c'}}]}}
-            """,
-        )
-    assert {name for name in ("next", "always", "b", "c") if (tmp_path / name).exists()} == {"always", "c"}

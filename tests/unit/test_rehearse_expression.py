@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ci.github.rehearse.expression import Known, Value, condition, evaluate, parse, plain
 from provisioning.base.errors import UsageError
@@ -110,24 +107,3 @@ def _says(answer: bool) -> Callable[[], Value]:
 def test_a_condition_that_is_text_around_an_expression_is_refused() -> None:
     with pytest.raises(UsageError, match="always true"):
         condition("${{ false }} && true", CONTEXTS, {"success": lambda: True})
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**31), 2**31) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(JSON)
-def test_json_survives_both_ways(data: object) -> None:
-    text = json.dumps(data).replace("'", "''")
-    assert json.loads(str(value(f"toJSON(fromJSON('{text}'))"))) == data
-
-
-@given(st.text(max_size=40))
-def test_any_text_is_parsed_or_refused_with_a_message(text: str) -> None:
-    try:
-        parse(text)
-    except UsageError as error:
-        assert error.message

@@ -8,7 +8,6 @@ import pytest
 
 from ci.github.rehearse.model import (
     Input,
-    allowed_in,
     check_permissions,
     complete_inputs,
     matrix_rows,
@@ -46,65 +45,6 @@ def test_what_would_not_be_honoured_is_refused(tmp_path: Path, text: str, says: 
     with pytest.raises(UsageError) as caught:
         read_workflow(workflow(tmp_path, text), "w.yml")
     assert says in caught.value.message
-
-
-WHOLE = """
-on:
-  push:
-  schedule: [{cron: 0 1 * * *}]
-  workflow_call:
-    inputs:
-      n: {type: number}
-      bare:
-      flag: {type: boolean, default: true}
-      text: {required: true}
-    outputs:
-      made: {value: "${{ jobs.a.outputs.x }}"}
-permissions: {contents: read}
-jobs:
-  a:
-    strategy: {matrix: {x: [1]}}
-    timeout-minutes: 5
-    steps:
-      - {run: "first line\\nsecond"}
-      - {uses: o/r@v1, continue-on-error: true, timeout-minutes: 3, if: false}
-  b: {needs: a, permissions: {}, uses: ./b.yml}
-"""
-
-
-def test_a_workflow_is_read_as_it_is_written(tmp_path: Path) -> None:
-    read = read_workflow(workflow(tmp_path, WHOLE), "w.yml")
-    assert list(read.events) == ["push", "schedule", "workflow_call"]
-    assert read.inputs == {
-        "n": Input(required=False, default=None, type="number"),
-        "bare": Input(required=False, default=None, type="string"),
-        "flag": Input(required=False, default=True, type="boolean"),
-        "text": Input(required=True, default=None, type="string"),
-    }
-    assert read.outputs == {"made": "${{ jobs.a.outputs.x }}"}
-    a, b = read.jobs["a"], read.jobs["b"]
-    assert (a.strategy.matrix, a.strategy.fail_fast, a.timeout_minutes) == ({"x": [1]}, True, 5)
-    assert (b.needs, b.uses, b.timeout_minutes) == (("a",), "./b.yml", 360)
-    assert [allowed_in(read, job) for job in (a, b)] == [{"contents": "read"}, {}]
-    assert [
-        (step.title, step.timeout_minutes, step.continue_on_error, step.condition) for step in a.steps
-    ] == [
-        ("first line", None, False, ""),
-        ("o/r", 3, True, "false"),
-    ]
-
-
-@pytest.mark.parametrize("name", ["action.yml", "action.yaml"])
-def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text(
-        "inputs: {a: {required: true}}\n"
-        "outputs: {b: {value: '${{ steps.s.outputs.b }}'}}\n"
-        "runs: {using: composite, steps: [{id: s, shell: sh, run: x}]}"
-    )
-    action = read_action(tmp_path, ".")
-    assert action.inputs == {"a": Input(required=True, default=None, type="string")}
-    assert action.outputs == {"b": "${{ steps.s.outputs.b }}"}
-    assert [(step.id, step.shell) for step in action.steps] == [("s", "sh")]
 
 
 def test_only_composite_actions_are_run(tmp_path: Path) -> None:

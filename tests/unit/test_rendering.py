@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 import re
 from dataclasses import replace
@@ -14,12 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.report.html import html as page
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.rendering.code_scanning import sarif
 from provisioning.base.rendering.job_summary import cell, markdown
 from provisioning.base.rendering.junit_xml import junit
-from provisioning.base.rendering.terminal import console, overview, write
+from provisioning.base.rendering.terminal import console
 from provisioning.base.rendering.text import DID_NOT_RUN, visible, worst
 from provisioning.base.rendering.workflow_commands import command
 
@@ -60,8 +58,6 @@ REPORTS = st.builds(
 )
 
 BAD = Finding("elf.arch", ERROR, "lib/a.so", "holds v79, expected v75", "provision it again")
-RISKY = Finding("paths.order", WARNING, "LD_LIBRARY_PATH", "is in a wrong order", "")
-FACT = Finding("versions.cmake", NOTE, "cmake", "4.1.2", "")
 SKIPPED = _report(Finding(DID_NOT_RUN, NOTE, "validate", "left out by --skip", ""), outcome=Outcome.ERROR)
 ABSENT = _report(Finding(DID_NOT_RUN, ERROR, "validate", "there is no report", ""), outcome=Outcome.ERROR)
 
@@ -98,22 +94,9 @@ def test_nothing_and_skipped_stages_alone_are_no_pass() -> None:
 # The terminal
 
 
-def test_the_console_shows_worst_first_and_the_verdict_last() -> None:
-    text = console(_report(FACT, RISKY, BAD), width=80)
-    assert text.index("elf.arch") < text.index("paths.order") < text.index("versions.cmake")
-    assert text.rstrip().splitlines()[-1].startswith("✗ FAIL  validate (wheels, x86_64-linux): 1 error, 1 wa")
-
-
 @given(REPORTS)
 def test_no_text_of_a_report_steers_the_terminal(report: Report) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", console(report, colour=False))
-
-
-def test_printing_survives_a_terminal_without_unicode() -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    write("✓ PASS ä", stream)
-    stream.seek(0)
-    assert stream.read() == "? PASS ?"
 
 
 # JUnit
@@ -131,17 +114,6 @@ def test_junit_is_well_formed_and_counts_its_cases(reports: list[Report]) -> Non
         assert int(element.get("tests", "")) == len(element.findall(".//testcase"))
         for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             assert int(element.get(attribute, "")) == len(element.findall(f".//{tag}"))
-
-
-def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
-    (suite,) = _suites([_report(BAD, RISKY, FACT)])
-    results = {case.get("classname"): [part.tag for part in case] for case in suite.findall("testcase")}
-    assert results == {
-        "validate": ["failure"],
-        "validate.elf.arch": ["failure"],
-        "validate.paths.order": ["skipped"],
-    }
-    assert suite.findtext("system-out") == "versions.cmake: cmake: 4.1.2"
 
 
 @pytest.mark.parametrize(
@@ -234,12 +206,6 @@ def test_a_markdown_table_keeps_its_columns(reports: list[Report]) -> None:
     assert tables
     for table in tables:
         assert len({row.count("|") for row in table.splitlines()}) == 1
-
-
-def test_every_rendering_says_where_cached_results_are_from() -> None:
-    report = _report(outcome=Outcome.PASS, metrics={"cached_from": {"store": 2, "GitHub's cache of 1|2": 1}})
-    for text in (overview([report]), html.unescape(markdown([report])), page([report])):
-        assert "cached: 2 from store, 1 from GitHub's cache of 1|2" in html.unescape(text)
 
 
 def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:

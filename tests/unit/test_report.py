@@ -63,6 +63,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("validate-copy.json", _report("validate").as_json().encode()),
         ("types.json", _report("types").as_json().replace("1.25", '"soon"').encode()),
         ("severity.json", _report("severity", BAD).as_json().replace('"error"', '"fatal"').encode()),
+        ("time.json", replace(_report("time"), started="yesterday").as_json().encode()),
     ],
 )
 def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name: str, content: bytes) -> None:
@@ -200,11 +201,6 @@ def test_a_failure_that_names_no_error_says_so(reports: Path) -> None:
     _report("validate", FACT, outcome=Outcome.FAIL).write(reports)
     validate = next(each for each in collect(reports, GATE) if each.stage == "validate")
     assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report.contradiction")
-
-
-def test_a_report_that_began_at_no_time_is_named(reports: Path) -> None:
-    replace(_report("validate"), started="yesterday").write(reports)
-    assert verdicts(reports)["report"] == "error"
 
 
 # The page

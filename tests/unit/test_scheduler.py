@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
-from ci.engine.jobs import Calls, Job, core_shares, run_jobs, shard, shard_named
+from ci.engine.jobs import Calls, Job, run_jobs, shard, shard_named
 from provisioning.base.errors import UsageError
 
 JOBS = st.lists(
@@ -65,13 +65,6 @@ def test_a_shard_that_makes_no_sense_is_a_usage_error(text: str) -> None:
         scheduler.parse_shard(text)
 
 
-def test_the_longest_job_starts_first() -> None:
-    watch = Watch()
-    jobs = [Job("short", 1), Job("long", 9), Job("middle", 5)]
-    run_jobs(jobs, lambda: Calls(watch.run), slots=1)
-    assert watch.order == ["long", "middle", "short"]
-
-
 def test_no_more_jobs_run_at_once_than_there_are_slots() -> None:
     watch = Watch()
     run_jobs([Job(str(n)) for n in range(30)], lambda: Calls(watch.run), slots=2)
@@ -84,13 +77,6 @@ def test_memory_stays_within_the_budget_unless_one_job_alone_exceeds_it(jobs: li
     run_jobs(jobs, lambda: Calls(watch.run), slots=3, memory=6)
     assert watch.most_memory <= max([6, *(job.memory for job in jobs)])
     assert len(watch.order) == len(jobs)
-
-
-def test_a_smaller_job_goes_ahead_of_one_that_does_not_fit() -> None:
-    watch = Watch(until=lambda w: {"large", "small"} <= set(w.order))
-    jobs = [Job("large", 9, 5), Job("also-large", 8, 5), Job("small", 1, 1)]
-    run_jobs(jobs, lambda: Calls(watch.run), slots=2, memory=6)
-    assert watch.order[:2] == ["large", "small"]
 
 
 def test_a_failing_slot_raises_in_the_caller() -> None:
@@ -174,17 +160,3 @@ def test_a_part_with_nothing_in_it_is_a_usage_error() -> None:
     assert shard_named(jobs, "2/2") == [jobs[1]]
     with pytest.raises(UsageError, match="--shard 3/3: of 2 in all, none is left"):
         shard_named(jobs, "3/3")
-
-
-def test_the_budget_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "available_memory", lambda: 2000)
-    assert scheduler.memory_budget(0.5) == 1000
-
-
-def test_slots_that_fill_the_machine_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {2, 3, 6, 7})
-    shares = core_shares(2, 2)
-    assert [next(shares), next(shares)] == [{2, 3}, {6, 7}]
-    for slots, threads in ((1, 2), (3, 1)):
-        shares = core_shares(slots, threads)
-        assert [next(shares) for _ in range(slots)] == [{2, 3, 6, 7}] * slots

@@ -140,25 +140,6 @@ def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
         libraries.to_sign(CHIP, None, paths, direct=False)
 
 
-def test_a_rehearsal_fills_the_overlay_and_leaves_the_sdk_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sdk = hexagon_sdk.qnn_sdk(tmp_path)
-    stamps = {path: path.stat().st_mtime_ns for path in sdk.rglob("*")}
-    monkeypatch.setenv("QNN_SDK_ROOT", str(sdk))
-    assert sign_lpai("--soc", "SM8850", "--signer", "dev", "-o", tmp_path / "overlay") == 0
-    made = tmp_path / "overlay" / "lib" / "lpai-v6" / "signed" / "libQnnLpaiSkel.so"
-    root = read_root(tmp_path / "overlay" / ROOT_NAME)
-    assert verification.verify_file(made, checks.Expected(root=root)).verdict() == "verified"
-    assert sorted(path.name for path in (tmp_path / "overlay").iterdir()) == [ROOT_NAME, "lib"]
-    assert {path: path.stat().st_mtime_ns for path in sdk.rglob("*")} == stamps
-    written = report(tmp_path)
-    assert (written["outcome"], written["artifacts"][0]["kind"]) == ("pass", "signed-library")
-    rules = [f["rule"] for f in written["findings"] if f["severity"] == "warning"]
-    assert rules == ["signing.development-only"]
-    assert "no device is known to accept it" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("ending", ["signed", "failed", "interrupted"])
 def test_the_keys_of_a_rehearsal_are_in_nothing_that_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ending: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 import threading
@@ -11,31 +10,6 @@ from pathlib import Path
 
 from ci.engine.stage_output import shown_and_logged
 from provisioning.base.settings import ROOT
-
-
-class Reader:
-    """A pipe or a terminal, and all that was written to it."""
-
-    def __init__(self, *, terminal: bool = False) -> None:
-        self.ours, self.theirs = pty.openpty() if terminal else os.pipe()
-        self.content = b""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                block = os.read(self.ours, 1 << 16)
-            except OSError:  # how a terminal ends
-                return
-            if not block:
-                return
-            self.content += block
-
-    def close(self) -> bytes:
-        os.close(self.theirs)
-        self._thread.join(60)
-        return self.content
 
 
 def _run(log: Path, script: str, shown: tuple[int, int]) -> int:
@@ -112,30 +86,6 @@ from pathlib import Path
 from ci.engine.supervision import supervise
 sys.exit(supervise([sys.executable, "-u", "-c", sys.argv[2]], os.environ, Path(sys.argv[1])))
 """
-
-
-def test_on_a_terminal_bars_are_drawn_from_events_and_the_log_has_plain_lines(tmp_path: Path) -> None:
-    shown = Reader(terminal=True)
-    subprocess.run(["stty", "cols", "100", "rows", "30"], stdin=shown.theirs, check=True)
-    environ = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "GITHUB_ACTIONS"):
-        environ.pop(name, None)
-    command = [sys.executable, "-c", GATE, str(tmp_path / "log"), STAGE]
-    subprocess.run(command, stdout=shown.theirs, stderr=shown.theirs, env=environ, check=True)
-    seen = shown.close().decode()
-    assert "begun True False" in seen and "━" in seen and "testing" in seen and "2/2" not in seen[-40:]
-    assert "[2/2] FAILED!" in seen and "[1/2] passed" not in seen
-    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l"), "the cursor is back"
-    # Lines and events come by two pipes, so their order is not certain.
-    assert sorted((tmp_path / "log").read_text().splitlines()) == sorted(
-        [
-            "begun True False",
-            "[1/2] passed       1.0 s  quick",
-            "[2/2] FAILED!      1.0 s  bad",
-            "red",
-            "ended",
-        ]
-    )
 
 
 def test_where_nobody_looks_a_stage_prints_plain_lines(tmp_path: Path) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ci.executorch.suite import SHIPPED, SUITES, Program, all_programs, choose, programs_of
+from ci.executorch.suite import SHIPPED, Program, all_programs, choose, programs_of
+from ci.onnx.suite import SHIPPED as ONNX
+from ci.onnx.suite import programs_of as programs_of_onnx
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
-from ci.suites.imports import module_file
 from ci.suites.precision import SCHEMES
 from ci.suites.suggestions import suggestions
 from ci.suites.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.base.settings import ROOT
 from provisioning.manifest import load_socs
 
 MINE = """\
@@ -85,25 +86,6 @@ class TestModel:
             all_programs([one, other])
 
 
-class TestRepeat:
-    """The command that a finding names must find the program again."""
-
-    def test_a_chip_that_the_suite_does_not_name_is_in_it(self, tmp_path: Path) -> None:
-        (program,) = programs_of(_suite(tmp_path), ["SM8850"])
-        assert SUITES.repeat(program).endswith(" -k mine/8a8w/SM8850 --soc SM8850")
-
-    def test_a_folder_with_a_space_stays_one_word(self, tmp_path: Path) -> None:
-        (tmp_path / "my models").mkdir()
-        program = programs_of(_suite(tmp_path / "my models"))[0]
-        words = ["--suite", str(tmp_path / "my models/suite.toml"), "-k", "mine/8a8w/SM8650"]
-        assert shlex.split(SUITES.repeat(program))[4:] == words
-
-    def test_a_profile_other_than_the_usual_one_is_in_it(self, tmp_path: Path) -> None:
-        for profile, flags in (("wheels", ""), ("qnn-2.48", " --profile qnn-2.48")):
-            program = all_programs([_suite(tmp_path)], profile=profile)[0]
-            assert SUITES.repeat(program).endswith(f" -k mine/8a8w/SM8650{flags}")
-
-
 class TestChoice:
     @pytest.fixture
     def programs(self, tmp_path: Path) -> list[Program]:
@@ -142,32 +124,27 @@ class TestShipped:
         for option in ("unquantized_operators", "cpu_operators"):
             assert any(getattr(program.run, option) for program in self.programs), option
 
-    def test_every_kind_of_model_is_there(self) -> None:
-        kinds = "mobilenet resnet vit bert llama_prefill llama_decode segmenter keywords attention norm gelu"
-        kinds += " gelu_tanh embedding rotary topk where shapes erf cumprod"
-        cases = {program.case_name for program in self.pr}
-        assert [kind for kind in kinds.split() if not any(kind in case for case in cases)] == []
-
-    def test_every_factory_is_of_this_repository(self) -> None:
-        modules = {program.case.factory.partition(":")[0] for program in self.programs}
-        assert all(module_file(module, [ROOT]) for module in modules)
-
-    def test_every_program_has_a_baseline_of_all_figures(self) -> None:
-        baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
-        assert {program.name for program in self.programs} == set(baseline.programs)
-        for program in self.programs:
-            recorded = baseline.programs[program.name]
-            assert recorded.pte_bytes and bool(recorded.accuracy) != bool(program.run.emulator_fault)
-
-    def test_thresholds_are_what_was_measured_less_the_margin(self) -> None:
-        baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
-        margin = load_tolerances().sqnr_margin_db
-        for program in self.programs:
-            if (wanted := program.run.thresholds) is None:
-                continue
-            runs = [baseline.programs[other.name] for other in self.programs if other.run is program.run]
-            told = derived(program.run.held, wanted, [each.accuracy for each in runs], margin)
-            assert wanted.model_dump(exclude_none=True) == told, program.name
+    @pytest.mark.parametrize(
+        ("suite", "programs", "costs"),
+        [(SHIPPED, programs, ("pte_bytes",)), (ONNX, programs_of_onnx(ONNX), ("context_bytes", "ddr_read"))],
+        ids=["lowering", "onnx"],
+    )
+    def test_every_program_has_a_baseline_and_thresholds_are_it_less_the_margin(
+        self, suite: Path, programs: Sequence[Any], costs: tuple[str, ...]
+    ) -> None:
+        recorded, margin = (
+            load_baseline(baseline_path(suite, "wheels")).programs,
+            load_tolerances().sqnr_margin_db,
+        )
+        assert {program.name for program in programs} == set(recorded)
+        for program in programs:
+            run, own = program.run, recorded[program.name]
+            assert all(getattr(own, cost) for cost in costs)
+            assert bool(own.accuracy) != bool(getattr(run, "emulator_fault", ""))
+            if run.thresholds is not None:
+                measured = [recorded[other.name].accuracy for other in programs if other.run is run]
+                wanted = derived(run.held, run.thresholds, measured, margin)
+                assert run.thresholds.model_dump(exclude_none=True) == wanted, program.name
 
     @pytest.mark.parametrize(
         ("schemes", "least"),

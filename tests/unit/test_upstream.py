@@ -85,11 +85,6 @@ def test_two_entries_for_one_test_and_chip_are_refused(
         load_ledger("delegate", "wheels", path)
 
 
-def test_tests_that_end_alike_are_one_entry_of_the_file() -> None:
-    rows = tuple(Expected(test=f"T.{name}", outcome="wrong", cause="because") for name in "abc")
-    assert Ledger("operators", "wheels", rows).as_toml().count("[[expected]]") == 1
-
-
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     parts = (Part("part", 55.1, ("aten::view",)), Part("dies"), Part("whole", 70.0))
     record = Record("executorch 1", {"T.a[x]": Recorded(1.5, 20, parts), "T.b": Recorded(2.0, 3)})

@@ -62,12 +62,6 @@ def test_a_sound_sdk_passes_and_the_report_says_whose_it_is(sdk: Path, tmp_path:
     )
 
 
-def test_an_error_fails_it_with_1(sdk: Path, tmp_path: Path) -> None:
-    spoil(sdk)
-    assert run(*FILES_ONLY) == 1
-    assert [f.rule for f in report_in(tmp_path).findings] == ["hexagon-arch"]
-
-
 def test_a_warning_fails_it_only_when_strict(sdk: Path) -> None:
     Library(soname="libX.so", runpath="/build/lib").write(sdk / "lib" / X86 / "libX.so")
     rule = ("--rule", "absolute-rpath")
@@ -116,19 +110,3 @@ def test_every_format_shows_the_finding(format_: str, sdk: Path, capsys: pytest.
     spoil(sdk)
     assert run(*FILES_ONLY, "--format", format_) == 1
     assert "hexagon-arch" in html.unescape(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(("flags", "told"), [([], True), (["--no-annotations"], False)])
-def test_on_github_it_annotates_and_summarises_unless_the_caller_does(
-    flags: list[str],
-    told: bool,
-    sdk: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    spoil(sdk)
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    run(*FILES_ONLY, *flags)
-    assert ("::error " in capsys.readouterr().out, (tmp_path / "summary.md").exists()) == (told, told)

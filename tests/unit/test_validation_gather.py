@@ -15,7 +15,7 @@ from provisioning.validation import State, check
 from provisioning.validation import chosen as chosen_rules
 from provisioning.validation import gather as gathering
 from provisioning.validation.context import Context, Need
-from provisioning.validation.gather import gather, stated_versions
+from provisioning.validation.gather import gather
 from provisioning.validation.probe import Answer
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, write_sdk
 
@@ -29,15 +29,6 @@ def gathered(selection: Selection, base: Path, *needs: Need, **environ: str) -> 
     sdk = write_sdk(base / "sdk")
     (context,) = gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, needs)
     return context
-
-
-def test_what_no_rule_needs_is_not_gathered(
-    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ask", "libraries", "_host", "_system_libraries"):
-        monkeypatch.delattr(gathering, name)
-    context = gathered(selection, tmp_path)
-    assert (context.libraries, context.host, context.answers) == ((), None, {})
 
 
 def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selection, tmp_path: Path) -> None:
@@ -94,17 +85,3 @@ def test_every_target_is_judged_against_its_own_trees(
     assert [f.message for f in result.findings] == [
         "lacks libQnnHtp.so, which aarch64-linux needs (for aarch64-linux)"
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "stated"),
-    [
-        ("version: 2.37.0.250724\n", {"sdk.yaml": "2.37.0.250724"}),
-        ("product:\n  version: '2.37.0'\n", {"sdk.yaml": "2.37.0"}),
-        ("version: 1\nbuild_id: v1_2\n", {"sdk.yaml": "1", "sdk.yaml build_id": "v1_2"}),
-        ("nothing: here\n", {}),
-    ],
-)
-def test_an_sdk_yaml_states_version_and_build_id(text: str, stated: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "sdk.yaml").write_text(text)
-    assert stated_versions("qnn-sdk", tmp_path) == stated

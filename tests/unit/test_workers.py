@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ci.engine.jobs import Job, run_jobs
+from ci.engine.jobs import Job
 from ci.engine.workers import child
 from ci.engine.workers.parent import Gone, Setup, Worker, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
@@ -71,10 +71,6 @@ def asked(job: Job, worker: Worker) -> Any:
 
 
 class TestParent:
-    def test_a_worker_serves_one_order_after_another(self, slot: WorkerSlot[Worker, Any]) -> None:
-        first, second = slot.run(Job("one")), slot.run(Job("two"))
-        assert (second["pid"], second["served"]) == (first["pid"], 2)
-
     def test_another_kind_of_job_gets_another_worker(self, setup: Setup) -> None:
         slot = WorkerSlot(lambda job: Worker(setup), asked, kind=lambda job: job.name[0])
         same, too, other = [slot.run(Job(name))["pid"] for name in ("genie-1", "genie-2", "executorch")]
@@ -90,18 +86,6 @@ class TestParent:
     )
     def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, said: str) -> None:
         assert str(slot.run(Job(what))) == said
-
-    def test_one_that_went_costs_no_other_order(self, setup: Setup) -> None:
-        jobs = [Job("segfault", 9), *(Job(f"order{n}") for n in range(6))]
-        results = run_jobs(jobs, lambda: WorkerSlot(lambda job: Worker(setup), asked), slots=2)
-        assert [name for name, result in results.items() if isinstance(result, Gone)] == ["segfault"]
-        assert len(results) == 7
-
-    def test_one_that_hangs_is_ended_when_its_time_is_over(self, setup: Setup) -> None:
-        worker = Worker(setup)
-        with pytest.raises(Gone, match=r"timeout: no result after 0\.5 s"):
-            worker.ask({"do": "hang"}, 0.5)
-        assert worker.unusable and not Path(f"/proc/{worker._process.pid}").exists()
 
     def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
         pid = slot.run(Job("one"))["pid"]
@@ -165,12 +149,6 @@ class TestChild:
             os.write(2, b"an error\n")
             subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
         assert sorted(log.read_text(encoding="utf-8").splitlines()) == ["an error", "from C", "from a child"]
-
-    def test_what_an_order_prints_is_in_the_log_it_names(
-        self, slot: WorkerSlot[Worker, Any], setup: Setup
-    ) -> None:
-        slot.run(Job("one"))
-        assert (setup.logs / "one.log").read_text() == "working on one\n"
 
     def test_it_does_not_outlive_whoever_started_it(self) -> None:
         starter = """

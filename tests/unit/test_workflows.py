@@ -413,30 +413,6 @@ def test_the_matrix_is_given_what_the_plan_makes() -> None:
     assert used == set(job)
 
 
-@pytest.mark.parametrize("name", sorted(actions()))
-def test_an_actions_readme_has_its_inputs_and_outputs(name: str) -> None:
-    action = raw(GITHUB / "actions" / name / "action.yml")
-    readme = (GITHUB / "actions" / name / "README.md").read_text(encoding="utf-8")
-    inputs = {
-        key: (one["description"], "required" if one.get("required") else shown(one.get("default", "")))
-        for key, one in action.get("inputs", {}).items()
-    }
-    outputs = {key: (one["description"],) for key, one in action.get("outputs", {}).items()}
-    assert table_rows(readme) == inputs | outputs
-
-
-def table_rows(text: str) -> dict[str, tuple[str, ...]]:
-    """Of tables whose first column is a name: the other columns by name."""
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
-    ]
-    return {row[0].strip("`"): tuple(row[1:]) for row in cells if re.fullmatch("`[a-z-]+`", row[0])}
-
-
-def shown(default: object) -> str:
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`" if default != "" else ""
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/github.md"])
 def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -444,11 +420,3 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     assert len(example.strip().splitlines()) <= 10
     (job,) = yaml.safe_load(example)["jobs"].values()
     assert set(job["with"]) <= set(workflows()["gate.yml"].inputs)
-
-
-def test_the_page_has_the_gates_inputs_with_their_descriptions() -> None:
-    text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
-    inputs = raw(GITHUB / "workflows" / "gate.yml")[True]["workflow_call"]["inputs"]
-    assert table_rows(text) == {
-        name: (one["description"], shown(one["default"])) for name, one in inputs.items()
-    }
