@@ -8,7 +8,6 @@ import pytest
 
 from ci.builds.recipes import for_tree, load_recipe
 from provisioning.base.errors import ManifestError
-from provisioning.base.settings import TARGETS, WINDOWS
 
 GOOD = """
 schema = 1
@@ -28,11 +27,6 @@ to = "lib"
 def recipe(folder: Path, text: str) -> Path:
     (folder / "mine.toml").write_text(text, encoding="utf-8")
     return folder
-
-
-@pytest.mark.parametrize("target", [target for target in TARGETS if target != WINDOWS])
-def test_each_target_has_a_recipe_with_the_projects_of_its_base(target: str) -> None:
-    assert [project.name for project in load_recipe(target).projects] == ["executorch", "examples", "llama"]
 
 
 def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path) -> None:

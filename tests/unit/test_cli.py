@@ -211,12 +211,6 @@ def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
     assert ran.stdout == ""
 
 
-def test_help_of_the_installed_command_makes_no_environment() -> None:
-    command = [sys.executable, "-S", "qnn_ci.py", "compile", "--help"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.startswith("usage: qnn-ci compile")
-
-
 def test_a_verb_offers_what_the_frame_needs() -> None:
     for name in MODULES:
         module = importlib.import_module(name)

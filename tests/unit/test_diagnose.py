@@ -73,12 +73,6 @@ HELD_OUT = [
         "skel-not-loaded",
     ),
     (
-        "[ERROR] [Qnn ExecuTorch]: graph_prepare.cc:2879::ERROR:Graph prepare TCM Migration action failed\n"
-        "[ERROR] [Qnn ExecuTorch]:  <E> RouterX86 graph prepare failed 17\n"
-        "[ERROR] [Qnn ExecuTorch]: Fail to compile QNN graph",
-        "context-binary-not-generated",
-    ),
-    (
         "E0000 re2.cc:237] Error parsing '(\\<\\|2228\\|\\>|\\<\\|2229': invalid UTF-8\n"
         "E tokenizers:pcre2_regex.cpp:36] PCRE2 compilation failed at offset 275",
         "tokenizer-regex",
@@ -88,26 +82,7 @@ HELD_OUT = [
         " Unable to load backend, error: load library failed",
         "qnn-library-not-found",
     ),
-    (
-        "<E> Unable to load Skel Library. transportStatus: 9\n"
-        "<E> Failed to retrieve skel build id: err: 1008\n"
-        "<E> Failed to load skel, error: 1008",
-        "skel-not-loaded",
-    ),
     ("##[error]Process completed with exit code 137.", "host-memory"),
-    (
-        "tcm_migration.cc:2088:ERROR:Operator named q::*InputSlicePad (0x1654900000002) not sufficiently"
-        " tiled to fit in TCM. Requires 12441600 bytes\n"
-        "graph_prepare.cc:2808:ERROR:Graph prepare TCM Migration action failed\n"
-        "graph_prepare.cc:2868:ERROR:Graph prepare failed during optimization with err: 17, Fatal Optimize",
-        "tcm-exceeded",
-    ),
-    (
-        "graph_prepare.cc:205:ERROR:could not create op: q::flat_from_vtcm\n"
-        'QnnDsp <E> "/MatMul" generated: could not create op\n'
-        "QnnDsp <E> Failed to finalize graph (id: 1) with err 1002",
-        "op-not-created",
-    ),
     (
         '[ERROR] "Could not create context from binary for context index = 2 : err 1007"\n'
         '[ERROR] "Create From Binary FAILED!"\n[ERROR] "Failed to free device: 14003"',

@@ -28,14 +28,6 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
 
 
-def test_who_has_it_open_reads_the_old_text_to_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-    with path.open() as reader:
-        replace_text(path, "new")
-        assert reader.read() == "old"
-
-
 @pytest.mark.parametrize("step", ["write_text", "replace"])
 def test_of_a_try_that_failed_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

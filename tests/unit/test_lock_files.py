@@ -132,3 +132,7 @@ class TestCommittedLocks:
     def test_what_torch_needs_is_locked_though_torch_is_not(self) -> None:
         names = {entry.name for entry in lock_files.parse(lock_files.lock_path("executorch").read_text())}
         assert {"sympy", "networkx", "jinja2", "fsspec", "mpmath", "typing-extensions"} <= names
+
+    def test_tests_have_the_provider_of_the_onnx_lane(self) -> None:
+        provider = {text for text in lock_files.inputs_of("onnx") if "onnx" in text}
+        assert provider and provider <= set(lock_files.inputs_of("tests"))

@@ -16,6 +16,7 @@ from ci.github import matrix
 from ci.github.matrix import affected_cases, gitlab_pipeline, matrix_of
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
+from tests.support.rehearsals import IDENTITY, repository, write
 
 PROGRAMS = all_programs([])
 
@@ -83,27 +84,14 @@ class TestAffected:
         assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})
 
 
-class TestGit:
-    @pytest.fixture
-    def repository(self, tmp_path: Path) -> Path:
-        for arguments in (
-            ["init", "-q", "-b", "main"],
-            ["config", "user.email", "t@example.org"],
-            ["config", "user.name", "t"],
-            ["commit", "-q", "--allow-empty", "-m", "first"],
-        ):
-            subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
-        return tmp_path
-
-    def test_committed_changed_and_new_files_all_count(self, repository: Path) -> None:
-        (repository / "committed").write_text("1")
-        (repository / "odd name\n").write_text("1")
-        subprocess.run(["git", "add", "."], cwd=repository, check=True)
-        subprocess.run(["git", "commit", "-qm", "second"], cwd=repository, check=True)
-        (repository / "new").write_text("1")
-        (repository / "committed").write_text("2")
-        assert matrix.changed_files("HEAD~1", repository) == ["committed", "new", "odd name\n"]
-        assert matrix.changed_files("HEAD", repository) == ["committed", "new"]
+def test_committed_changed_and_new_files_all_count(tmp_path: Path) -> None:
+    root = repository(tmp_path / "root", {"committed": "1"})
+    write(root, {"committed": "2", "odd name\n": "1"})
+    subprocess.run(["git", "add", "."], cwd=root, check=True)
+    subprocess.run(["git", *IDENTITY, "commit", "-qm", "second"], cwd=root, check=True)
+    write(root, {"committed": "3", "new": "1"})
+    assert matrix.changed_files("HEAD~1", root) == ["committed", "new", "odd name\n"]
+    assert matrix.changed_files("HEAD", root) == ["committed", "new"]
 
 
 OWN = """
@@ -122,24 +110,16 @@ class TestAnotherRepository:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        folder = tmp_path / "theirs" / "nets"
-        folder.mkdir(parents=True)
-        (folder / "suite.toml").write_text("schema = 1\n" + OWN.format("one") + OWN.format("two"))
-        for name, text in {
+        suite = "schema = 1\n" + OWN.format("one") + OWN.format("two")
+        files = {
+            "suite.toml": suite,
             "one.py": "import shared",
             "two.py": "",
             "shared.py": "",
             "labels.txt": "",
-        }.items():
-            (folder / name).write_text(text)
-        (tmp_path / "theirs" / "README.md").touch()
-        self._git(folder, "init", "-q", "-b", "main", "..")
-        self._git(folder, "add", "..")
-        self._git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "first")
-        return folder
-
-    def _git(self, folder: Path, *arguments: str) -> None:
-        subprocess.run(["git", *arguments], cwd=folder, check=True)
+        }
+        nets = {f"nets/{name}": text for name, text in files.items()}
+        return repository(tmp_path / "theirs", {**nets, "README.md": ""}) / "nets"
 
     def _matrix(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
         from ci.__main__ import VERBS

@@ -50,13 +50,18 @@ def test_what_one_job_writes_the_other_applies(root: Path, tmp_path: Path) -> No
     assert git(root, "status", "--porcelain") == f" M {LOCK}\n M manifests/socs.toml\n"
 
 
+def link(root: Path) -> None:
+    (root / LOCK).unlink()
+    (root / LOCK).symlink_to("/etc/passwd")
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "outside": lambda root: (root / "noxfile.py").write_text("import os\n"),
     "new file": lambda root: (root / "manifests" / "new.toml").write_text("x = 1\n"),
     "removed": lambda root: (root / LOCK).unlink(),
     "renamed": lambda root: (root / LOCK).rename(root / "manifests" / "locks" / "x.txt"),
     "executable": lambda root: (root / LOCK).chmod(0o755),
-    "link": lambda root: ((root / LOCK).unlink(), (root / LOCK).symlink_to("/etc/passwd")),
+    "link": link,
     "binary": lambda root: (root / LOCK).write_bytes(b"\0\1"),
     "submodule": lambda root: repository(root / "manifests" / "sub", {"x": "x"}),
 }

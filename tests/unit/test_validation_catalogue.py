@@ -8,7 +8,7 @@ from ci.builds.loadable import REMEDIES
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.loadable import Wrong
-from provisioning.validation import Ignore, catalogue, chosen, elf, without_ignored
+from provisioning.validation import Ignore, catalogue, elf, without_ignored
 from provisioning.validation.tables import rule_texts
 
 RULES = list(catalogue().values())
@@ -35,10 +35,6 @@ def test_every_text_has_its_rule_and_says_all_it_should() -> None:
     assert set(rule_texts()) == set(catalogue())
     for name, text in rule_texts().items():
         assert all(each.strip() for each in (text.summary, text.why, text.example, text.fix)), name
-
-
-def test_named_rules_are_chosen_once_and_in_order() -> None:
-    assert [r.id for r in chosen(["host-os", "elf-machine", "host-os"])] == ["host-os", "elf-machine"]
 
 
 @pytest.mark.parametrize(
