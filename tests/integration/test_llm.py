@@ -200,7 +200,7 @@ class TestCompile:
         check = ("check", out, "--prefixes", "20", "--text")
         assert "what it was quantized by" in command(*check, text, code=2)
         other = tmp_path / "other.txt"
-        other.write_text((ROOT / "README.md").read_text()[:600])
+        other.write_text((ROOT / "README.md").read_text()[:1100])
         command(*check, other, "--first-choice", "0.5")
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["engine"]["model"]["positional-encoding"]["rope-theta"] = 100
