@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -32,11 +33,17 @@ def pytest_configure(config: pytest.Config) -> None:
     whole.set_examples(config)
 
 
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many tests are left out, by the reason."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    engine.leave_out(config, items)
-    needs.leave_out(config, items)
-    whole.leave_out(config, items)
+    whole.mark_properties(config, items)
+    why = {item: engine.reasons(item) or needs.reasons(item) or whole.reasons(item) for item in items}
+    config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
+    config.hook.pytest_deselected(items=[item for item in items if why[item]])
+    items[:] = [item for item in items if not why[item]]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -45,28 +52,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-LEFT_OUT: dict[str, pytest.StashKey[Any]] = {
-    "engine": engine.LEFT_OUT,
-    "needs": needs.LEFT_OUT,
-    "whole": whole.LEFT_OUT,
-}
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With xdist the workers leave tests out, and send what they left out to the process that prints."""
-    for name, key in LEFT_OUT.items():
-        if hasattr(session.config, "workeroutput") and key in session.config.stash:
-            session.config.workeroutput[name] = session.config.stash[key]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    for name, key in LEFT_OUT.items():
-        if name in getattr(node, "workeroutput", {}):
-            node.config.stash[key] = node.workeroutput[name]
+    if "left_out" in getattr(node, "workeroutput", {}):
+        node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    engine.tell(config, terminalreporter)
-    needs.tell(config, terminalreporter)
-    whole.tell(config, terminalreporter)
+    if left_out := config.stash.get(LEFT_OUT, Counter()):
+        terminalreporter.section("checks that did not run")
+    for reason, count in sorted(left_out.items()):
+        terminalreporter.line(f"{count} {'check' if count == 1 else 'checks'} {reason}")

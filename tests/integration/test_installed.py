@@ -89,14 +89,6 @@ def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: P
     assert (tmp_path / "home" / "out" / "net-SM8650-fp16.pte").is_file()
 
 
-def test_remedies_name_the_installed_command(qnn_ci: Command) -> None:
-    done = qnn_ci("test_lowering", "--suite", "gone.toml")
-    assert done.returncode == 2
-    done = qnn_ci("inspect", "--help")
-    assert "qnn-ci inspect" in done.stdout
-    assert "python -m" not in done.stdout and "nox -s" not in done.stdout
-
-
 def test_what_needs_a_clone_is_no_verb(qnn_ci: Command) -> None:
     assert "compile" in qnn_ci("--help").stdout and " lint " not in qnn_ci("--help").stdout
     assert qnn_ci("lint").returncode == 2

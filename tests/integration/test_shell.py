@@ -54,10 +54,6 @@ def test_a_command_runs_where_the_user_was(environ: dict[str, str], tmp_path: Pa
     assert _shell(environ, "--", "pwd").stdout == f"{ROOT}\n"
 
 
-def test_a_command_keeps_its_own_flags(environ: dict[str, str]) -> None:
-    assert _shell(environ, "echo", "--debug", "--soc", "-n").stdout == "--debug --soc -n\n"
-
-
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
 def test_the_exit_code_is_the_commands_own(environ: dict[str, str], code: int) -> None:
     assert _shell(environ, "--", "sh", "-c", f"exit {code}").returncode == code
@@ -80,25 +76,10 @@ def test_a_command_that_is_not_there_ends_with_127_and_its_name(
     )
 
 
-def test_a_script_whose_interpreter_is_missing_says_so(environ: dict[str, str], tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("#!/no/such/interpreter\n")
-    script.chmod(0o755)
-    ran = _shell(environ, "--", str(script))
-    assert ran.returncode == 127
-    assert "the interpreter that it names is not there" in ran.stderr
-
-
 def test_a_file_that_may_not_be_run_ends_with_126(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     ran = _shell(environ, "--", str(tmp_path / "data"))
     assert (ran.returncode, "Permission denied" in ran.stderr) == (126, True)
-
-
-def test_a_shell_within_a_shell_is_noticed(environ: dict[str, str]) -> None:
-    inner = [sys.executable, "-m", "provisioning", "shell", "--", "true"]
-    ran = _shell(environ, "--", *inner)
-    assert "inside another shell of this toolkit (wheels/x86_64-linux)" in ran.stderr
 
 
 def test_an_environment_that_lacks_something_ends_with_3_before_anything_runs(

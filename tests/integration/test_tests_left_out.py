@@ -40,9 +40,9 @@ def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
     lines = _run(tmp_path, "-n", "1").splitlines()
     assert "2 checks did not run without openssl: apt-get install openssl" in lines
     assert "1 check did not run without shellcheck: apt-get install shellcheck" in lines
-    (engine,) = (line for line in lines if line.startswith("1 checks marked engine did not run: needs "))
+    (engine,) = (line for line in lines if line.startswith("1 check marked engine did not run: needs "))
     assert "docker.io" in engine
-    assert "1 checks of whole suites did not run: nox -s tests -- --whole -m whole" in lines
+    assert "1 check of whole suites did not run: nox -s tests -- --whole -m whole" in lines
     assert not any("::test_" in line for line in lines)
     assert lines[-1].startswith("1 passed")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import transformers
 from torch import Tensor, nn
@@ -71,9 +69,9 @@ def distilbert() -> Sample:
 
 
 class Recurrent(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rnn, self.head = layer, nn.Linear(32, 4)
+        self.rnn, self.head = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         y, _ = self.rnn(x)
@@ -81,14 +79,9 @@ class Recurrent(nn.Module):
         return result
 
 
-def gru() -> Sample:
-    torch.manual_seed(0)
-    return Recurrent(nn.GRU(16, 32, batch_first=True)).eval(), (torch.randn(1, 5, 16),)
-
-
 def lstm() -> Sample:
     torch.manual_seed(0)
-    return Recurrent(nn.LSTM(16, 32, batch_first=True)).eval(), (torch.randn(1, 5, 16),)
+    return Recurrent().eval(), (torch.randn(1, 5, 16),)
 
 
 class UNet(nn.Module):
@@ -120,72 +113,6 @@ def unet() -> Sample:
     return UNet().eval(), (torch.rand(1, 3, 32, 32),)
 
 
-class Spectrum(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(17, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        power = torch.fft.rfft(x).abs()
-        result: Tensor = self.head(power)
-        return result
-
-
-def fourier() -> Sample:
-    torch.manual_seed(0)
-    return Spectrum().eval(), (torch.randn(2, 32),)
-
-
-class SpectrumByProducts(Spectrum):
-    """What the finding about complex numbers says to write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        angles = 2 * torch.pi * torch.outer(torch.arange(32.0), torch.arange(17.0)) / 32
-        self.register_buffer("cosines", angles.cos())
-        self.register_buffer("sines", angles.sin())
-
-    def forward(self, x: Tensor) -> Tensor:
-        power = ((x @ self.cosines) ** 2 + (x @ self.sines) ** 2 + 1e-6).sqrt()
-        result: Tensor = self.head(power)
-        return result
-
-
-def fourier_followed() -> Sample:
-    torch.manual_seed(0)
-    return SpectrumByProducts().eval(), (torch.randn(2, 32),)
-
-
-class Decides(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.small, self.large = nn.Linear(16, 4), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.mean() > 0:
-            result: Tensor = self.large(x)
-        else:
-            result = self.small(x)
-        return result
-
-
-def decides() -> Sample:
-    torch.manual_seed(0)
-    return Decides().eval(), (torch.randn(2, 16),)
-
-
-class DecidesByWhere(Decides):
-    """What the finding about a decision says to write."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x.mean() > 0, self.large(x), self.small(x))
-
-
-def decides_followed() -> Sample:
-    torch.manual_seed(0)
-    return DecidesByWhere().eval(), (torch.randn(2, 16),)
-
-
 class Windows(nn.Module):
     """Attention's windows as Swin cuts them, in six dimensions."""
 
@@ -208,51 +135,20 @@ def rank_six() -> Sample:
     return Windows().eval(), (torch.rand(1, 3, 16, 16),)
 
 
-class Part(nn.Module):
-    """A linear layer, and what `do` makes of its result."""
-
-    def __init__(self, do: Callable[[Part, Tensor, Tensor], Tensor]) -> None:
+class Assigns(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.linear, self.do = nn.Linear(8, 8), do
-        mask = torch.ones(8)
-        mask[0] = 0
-        self.register_buffer("mask", mask)
+        self.linear = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.do(self, self.linear(x), x)
-
-
-def _part(do: Callable[[Part, Tensor, Tensor], Tensor]) -> Sample:
-    torch.manual_seed(0)
-    return Part(do).eval(), (2 * torch.rand(2, 8) - 1,)
-
-
-def changes_input() -> Sample:
-    return _part(lambda part, y, x: y + nn.functional.relu(x, inplace=True))
-
-
-def changes_input_followed() -> Sample:
-    return _part(lambda part, y, x: y + nn.functional.relu(x))
-
-
-def chooses() -> Sample:
-    return _part(lambda part, y, x: 2 * y[x > 0])
-
-
-def chooses_followed() -> Sample:
-    return _part(lambda part, y, x: 2 * torch.where(x > 0, y, 0.0))
-
-
-def assigns() -> Sample:
-    def do(part: Part, y: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
         y[:, 0] = 0
         return y
 
-    return _part(do)
 
-
-def assigns_followed() -> Sample:
-    return _part(lambda part, y, x: y * part.get_buffer("mask"))
+def assigns() -> Sample:
+    torch.manual_seed(0)
+    return Assigns().eval(), (2 * torch.rand(2, 8) - 1,)
 
 
 @torch.library.custom_op("common_models::double", mutates_args=())  # type: ignore[untyped-decorator]
@@ -265,9 +161,12 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+class OwnOperator(Assigns):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = double(self.linear(x))
+        return result
+
+
 def own_operator() -> Sample:
-    return _part(lambda part, y, x: double(y))
-
-
-def own_operator_followed() -> Sample:
-    return _part(lambda part, y, x: y * 2)
+    torch.manual_seed(0)
+    return OwnOperator().eval(), (2 * torch.rand(2, 8) - 1,)

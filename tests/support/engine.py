@@ -7,7 +7,6 @@ QNN_CI_TEST_ENGINE=required they run all the same, and fail.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import select
 import shlex
@@ -16,7 +15,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,14 +35,12 @@ OWN_WORLD = [
     "--mount-proc",
 ]
 """Processes and mounts of what runs in it are gone with it."""
-FOLDERS = "qnn-ci-engine-"
-CONTROL_GROUP = "qnn-ci-engines"
 START_PATIENCE = 60.0
 END_PATIENCE = 300.0
 """The kernel writes out what the engine's mounts hold before it lets their processes go."""
-LEFT_OUT = pytest.StashKey[list[str]]()
 
 
+@cache
 def lacking() -> str:
     """Why the tests cannot run here; empty if they can."""
     missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
@@ -60,39 +58,24 @@ def lacking() -> str:
     return f"this root may neither mount nor isolate: {said}" if tried.returncode else ""
 
 
-def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what needs an engine where none can be had, unless one is required."""
-    ours = [item for item in items if item.get_closest_marker(MARKER)]
-    if not ours or os.environ.get(SWITCH) == "required" or not lacking():
-        return
-    items[:] = [item for item in items if item not in ours]
-    config.hook.pytest_deselected(items=ours)
-    config.stash[LEFT_OUT] = [item.nodeid for item in ours]
-
-
-def tell(config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
-    if left_out := config.stash.get(LEFT_OUT, []):
-        reporter.section("container engine")
-        reporter.line(f"{len(left_out)} checks marked {MARKER} did not run: {lacking()}")
+def reasons(item: pytest.Item) -> list[str]:
+    """Why it does not run: it needs an engine, and none can be had or is required."""
+    if item.get_closest_marker(MARKER) is None or os.environ.get(SWITCH) == "required" or not lacking():
+        return []
+    return [f"marked {MARKER} did not run: {lacking()}"]
 
 
 @contextmanager
 def running(images: Path | None = None) -> Iterator[Path]:
     """An engine answers inside, whose files are in the folder, or its images elsewhere.
 
-    It and all mounts made inside vanish with this process, even if that is killed; what is then left on disk
-    goes when the next one starts.
+    It and all mounts made inside vanish with this process, even if that is killed.
     """
     keep_mounts_to_ourselves()
-    remove_what_the_dead_left()
-    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
-    with (folder / "new-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # Under this name only once it is locked, as without a lock the folder is a dead one's.
-        (folder / "new-lock").rename(folder / "lock")
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-engine-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
         with _daemon(folder, images or folder / "images"):
             yield folder
-    remove_what_the_dead_left()
 
 
 @contextmanager
@@ -101,7 +84,6 @@ def _daemon(folder: Path, images: Path) -> Iterator[None]:
     command = ["dockerd", "--host", host, "--bridge", "none", "--iptables=false", "--ip-masq=false"]
     command += ["--data-root", str(images), "--exec-root", str(folder / "exec")]
     command += ["--pidfile", str(folder / "pid"), "--exec-opt", "native.cgroupdriver=cgroupfs"]
-    command += ["--cgroup-parent", f"/{CONTROL_GROUP}"]
     # Another engine of this machine would otherwise share its containerd with ours.
     hidden = [
         f"mount -t tmpfs tmpfs {path}" for path in ("/run/docker", "/run/containerd") if Path(path).is_dir()
@@ -151,18 +133,6 @@ def keep_mounts_to_ourselves() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(new_mounts) or libc.mount(None, b"/", None, recursive | slave, None):
         raise OSError(ctypes.get_errno(), "cannot have mounts of our own")
-
-
-def remove_what_the_dead_left() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        with suppress(OSError), (folder / "lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    hierarchies = Path("/sys/fs/cgroup")
-    for group in (hierarchies / CONTROL_GROUP, *hierarchies.glob(f"*/{CONTROL_GROUP}")):
-        for path, _, _ in os.walk(group, topdown=False):
-            with suppress(OSError):
-                Path(path).rmdir()
 
 
 def make_base(folder: Path, tag: str) -> None:

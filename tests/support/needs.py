@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 
 import pytest
 
 MARKER = "needs"
 SWITCH = "QNN_CI_TEST_PROGRAMS"
-LEFT_OUT = pytest.StashKey[dict[str, str]]()
 
 PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
@@ -48,27 +46,9 @@ def lacking(names: tuple[str, ...]) -> list[str]:
     return sorted({PACKAGES[name] for name in names if shutil.which(name, path=SEARCHED) is None})
 
 
-def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what needs a program that is not here, unless all are required."""
+def reasons(item: pytest.Item) -> list[str]:
+    """One for each package that is not here, unless all are required."""
     if os.environ.get(SWITCH) == "required":
-        return
-    left_out: dict[str, str] = {}
-    gone: list[pytest.Item] = []
-    for item in items:
-        named = tuple(name for mark in item.iter_markers(MARKER) for name in mark.args)
-        if packages := lacking(named):
-            left_out[item.nodeid] = " ".join(packages)
-            gone.append(item)
-    if gone:
-        items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=gone)
-        config.stash[LEFT_OUT] = left_out
-
-
-def tell(config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
-    left_out = config.stash.get(LEFT_OUT, {})
-    if left_out:
-        reporter.section("programs that are not here")
-    for package, count in sorted(Counter(" ".join(left_out.values()).split()).items()):
-        checks = "check" if count == 1 else "checks"
-        reporter.line(f"{count} {checks} did not run without {package}: apt-get install {package}")
+        return []
+    names = tuple(name for mark in item.iter_markers(MARKER) for name in mark.args)
+    return [f"did not run without {package}: apt-get install {package}" for package in lacking(names)]

@@ -12,7 +12,6 @@ from hypothesis.internal.detection import is_hypothesis_test
 
 MARKER = "whole"
 FLAG = "--whole"
-LEFT_OUT = pytest.StashKey[int]()
 
 
 def add_flag(parser: pytest.Parser) -> None:
@@ -32,19 +31,14 @@ def set_examples(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("qnn-ci")
 
 
-def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption(FLAG):
-        for item in items:
-            if is_hypothesis_test(getattr(item, "function", None)):
-                item.add_marker(MARKER)
-    ours = [item for item in items if item.get_closest_marker(MARKER)]
-    if ours and not config.getoption(FLAG):
-        items[:] = [item for item in items if item not in ours]
-        config.hook.pytest_deselected(items=ours)
-        config.stash[LEFT_OUT] = len(ours)
+def reasons(item: pytest.Item) -> list[str]:
+    if item.config.getoption(FLAG) or item.get_closest_marker(MARKER) is None:
+        return []
+    return [f"of whole suites did not run: nox -s tests -- {FLAG} -m {MARKER}"]
 
 
-def tell(config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
-    if count := config.stash.get(LEFT_OUT, 0):
-        reporter.section("whole suites")
-        reporter.line(f"{count} checks of whole suites did not run: nox -s tests -- {FLAG} -m {MARKER}")
+def mark_properties(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With the flag, property tests draw many examples: they belong to the whole suites."""
+    for item in items:
+        if config.getoption(FLAG) and is_hypothesis_test(getattr(item, "function", None)):
+            item.add_marker(MARKER)
