@@ -54,8 +54,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With xdist the workers leave tests out, and send what they left out to the process that prints."""
+    left_out: Counter[str] = session.config.stash.get(LEFT_OUT, Counter())
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
+        session.config.workeroutput["left_out"] = dict(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,7 +66,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if left_out := config.stash.get(LEFT_OUT, Counter()):
+    left_out: Counter[str] = config.stash.get(LEFT_OUT, Counter())
+    if left_out:
         terminalreporter.section("checks that did not run")
     for reason, count in sorted(left_out.items()):
         terminalreporter.line(f"{count} {'check' if count == 1 else 'checks'} {reason}")

@@ -30,6 +30,9 @@ def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     )
     made = build(tmp_path, "--target", TARGET, "--executorch", package.root)
     assert made.returncode == 0, made.stderr
+    metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text("utf-8"))["metrics"]
+    assert (metrics["machine"], metrics["interpreter"]) == ("AArch64", "/lib/ld-linux-aarch64.so.1")
+    assert metrics["compared_values"] == 10 and metrics["largest_difference"] <= 1e-5
     probe = probe_in(tmp_path / "probe")
     bundle = ("--target", TARGET, "--dist", tmp_path / "dist", "-o", tmp_path / "bundle", probe / PROGRAM)
     reports = ("--reports", tmp_path / "reports")

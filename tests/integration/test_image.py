@@ -321,29 +321,6 @@ def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp
     assert "libc6" in fetched["qnn-ci-test-base:older"] - fetched[BASE]
 
 
-@pytest.fixture
-def nearly_full(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
-    """An engine whose disk holds the base, but no image upon it."""
-    archive, small = tmp_path / "base.tar", tmp_path / "small"
-    subprocess.run(["docker", "save", "--output", archive, BASE], check=True)
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
-    try:
-        with running(small):
-            connect().load(archive)
-            yield connect()
-    finally:
-        subprocess.run(["umount", small], check=True)
-
-
-@pytest.mark.whole
-def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
-    root: Path, nearly_full: Engine, tmp_path: Path
-) -> None:
-    stage = image(root, "base", reports=tmp_path / "reports")
-    assert (stage.code, "docker system prune" in stage.said) == (3, True), stage.said
-
-
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:
     child = os.fork()
     if child == 0:

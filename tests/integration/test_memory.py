@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from ci.engine.installed import find_runner
+from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, environment, run
 from tests.support.runner import dist, runner_reports
 
@@ -179,9 +180,9 @@ def install(version: str, scale: int, folder: Path, into: Path) -> None:
     subprocess.run([*command, str(wheel)], check=True)
 
 
-def reasons(done: Done) -> list[dict[str, str]]:
+def reasons(log: str) -> list[dict[str, str]]:
     """Of each stage in turn (lowering, emulator): the cases that were done, and why."""
-    parts = re.split(r"^.* cached, \d+ to do\n", done.err, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^.* cached, \d+ to do\n", log, flags=re.MULTILINE)[1:]
     line = re.compile(r"^  ([\w.-]+)/\S+: (.*?)(?: \(and \d+ more\))?$", re.MULTILINE)
     return [dict(line.findall(part)) for part in parts]
 
@@ -198,8 +199,8 @@ def remembered(base: Path, stage: str, cases: Collection[str] = tuple(CASES)) ->
     clone = Clone(base / "clone", packages, cases)
     first, again = clone.run(base, stage), clone.run(base, stage)
     assert (first.code, again.code) == (0, 0), first.err + again.err
-    assert all(set(each) == set(cases) for each in reasons(first))
-    assert not any(reasons(again)), first.err + again.err
+    assert all(set(each) == set(cases) for each in reasons(first.err))
+    assert not any(reasons(again.err)), first.err + again.err
     return clone
 
 
@@ -214,11 +215,11 @@ def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, b
     other = copy.copy(clone)
     other.folder, other.suite = base / "other", base / "other/ci/models.toml"
     (other.folder / "src/netpack/part.py").write_text("WIDTH = 2\n")
-    lowered = reasons(other.run(base, "test_lowering"))[0]
+    lowered = reasons(other.run(base, "test_lowering").err)[0]
     assert lowered == {"on_pythonpath": "src/netpack/part.py changed"}
     # Neither evicts the other.
-    assert reasons(clone.run(base, "test_lowering")) == [{}]
-    assert reasons(other.run(base, "test_lowering")) == [{}]
+    assert reasons(clone.run(base, "test_lowering").err) == [{}]
+    assert reasons(other.run(base, "test_lowering").err) == [{}]
 
 
 def change_everything(clone: Clone, base: Path) -> None:
@@ -245,18 +246,38 @@ def test_of_some_programs_those_whose_inputs_changed_are_done_again(tmp_path: Pa
     cases = ("on_pythonpath", "native", "variable", "same")
     clone = remembered(tmp_path, "test_lowering", cases)
     change_everything(clone, tmp_path)
-    (lowered,) = reasons(clone.run(tmp_path, "test_lowering"))
+    (lowered,) = reasons(clone.run(tmp_path, "test_lowering").err)
     assert lowered == {name: WHY[name] for name in cases if name in WHY}
 
 
 @pytest.mark.whole
 def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> None:
     change_everything(clone, base)
-    lowered, ran = reasons(clone.run(base))
+    lowered, ran = reasons(clone.run(base).err)
     assert lowered == WHY
     # What comes out of the compiler differs, or has other expected outputs, in all but these.
     assert set(WHY) - {"beside"} <= set(ran) <= set(WHY)
-    assert reasons(clone.run(base)) == [{}, {}]
+    assert reasons(clone.run(base).err) == [{}, {}]
+
+
+def lowered(
+    clone: Clone, base: Path, case: str, *, python: str = sys.executable, cwd: Path = ROOT, path: str
+) -> Mapping[str, str]:
+    """Why that case is lowered by this Python from this checkout; nothing where it is cached."""
+    flags = [
+        "--suite", str(clone.suite), "--why", "--case", case,
+        "--store", str(base / "store"), "--reports", str(base / "reports"),
+    ]  # fmt: skip
+    done = subprocess.run(
+        [python, "-m", "ci", "test_lowering", *flags],
+        cwd=cwd,
+        env={**environment(PYTHONPATH=path), **clone.more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return reasons(done.stderr)[0]
 
 
 @pytest.mark.whole
@@ -269,7 +290,7 @@ def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone
     def ran(name: str = "same") -> Mapping[str, str]:
         done = clone.run(base, "test_emulator", "--case", name, QNN_EXECUTOR_RUNNER=runner)
         assert done.code == 0, done.err
-        return reasons(done)[1]
+        return reasons(done.err)[1]
 
     assert ran()["same"].startswith("runner:") and not ran()
     for library in ("libexecutorch_backend_qnn.so", built.name):
@@ -301,19 +322,13 @@ def test_an_overlay_of_executorch_counts_by_its_files(clone: Clone, base: Path) 
         path.unlink()
         path.write_bytes(content)
 
-    def lowered() -> Mapping[str, str]:
-        environ = environment(PYTHONPATH=f"{overlay}:{clone.folder / 'src'}:{clone.packages}")
-        flags = ("--suite", clone.suite, "--why", "--case", "same")
-        done = run("test_lowering", base, *flags, environ=environ)
-        assert done.code == 0, done.err
-        return reasons(done)[0]
-
-    assert lowered() and not lowered()
-    for path in (utils, adaptor):
-        with path.open("ab") as stream:
-            stream.write(b"\n" if path == utils else b"\0")
-        assert path.name in lowered()["same"]
-    assert not lowered()
+    search = f"{overlay}:{clone.folder / 'src'}:{clone.packages}"
+    assert lowered(clone, base, "same", path=search) and not lowered(clone, base, "same", path=search)
+    for file in (utils, adaptor):
+        with file.open("ab") as stream:
+            stream.write(b"\n" if file == utils else b"\0")
+        assert file.name in lowered(clone, base, "same", path=search)["same"]
+    assert not lowered(clone, base, "same", path=search)
 
 
 @pytest.mark.whole
@@ -323,26 +338,13 @@ def test_our_own_code_that_does_the_work_counts(clone: Clone, base: Path) -> Non
         source = Path(__file__).parents[2] / name
         shutil.copytree(source, toolkit / name, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def lowered() -> Mapping[str, str]:
-        flags = [
-            "--suite", str(clone.suite), "--why", "--case", "same",
-            "--store", str(base / "store"), "--reports", str(base / "reports"),
-        ]  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "ci", "test_lowering", *flags],
-            cwd=toolkit,
-            env={**environment(PYTHONPATH=f"{clone.folder / 'src'}:{clone.packages}"), **clone.more},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return reasons(Done(0, None, "", done.stderr))[0]  # type: ignore[arg-type]
-
+    path = f"{clone.folder / 'src'}:{clone.packages}"
     # Another checkout of the toolkit is no change.
-    assert not lowered()
+    assert not lowered(clone, base, "same", cwd=toolkit, path=path)
     with (toolkit / "ci/suites/compiler_log.py").open("a") as stream:
         stream.write("# more\n")
-    assert "ci/suites/compiler_log.py changed" in lowered()["same"]
+    why = lowered(clone, base, "same", cwd=toolkit, path=path)["same"]
+    assert "ci/suites/compiler_log.py changed" in why
 
 
 @pytest.mark.whole
@@ -359,23 +361,10 @@ def test_an_editable_install_counts_by_its_files(clone: Clone, base: Path) -> No
     install_it = [python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install_it, "-e", str(project)], check=True)
 
-    def lowered() -> Mapping[str, str]:
-        flags = [
-            "--suite", str(clone.suite), "--why", "--case", "packaged",
-            "--store", str(base / "store"), "--reports", str(base / "reports"),
-        ]  # fmt: skip
-        done = subprocess.run(
-            [python, "-m", "ci", "test_lowering", *flags],
-            cwd=Path(__file__).parents[2],
-            env=environment(PYTHONPATH=str(clone.folder / "src")),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return reasons(Done(0, None, "", done.stderr))[0]  # type: ignore[arg-type]
+    def packaged() -> Mapping[str, str]:
+        return lowered(clone, base, "packaged", python=python, path=str(clone.folder / "src"))
 
-    assert lowered() and not lowered()
+    assert packaged() and not packaged()
     (project / "scales/__init__.py").write_text("SCALE = 2\n")
-    assert "scales/__init__.py changed" in lowered()["packaged"]
-    assert not lowered()
+    assert "scales/__init__.py changed" in packaged()["packaged"]
+    assert not packaged()

@@ -452,23 +452,3 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
     runtime = b"session.disable_cpu_ep_fallback"
     absent = [name for name in options() if name.encode() not in library and name.encode() != runtime]
     assert absent == []
-
-
-NO_OPTIONS = {"op_mappings", "op_types", "qnn_subgraphs", "soc_traces"}
-"""Names of that form which the provider uses for other things."""
-
-OPTION = re.compile(
-    rb"(?<=\0)((?:enable|disable|dump|htp|qnn|skip|profiling|rpc|soc|vtcm|op|genie|json|extended|offload"
-    rb"|framework|backend|device)_[a-z0-9_]+|(?:ep|qnn|session)\.[a-z0-9_.]+)(?=\0)"
-)
-
-
-def test_every_option_of_the_provider_is_in_the_table() -> None:
-    import onnxruntime_qnn
-
-    from ci.onnx.options import options
-
-    library = Path(onnxruntime_qnn.get_library_path()).read_bytes()
-    found = {name.decode() for name in OPTION.findall(library)}
-    assert len(found) > 30
-    assert found - set(options()) - NO_OPTIONS == set()

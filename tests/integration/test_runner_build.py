@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.emulator_runner import _provisioned, find_executorch
+from ci.builds.emulator_runner import find_executorch
 from provisioning import elf
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT, Selection
 from tests.support.runner import build, build_in_place, dist, runner_reports
 
@@ -172,39 +171,3 @@ def test_the_report_names_every_file_of_dist(dist: Path, runner_reports: Path) -
     named = {str(Path(item["path"]).relative_to(dist)): item["sha256"] for item in report["artifacts"]}
     assert named == digests(dist)
     assert "QnnBackend" in report["metrics"]["backends"]
-
-
-@pytest.fixture(scope="session")
-def arm_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another machine's executorch wheel, from the user's store or brought into one of our own."""
-    from provisioning.base.settings import store_path
-    from provisioning.manifest import load_profile
-    from provisioning.store import Store, Want
-
-    selection = Selection("wheels", "aarch64-linux", "SM8650", store_path(), Path("reports"))
-    try:
-        return _provisioned(selection).root
-    except EnvironmentLacking:
-        store = Store(tmp_path_factory.mktemp("store"))
-        pin = load_profile("wheels").components["executorch-runtime"]
-        want = Want(targets=frozenset({"aarch64-linux"}), arches=frozenset({75}))
-        return store.provision("executorch-runtime", pin, want, locked=True).root
-
-
-@pytest.mark.whole
-def test_cross_compiles_for_arm_or_names_the_package_that_lacks(tmp_path: Path, arm_package: Path) -> None:
-    result = build(tmp_path, "--target", "aarch64-linux", "--executorch", arm_package)
-
-    lacking = {
-        "aarch64-linux-gnu-g++": "apt-get install g++-aarch64-linux-gnu",
-        "qemu-aarch64": "apt-get install qemu-user",
-    }
-    for program, remedy in lacking.items():
-        if shutil.which(program) is None:
-            assert (result.returncode, remedy in result.stderr) == (3, True)
-            return
-    assert result.returncode == 0, result.stdout + result.stderr
-    metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text(encoding="utf-8"))["metrics"]
-    assert (metrics["machine"], metrics["interpreter"]) == ("AArch64", "/lib/ld-linux-aarch64.so.1")
-    assert metrics["compared_values"] == 10
-    assert metrics["largest_difference"] <= 1e-5

@@ -127,12 +127,6 @@ def test_a_checkout_cut_short_is_finished_by_the_next(upstream: Path, tmp_path: 
     assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
 
 
-def test_a_ruined_beginning_is_begun_anew(upstream: Path, tmp_path: Path) -> None:
-    pin = run(upstream, "rev-parse", "v1")
-    (tmp_path / "tree.part" / ".git").mkdir(parents=True)
-    assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
-
-
 def test_a_commit_that_is_nowhere_shows_a_moved_tag(upstream: Path, tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="the tag was moved or the pin is wrong") as caught:
         git.checkout(pinned(upstream, "0" * 40), tmp_path / "tree")

@@ -244,17 +244,6 @@ def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(
     assert (done.returncode, bundle.exists()) == (1, False)
 
 
-def test_what_a_profile_of_windows_alone_lacks_is_said_with_what_is_nearest(tmp_path: Path) -> None:
-    done = typed(
-        "validate",
-        "--profile",
-        "wheels-2.37",
-        package="provisioning",
-        env={**os.environ, "QNN_CI_STORE": str(tmp_path / "store"), "QNN_CI_REPORTS": str(tmp_path)},
-    )
-    assert done.returncode == 3 and "compiles on x86" in done.stderr and "qnn-2.37" in done.stderr
-
-
 def test_a_bundle_is_the_folder_that_an_application_ships(sdks: dict[str, Path], tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     model = context_model(
