@@ -26,28 +26,30 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def bundle(dist: Path, folder: Path, soc: str, program: bytes) -> tuple[int, list[str]]:
+    """The exit code and the rules of its findings."""
+    (folder / "model.pte").write_bytes(program)
+    places = ("--dist", dist, "-o", folder / "bundle", "--reports", folder, "--store", folder / "store")
+    chosen = ("--target", "aarch64-linux", "--soc", soc)
+    environ = {"QNN_SDK_ROOT": sdk.sdk_root()}
+    done = run_stage("bundle", *chosen, *places, folder / "model.pte", environ=environ)
+    findings = json.loads((folder / "bundle.json").read_text("utf-8"))["findings"]
+    return done.returncode, [each["rule"] for each in findings]
+
+
 @pytest.mark.parametrize(("arch", "soc"), CHIPS)
 def test_the_libraries_of_a_chip_fit_together(dist: Path, tmp_path: Path, arch: int, soc: str) -> None:
     build_id = load_profile("wheels").components["qnn-sdk"].build_id
     assert build_id is not None
     data = programs.context(soc, arch, build_id=build_id)
     spec = programs.options(load_socs()[soc].id, arch)
-    model = tmp_path / "model.pte"
-    model.write_bytes(programs.program(data=data, spec=spec))
-    places = ("--dist", dist, "-o", tmp_path / "bundle", "--reports", tmp_path, "--store", tmp_path / "store")
-    chosen = ("--target", "aarch64-linux", "--soc", soc)
-    done = run_stage("bundle", *chosen, *places, model, environ={"QNN_SDK_ROOT": sdk.sdk_root()})
-    assert (done.returncode, json.loads((tmp_path / "bundle.json").read_text("utf-8"))["findings"]) == (0, [])
+    assert bundle(dist, tmp_path, soc, programs.program(data=data, spec=spec)) == (0, [])
     qnn = sorted(path.name for path in (tmp_path / "bundle").glob("*/libQnn*.so"))
     base = ["libQnnHtp.so", f"libQnnHtpV{arch}Skel.so", f"libQnnHtpV{arch}Stub.so", "libQnnSystem.so"]
     assert qnn == base
 
 
 def test_a_program_for_another_chip_is_refused(dist: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model.pte"
-    model.write_bytes(programs.program(data=programs.context("SM8750", 79), spec=programs.options(69, 79)))
-    places = ("--dist", dist, "-o", tmp_path / "bundle", "--reports", tmp_path, "--store", tmp_path / "store")
-    chosen = ("--target", "aarch64-linux", "--soc", "SM8650")
-    done = run_stage("bundle", *chosen, *places, model, environ={"QNN_SDK_ROOT": sdk.sdk_root()})
-    rules = {each["rule"] for each in json.loads((tmp_path / "bundle.json").read_text("utf-8"))["findings"]}
-    assert (done.returncode, rules) == (1, {"bundle-model-soc"})
+    program = programs.program(data=programs.context("SM8750", 79), spec=programs.options(69, 79))
+    code, rules = bundle(dist, tmp_path, "SM8650", program)
+    assert (code, set(rules)) == (1, {"bundle-model-soc"})

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ci.suites.programs.dlc import read_dlc
-from provisioning.base.settings import ROOT
 from tests.support import programs
 from tests.support.onnx_models import conv_model, write
 from tests.support.runner import programs as runner_programs
@@ -23,42 +22,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(conv_model(), tmp_path_factory.mktemp("model") / "model.onnx")
 
 
-def test_calls_are_saved_with_their_parameters(model: Path, tmp_path: Path) -> None:
-    done = typed("save-calls", model, "-o", tmp_path / "calls")
-    assert done.returncode == 0, done.stderr
-    source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
-    assert "graphFinalize" in source and "graphExecute" in source
-    assert (tmp_path / "calls" / "params.bin").stat().st_size > 0
-    again = typed("save-calls", model, "-o", tmp_path / "calls")
-    assert again.returncode == 2 and [path.name for path in tmp_path.iterdir()] == ["calls"]
-
-
-def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path) -> None:
-    done = typed("to-dlc", model, "-o", tmp_path / "model.dlc")
-    assert done.returncode == 0, done.stderr
-    contents = read_dlc(tmp_path / "model.dlc")
-    assert contents.qnn.startswith("2.") and "model.params" in contents.members
-
-
 FACTORY = "ci.suites.models.operators:convolution"
+LANES = ["onnx", pytest.param("executorch", marks=pytest.mark.whole)]
 
 
-@pytest.mark.whole
-def test_executorchs_calls_are_saved_and_no_program(tmp_path: Path) -> None:
-    done = typed("save-calls", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "calls")
+@pytest.mark.parametrize("lane", LANES)
+def test_calls_are_saved_with_their_parameters_and_no_program(model: Path, tmp_path: Path, lane: str) -> None:
+    words = (model,) if lane == "onnx" else (FACTORY, "--scheme", "8a8w")
+    done = typed("save-calls", *words, "-o", tmp_path / "calls")
     assert done.returncode == 0, done.stderr
     source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
     assert "graphFinalize" in source and "Conv2d" in source
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["calls", "params.bin", "saver_output.c"]
+    assert (tmp_path / "calls" / "params.bin").stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["calls"] and not list(tmp_path.rglob("*.pte"))
+    assert typed("save-calls", *words, "-o", tmp_path / "calls").returncode == 2
 
 
-@pytest.mark.whole
-def test_executorchs_graph_becomes_a_dlc(tmp_path: Path) -> None:
-    done = typed("to-dlc", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "model.dlc")
+@pytest.mark.parametrize("lane", LANES)
+def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path, lane: str) -> None:
+    words = (model,) if lane == "onnx" else (FACTORY, "--scheme", "8a8w")
+    done = typed("to-dlc", *words, "-o", tmp_path / "model.dlc")
     assert done.returncode == 0, done.stderr
-    assert read_dlc(tmp_path / "model.dlc").qnn.startswith("2.49.")
+    contents = read_dlc(tmp_path / "model.dlc")
+    assert contents.qnn.startswith("2.") and contents.members
     assert [path.name for path in tmp_path.iterdir()] == ["model.dlc"]
-    assert not (ROOT / "forward.dlc").exists()
 
 
 @pytest.mark.parametrize(

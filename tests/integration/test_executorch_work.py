@@ -276,53 +276,40 @@ def facts_of(figures: dict[str, float], rule: str = "", message: str = "") -> Re
     return Result({"figures": figures, "times": {}, "rule": rule, "message": message})
 
 
-LOSS = {
-    "operator": "aten.linear.default",
-    "module": "second",
-    "source": "net.py:20",
-    "code": "return self.second(x)",
-    "before_db": 48.2,
-    "after_db": 15.5,
-}
-
-
 @pytest.mark.parametrize(
     ("figures", "message"),
     [
         (
             {"sqnr_db": 12.0, "reference_sqnr_db": 70.0},
-            "quantizing loses most in aten.linear.default of second at net.py:20 `return self.second(x)` "
-            "(48.2 dB before it, 15.5 dB after)",
+            "quantizing loses most in aten.linear.default of second",
         ),
         ({"sqnr_db": 12.0, "reference_sqnr_db": 13.0}, "the program computes something else"),
         ({"sqnr_db": 25.0, "reference_sqnr_db": 40.0}, "the program computes something else"),
+        ({"sqnr_db": 25.0, "reference_sqnr_db": 70.0}, ""),
     ],
 )
 def test_a_miss_says_whether_quantizing_or_the_program_is_to_blame(
     tmp_path: Path, figures: dict[str, float], message: str
 ) -> None:
     one = make_program(tmp_path, text=SUITE.replace("sqnr_db = 20", "sqnr_db = 20, reference_sqnr_db = 60"))
-    (finding,) = findings_of(one, facts_of(figures), {"losses": [LOSS], "left": []})
-    assert finding.rule == "emulator-accuracy" and message in finding.message
-    assert f"-k {one.name}" in finding.remedy
-
-
-def test_a_run_that_lacks_a_kernel_names_the_operator_and_its_line(tmp_path: Path) -> None:
-    left = {
-        "operator": "aten.erf.default",
-        "source": "net.py:7",
-        "code": "torch.erf(x)",
-        "kernel": False,
-        "reason": "No node visitor, unsupported",
+    place = {
+        "operator": "aten.linear.default",
+        "module": "second",
+        "source": "net.py:20",
+        "code": "second(x)",
     }
+    losses = [{**place, "before_db": 48.2, "after_db": 15.5}]
+    findings = list(findings_of(one, facts_of(figures), {"losses": losses, "left": []}))
+    assert [each.rule for each in findings] == ["emulator-accuracy"] * bool(message)
+    assert all(message in each.message for each in findings)
+
+
+def test_a_run_that_lacks_a_kernel_names_the_operator(tmp_path: Path) -> None:
+    left = {"operator": "aten.erf.default", "source": "net.py:7", "code": "torch.erf(x)", "kernel": False}
     result = facts_of({}, "run", "the runner ended with exit code 1: Error::OperatorMissing")
-    (finding,) = findings_of(make_program(tmp_path), result, {"left": [left]})
-    assert "aten.erf.default at net.py:7 `torch.erf(x)`" in finding.message
-    assert "OperatorMissing" in finding.message and "gelu" in finding.remedy
-
-
-def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
-    assert not findings_of(make_program(tmp_path), facts_of({"sqnr_db": 25.0}), {"left": []})
+    facts = {"left": [{**left, "reason": "No node visitor, unsupported"}]}
+    (finding,) = findings_of(make_program(tmp_path), result, facts)
+    assert "aten.erf.default at net.py:7" in finding.message
 
 
 def test_what_was_changed_of_a_factorys_model_is_a_warning_here_too(tmp_path: Path) -> None:

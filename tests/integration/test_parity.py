@@ -97,6 +97,13 @@ def test_a_pattern_that_is_meant_does_not_cover_those_below_it() -> None:
     assert [one.what for one in _found(files, "parity-glob-empty")] == ["backends/ir/x86_64/*.cpp"]
 
 
+def test_a_target_that_is_renamed_is_missing() -> None:
+    files = _with(RUNTIME_BUCK, {'"_android_build"': '"_android"'})
+    assert {one.what for one in _found(files, "parity-target-missing")} == {
+        "//backends/qualcomm/runtime:runtime_android_build"
+    }
+
+
 def test_a_function_of_the_project_above_is_known() -> None:
     files = _with(TOP_CMAKE, {LINK: f"{LINK}executorch_link_logging(wrappers)\n"})
     files[UTILS_CMAKE] += (
@@ -274,6 +281,10 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "b, a source of two libraries": (
         *(BACKENDS_CMAKE, "", "target_sources(qnn_device PRIVATE QnnProfiler.cpp)\n"),
         *("parity-compiled-twice", BACKENDS_CMAKE, "QnnProfiler.cpp"),
+    ),
+    "b, a source that reaches those who link it": (
+        *(WRAPPERS_CMAKE, f"PRIVATE {HERE}/OpWrapper.cpp", f"PUBLIC {HERE}/OpWrapper.cpp PRIVATE"),
+        *("parity-compiled-twice", WRAPPERS_CMAKE, "OpWrapper.cpp"),
     ),
     "b, a source named twice": (
         *(PYTHON_BUCK, '            "PyQnnManagerAdaptor.cpp",\n', "{0}{0}"),
