@@ -57,26 +57,17 @@ def run(scratch: Path, steps: str) -> Rehearsed:
     return rehearse(scratch / "reports", "app", "--root", str(root))
 
 
-@pytest.fixture(scope="module")
-def with_qnn(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+@pytest.mark.heavy
+def test_later_steps_have_the_environment_and_the_outputs_and_a_stage_its_reports(tmp_path: Path) -> None:
     """setup-qnn's example, and a stage after it."""
     steps = example(ACTIONS / "setup-qnn" / "README.md", "- id: qnn\n")
-    return run(tmp_path_factory.mktemp("qnn"), CHECKOUT + steps + OUTPUTS + STAGE)
-
-
-@pytest.mark.heavy
-def test_later_steps_have_the_environment_and_the_outputs(with_qnn: Rehearsed) -> None:
-    assert with_qnn.code == 0, with_qnn.output
-    log = with_qnn.log("job")
+    done = run(tmp_path, CHECKOUT + steps + OUTPUTS + STAGE)
+    assert done.code == 0, done.output
+    log = done.log("job")
     assert "exported with True SM8650,SM8750" in log
     pin = {str(name): one for name, one in load_profile("wheels").components.items()}["qnn-sdk"]
     assert f"QNN {pin.version} ({pin.build_id}), NDK , cached false" in log
-
-
-@pytest.mark.heavy
-def test_a_stage_after_it_says_its_outcome_and_uploads_its_reports(with_qnn: Rehearsed) -> None:
-    assert "files as my-reports" in with_qnn.log("job")
-    assert "## ✅ 1 stage passed" in with_qnn.jobs["job"]["summary"]
+    assert "files as my-reports" in log and "## ✅ 1 stage passed" in done.jobs["job"]["summary"]
 
 
 @pytest.mark.whole

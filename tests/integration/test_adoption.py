@@ -12,7 +12,7 @@ import pytest
 
 from provisioning.base.settings import ROOT
 from tests.support.rehearsals import IDENTITY, repository
-from tests.support.rehearsed import Rehearsed, example, rehearse
+from tests.support.rehearsed import example, rehearse
 
 pytestmark = [pytest.mark.heavy, pytest.mark.whole]
 
@@ -56,10 +56,10 @@ SUMS, HALVES = "src/mynet/sums.py", "src/mynet/halves.py"
 ATTEST = ("attest / statement", "attest / attest")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
     """A repository with a src/ layout, packages of its own, two small models and the README's workflow."""
-    root = tmp_path_factory.mktemp("adopter") / f"models-{tmp_path_factory.getbasetemp().name}"
+    root = tmp_path / f"models-{tmp_path.parent.name}"
     workflow = example(ROOT / "README.md", "name: QNN\n")
     workflow += "      requirements: requirements.txt\n      keep-programs: true\n"
     suite = 'schema = 1\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
@@ -76,49 +76,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(ROOT / ".nox" / "rehearsal" / "cache" / root.name, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def green(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
-    """As a push to main, which fills the cache."""
-    return rehearse(tmp_path_factory.mktemp("green"), "qnn", "--root", str(root), "--event", "push")
-
-
-@pytest.fixture(scope="module")
-def red(green: Rehearsed, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
-    """As a pull request that changes one of the models, which leaves the NPU by that."""
-    file = root / SUMS
-    file.write_text(file.read_text().replace("x + x", "torch.erf(x)"))
-    subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=root, check=True)
-    reports = tmp_path_factory.mktemp("red")
-    return rehearse(reports, "qnn", "--root", str(root), "--event", "pull_request")
-
-
-def test_the_readmes_ten_lines_gate_another_repositorys_models(green: Rehearsed) -> None:
+def test_the_readmes_ten_lines_gate_another_repositorys_models(root: Path, tmp_path: Path) -> None:
+    # As a push to main, which fills the cache.
+    green = rehearse(tmp_path / "green", "qnn", "--root", str(root), "--event", "push")
     jobs = (*(f"qnn / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
-    expected = dict.fromkeys(jobs, "success")
-    assert (green.code, green.results()) == (0, expected), green.output
-
-
-def test_its_models_are_lowered_for_the_chips_that_it_named(green: Rehearsed) -> None:
+    assert (green.code, green.results()) == (0, dict.fromkeys(jobs, "success")), green.output
     log = green.log("qnn / programs")
-    for stage in ("test_lowering", "test_emulator"):
-        assert f"{stage}: pass" in log
-    assert "sums/fp16/SM8650" in log
-    assert "sums/fp16/SM8750" in log
-    assert "SM8550" not in log
-
-
-def test_its_programs_are_attested_by_their_digests(green: Rehearsed) -> None:
+    assert "test_lowering: pass" in log and "test_emulator: pass" in log
+    assert "sums/fp16/SM8650" in log and "sums/fp16/SM8750" in log and "SM8550" not in log
     statement, attest = map(green.log, ATTEST)
     assert "would attest sums/fp16/SM8650.pte" in attest
     assert re.search(r"[0-9a-f]{64}  sums/fp16/SM8750\.pte", statement)
-
-
-def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None:
     summary = green.jobs["qnn / plan"]["summary"]
     assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
 
-
-def test_its_model_that_leaves_the_npu_makes_its_verdict_red(red: Rehearsed) -> None:
+    # As a pull request that changes one of the models, which leaves the NPU by that.
+    file = root / SUMS
+    file.write_text(file.read_text().replace("x + x", "torch.erf(x)"))
+    subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=root, check=True)
+    red = rehearse(tmp_path / "red", "qnn", "--root", str(root), "--event", "pull_request")
     assert red.code == 1, red.output
     assert red.results() == {
         "qnn / plan": "success",
@@ -129,9 +105,7 @@ def test_its_model_that_leaves_the_npu_makes_its_verdict_red(red: Rehearsed) -> 
     }
     found = [one for one in red.jobs["qnn / programs"]["annotations"] if "lowering-cpu-operator" in one]
     assert found and all("sums/" in one for one in found)
-
-
-def test_its_model_that_did_not_change_is_taken_from_the_cache(red: Rehearsed) -> None:
+    # The model that did not change is taken from the cache.
     log = red.log("qnn / programs")
     assert re.search(r": 2 cached \(2 from GitHub's cache of \w+\), 2 to do", log)
     assert f"2 because {SUMS} changed" in log

@@ -369,15 +369,6 @@ def test_a_tree_with_runners_of_language_models_gives_them_too(
 
 
 @pytest.mark.whole
-def test_a_runner_that_the_tree_defines_and_does_not_make_is_missed(given: Given, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path)
-    make_llama(tree)
-    replace_in(tree / "examples/qualcomm/CMakeLists.txt", "add_subdirectory(oss_scripts/llama)", "")
-    done = build(ARM64, tmp_path, tree, given.sdk)
-    assert (done.code, "qnn_llama_runner" in done.err) == (1, True)
-
-
-@pytest.mark.whole
 def test_a_release_is_stripped_or_says_that_it_cannot_be(given: Given, arm64: Built, tmp_path: Path) -> None:
     done = build(ARM64, tmp_path, given.tree, given.sdk, "--release")
     assert (done.code, done.report["findings"]) == (0, []), done.err
@@ -423,15 +414,6 @@ def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refus
     assert "28.2.13676358" in done.report["metrics"]["rebuilt_because"][0]
     assert "build-ndk" in {finding["rule"] for finding in done.report["findings"]}
     assert hashes(good.dist) == before
-
-
-@pytest.mark.whole
-def test_small_pages_are_refused_for_android(given: Given, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path)
-    with (tree / "backends/qualcomm/CMakeLists.txt").open("a", encoding="utf-8") as listing:
-        listing.write("target_link_options(qnn_executorch_backend PRIVATE -Wl,-z,max-page-size=4096)\n")
-    done = build("build_android", tmp_path, tree, given.sdk, ndk=given.ndk)
-    assert (done.code, done.rules(), done.dist.exists()) == (1, {"build-page-size"}, False), done.err
 
 
 @pytest.mark.heavy

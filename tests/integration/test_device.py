@@ -21,7 +21,7 @@ import pytest
 from provisioning.base.settings import ROOT
 from tests.support.builds import Built, build, gone, run_stage
 from tests.support.devices import make_device_sdk, make_inputs, make_program
-from tests.support.miniature_executorch import digest, make_llama, make_tree
+from tests.support.miniature_executorch import make_llama, make_tree
 from tests.support.sshd import HOST, ssh_server
 from tests.support.stand_in_adb import SERIAL, Phone, adb_server
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
@@ -131,35 +131,6 @@ def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
     assert done.returncode == 0, done.stderr + done.stdout
     assert "hello" in (tmp_path / "device" / "run.log").read_text(encoding="utf-8").splitlines()
     assert (linux.folder / "files" / "tokenizer.bin").read_bytes() == b"words"
-
-
-@pytest.mark.whole
-def test_what_is_there_already_is_not_pushed_again(linux: Bench, tmp_path: Path) -> None:
-    inputs = make_inputs(tmp_path / "in", b"abc")
-    linux.run("--inputs", inputs, into=tmp_path)
-    (tmp_path / "in" / "input 0.raw").write_bytes(b"xyz")
-    done = linux.run("--inputs", inputs, into=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert report(tmp_path)["metrics"]["pushed"] == ["inputs/0000_0.raw"]
-
-
-@pytest.mark.whole
-def test_a_missing_skel_fails_with_its_explanation(linux: Bench, tmp_path: Path) -> None:
-    """The chip's skel is not found when the program is for another arch."""
-    other = tmp_path / "bundle"
-    shutil.copytree(linux.bundle, other)
-    model = other / "models" / "a model.pte"
-    model.write_bytes(model.read_bytes().replace(b"arch=75", b"arch=79"))
-    manifest = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
-    for file in manifest["files"]:
-        file["sha256"] = digest(other / file["path"])
-    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    done = linux.run("--inputs", make_inputs(tmp_path / "in", b"abc"), into=tmp_path, bundle=other)
-    found = report(tmp_path)
-    assert (done.returncode, found["outcome"], found["metrics"]["exit_code"]) == (1, "fail", 1)
-    errors = [finding["message"] for finding in found["findings"] if finding["severity"] == "error"]
-    assert "error 4000" in errors[0]
-    assert "device-diagnosis" in {finding["rule"] for finding in found["findings"]}
 
 
 def test_a_bundle_that_was_changed_is_refused(linux: Bench, tmp_path: Path) -> None:

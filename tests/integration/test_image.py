@@ -154,14 +154,6 @@ def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
 
 
 @pytest.mark.whole
-def test_building_again_takes_all_from_the_cache(wheels: Stage, root: Path, tmp_path: Path) -> None:
-    again = image(root, "wheels", "--no-validate", reports=tmp_path)
-    assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
-    metrics = again.report["metrics"]
-    assert metrics["context_seconds"] + metrics["build_seconds"] <= 5
-
-
-@pytest.mark.whole
 def test_a_change_of_project_code_builds_nothing_again(
     wheels: Stage, elsewhere: Path, tmp_path: Path
 ) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import signal
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +12,7 @@ import pytest
 from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
 from tests.support import whole
-from tests.support.lowering_suites import Done, command, environment, run, suite
-from tests.support.processes import alive, descendants, wait_for
+from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -160,21 +155,6 @@ def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_
     assert run("test_lowering", tmp_path, "--suite", one).code == 1
 
 
-@pytest.mark.whole
-def test_another_sdk_compiles_it_again(tmp_path: Path) -> None:
-    one = suite(tmp_path, {"net": {}})
-    assert not run("test_lowering", tmp_path, "--suite", one).cached()
-    other = tmp_path / "sdk"
-    shutil.copytree(sdk_root(), other, copy_function=os.link, symlinks=True)
-    library = other / "lib/x86_64-linux-clang/libQnnSaver.so"
-    content = library.read_bytes()
-    library.unlink()
-    library.write_bytes(content + b"\0")
-    again = run("test_lowering", tmp_path, "--suite", one, environ=environment(QNN_SDK_ROOT=str(other)))
-    assert again.code == 0 and not again.cached()
-    assert run("test_lowering", tmp_path, "--suite", one).cached() == {"net"}
-
-
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:
     old = tmp_path / "sdk"
     (old / "lib").mkdir(parents=True)
@@ -197,28 +177,3 @@ def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it()
     trace = f'  File "{ROOT}/ci/suites/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
     node = SimpleNamespace(meta={"stack_trace": trace})
     assert source_of(node) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("processes", "number"),
-    # The worker starts, or has a child that lowers.
-    [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGINT), (2, signal.SIGKILL)],
-)
-def test_interrupted_it_leaves_no_process(tmp_path: Path, processes: int, number: signal.Signals) -> None:
-    one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
-    process = subprocess.Popen(
-        command("test_lowering", tmp_path, "--suite", one),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    wait_for(lambda: len(descendants(process.pid)) >= processes)
-    workers = descendants(process.pid)
-    process.send_signal(number)
-    code = process.wait(60)
-    wait_for(lambda: not alive(workers))
-    assert workers and not alive(workers)
-    assert code == (-number if number == signal.SIGKILL else 130)

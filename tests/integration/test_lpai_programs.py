@@ -27,13 +27,6 @@ def figures(done: Done) -> dict[str, float]:
     return {name: row["figures"]["sqnr_db"] for name, row in programs.items() if "figures" in row}
 
 
-def test_every_program_of_the_shipped_suite_keeps_its_accuracy(tmp_path: Path) -> None:
-    done = run("test_lowering", tmp_path, "--suite", SUITE)
-    assert (done.code, done.report.outcome) == (3, Outcome.ERROR)
-    assert {finding.rule for finding in done.report.findings} == {"lpai-library", "lpai-annotation"}
-    assert len(figures(done)) == 6
-
-
 def test_programs_are_quantized_and_the_missing_library_is_named(tmp_path: Path) -> None:
     done = run("test_lowering", tmp_path, "--suite", SUITE, "--case", "resnet10", "--case", "vit_layer")
 

@@ -71,19 +71,3 @@ def test_every_qnn_library_has_the_build_id_of_the_manifest(user: User) -> None:
     expected = load_profile("wheels").components["qnn-sdk"].build_id
     found = {build_id for path in user.root().rglob("libQnn*.so") for build_id in build_ids(path)}
     assert found == {expected}
-
-
-@pytest.mark.whole
-def test_damage_is_named_and_repaired_from_the_kept_wheel(user: User) -> None:
-    root = user.root()
-    skel = root / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
-    system = root / "lib/x86_64-linux-clang/libQnnSystem.so"
-    skel.unlink()
-    system.chmod(0o644)
-    with system.open("r+b") as stream:
-        stream.seek(4096)
-        stream.write(b"damage")
-    said = user.types("store", "verify", code=1)
-    assert "libQnnHtpV75Skel.so: missing" in said and "libQnnSystem.so: changed" in said
-    user.types("store", "repair", "--offline")
-    user.types("store", "verify")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
 from tests.support.skels import Skel
 
+SIGN = (sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850")
 ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
 
 
@@ -32,23 +33,23 @@ class World:
     root: Path
     qnn: Path
     hexagon: Path
-    variables: dict[str, str] = field(default_factory=dict)
 
-    def sign_lpai(self, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        environ = {
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
             **{name: value for name, value in os.environ.items() if not name.startswith("QNN_CI_")},
             "QNN_SDK_ROOT": str(self.qnn),
             "HEXAGON_SDK_ROOT": str(self.hexagon),
             "QNN_CI_STORE": str(self.root / "store"),
             "PYTHONPATH": str(hexagon_sdk.REPOSITORY),
-            **self.variables,
         }
+
+    def sign_lpai(self, *argv: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850", *map(str, argv)],
+            [*SIGN, *map(str, argv)],
             cwd=self.root,
-            env=environ,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            input=stdin,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=120,
@@ -176,18 +177,10 @@ def test_an_interrupt_ends_the_signer_and_leaves_nothing(
     world: World, python: str, how: signal.Signals
 ) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="hang")
-    environ = {
-        **os.environ,
-        "QNN_SDK_ROOT": str(world.qnn),
-        "HEXAGON_SDK_ROOT": str(world.hexagon),
-        "QNN_CI_STORE": str(world.root / "store"),
-        "PYTHONPATH": str(hexagon_sdk.REPOSITORY),
-    }
-    command = [sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850"]
     child = subprocess.Popen(
-        [*command, *ACCEPT, "--python", python],
+        [*SIGN, *ACCEPT, "--python", python],
         cwd=world.root,
-        env=environ,
+        env=world.environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         # Whoever runs the tests in the background of a script has SIGINT ignored, and so would it.
