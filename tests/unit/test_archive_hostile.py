@@ -22,8 +22,8 @@ SMALL = Limits(members=5, total=3_000_000, ratio=20, ratio_floor=100_000)
 class Case:
     name: str
     content: Callable[[], bytes]
-    message: str
-    """What the error says, after the name of the archive."""
+    reason: str
+    """A part of what the error says."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -33,6 +33,10 @@ def zipped(*items: Item, **options: int) -> Callable[[], bytes]:
 
 def bomb() -> Item:
     return Item("bomb", bytes(2_000_000))
+
+
+def large(name: str, size: int) -> Item:
+    return Item(name, bytes(size), method=STORED)
 
 
 def overlapping() -> bytes:
@@ -58,10 +62,6 @@ def stretched() -> bytes:
 def two_ends() -> bytes:
     inner = build(Item("other", b"seen by some tools only"))
     return build(Item("a"), comment=inner)
-
-
-def with_disk(number: int) -> bytes:
-    return build(Item("a"), disk=number)
 
 
 NAMES = [
@@ -91,19 +91,9 @@ COLLISIONS = [
 LINKS = [
     Case("absolute link", zipped(link("l", "/etc/passwd")), "found the absolute '/etc/passwd'"),
     Case("link up and out", zipped(link("d/l", "../../evil")), "found target '../../evil'"),
-    Case(
-        "link out by way of a directory", zipped(folder("d/"), link("l", "d/../..")), "stays inside the tree"
-    ),
-    Case(
-        "link out by way of a link",
-        zipped(link("a/up", "../b"), link("l", "a/up/../../evil")),
-        "stays inside the tree",
-    ),
-    Case(
-        "link out by way of a link in other case",
-        zipped(link("a/b/Up", "../.."), link("a/l", "b/uP/../evil")),
-        "stays inside the tree",
-    ),
+    Case("link out by way of a directory", zipped(folder("d/"), link("l", "d/../..")), "inside the tree"),
+    Case("link out by a link", zipped(link("a/up", "../b"), link("l", "a/up/../../evil")), "inside the tree"),
+    Case("in other case", zipped(link("a/b/Up", "../.."), link("a/l", "b/uP/../evil")), "inside the tree"),
     Case("circle of links", zipped(link("a", "b"), link("b", "a")), "found a circle"),
     Case("member through a link", zipped(link("l", "d"), Item("l/evil")), "found a symbolic link"),
     Case("link over a directory", zipped(Item("l/f"), link("l", "d")), "found a directory"),
@@ -118,33 +108,12 @@ KINDS = [
 ]
 
 BOMBS = [
-    Case(
-        "ratio of one member",
-        zipped(bomb(), Item("b", bytes(500_000), method=STORED)),
-        "found 2000000 bytes from",
-        SMALL,
-    ),
-    Case(
-        "ratio of many members",
-        zipped(*(Item(f"{n}", bytes(90_000)) for n in range(5))),
-        "found 450000",
-        SMALL,
-    ),
-    Case(
-        "total",
-        zipped(Item("a", bytes(2_000_000), method=STORED), Item("b", bytes(2_000_000), method=STORED)),
-        "found 4000000",
-        SMALL,
-    ),
+    Case("ratio of one member", zipped(bomb(), large("b", 500_000)), "found 2000000 bytes from", SMALL),
+    Case("ratio of many", zipped(*(Item(f"{n}", bytes(90_000)) for n in range(5))), "found 450000", SMALL),
+    Case("total", zipped(large("a", 2_000_000), large("b", 2_000_000)), "found 4000000", SMALL),
     Case("count", zipped(*(Item(f"{n}") for n in range(6))), "expected at most 5 members, found 6", SMALL),
-    Case(
-        "count of which the directory knows nothing",
-        zipped(Item("a"), count=4_000_000_000, zip64=True),
-        "found 4000000000",
-    ),
-    Case(
-        "declared terabytes", zipped(Item("a", size=0xFFFFFFFE, compressed_size=9)), "times its packed size"
-    ),
+    Case("count without members", zipped(Item("a"), count=4_000_000_000, zip64=True), "found 4000000000"),
+    Case("declared terabytes", zipped(Item("a", size=0xFFFFFFFE, compressed_size=9)), "its packed size"),
     Case("overlapping entries", overlapping, "found an overlap with 'a'"),
     Case("entry inside another", nested, "found an overlap with 'a'"),
     Case("data pushed into the next member", stretched, "found an overlap with the next member"),
@@ -154,35 +123,17 @@ LIES = [
     Case("local name", zipped(Item("good", local={"name": b"evil"})), "found b'evil'"),
     Case("longer local name", zipped(Item("a", local={"name": b"a/../b"})), "found b'a/../b'"),
     Case("local method", zipped(Item("a", local={"method": 0})), "found method 0"),
-    Case(
-        "local signature",
-        zipped(Item("a", local={"signature": b"PK\1\2"})),
-        "found b'PK\\x01\\x02' at offset 0",
-    ),
-    Case(
-        "descriptor",
-        zipped(replace(Item("a").described(), descriptor=bytes(16))),
-        "expected a data descriptor that agrees with",
-    ),
+    Case("local signature", zipped(Item("a", local={"signature": b"PK\1\2"})), "at offset 0"),
+    Case("descriptor", zipped(replace(Item("a").described(), descriptor=bytes(16))), "a data descriptor"),
     Case("position", zipped(Item("a", offset=3)), "found data up to offset"),
     Case(
-        "data in the directory",
-        zipped(Item("a", b"1" * 9, method=STORED, local={"extra": b"12"}), start=38),
-        "expected a directory that ends",
+        "data in the directory", zipped(replace(large("a", 9), local={"extra": b"12"}), start=38), "that ends"
     ),
     Case("directory too short", zipped(Item("a"), count=2), "expected 2 members in its directory, found 1"),
     Case("directory elsewhere", zipped(Item("a"), start=1), "expected a directory that ends at offset"),
-    Case(
-        "stored member of two sizes",
-        zipped(Item("a", method=STORED, size=3)),
-        "expected 3 stored bytes, found 7",
-    ),
+    Case("stored member of two sizes", zipped(Item("a", method=STORED, size=3)), "expected 3 stored bytes"),
     Case("two ends", two_ends, "expected one end of the directory, found 2"),
-    Case(
-        "bytes in front",
-        lambda: b"#!/bin/sh\n" + build(Item("a")),
-        "expected a directory that ends at offset",
-    ),
+    Case("bytes in front", lambda: b"#!/bin/sh\n" + build(Item("a")), "a directory that ends at offset"),
     Case("bytes behind", lambda: build(Item("a")) + b"\0", "expected a zip file that ends with its"),
 ]
 
@@ -190,29 +141,23 @@ UNKNOWN = [
     Case("encrypted", zipped(Item("a", flags=1)), "expected a member that is not encrypted"),
     Case("patch data", zipped(Item("a", flags=0x20)), "found patch data"),
     Case("bzip2", zipped(Item("a", method=12, raw=b"BZh9")), "found method 12 (bzip2)"),
-    Case("part of a split archive", lambda: with_disk(1), "found one part of a split zip"),
+    Case("part of a split archive", zipped(Item("a"), disk=1), "found one part of a split zip"),
     Case("page of a web server", lambda: b"<html>Access denied</html>", "found none in the last of 26 bytes"),
 ]
 
 BEFORE_WRITING = [*NAMES, *COLLISIONS, *LINKS, *KINDS, *BOMBS, *LIES, *UNKNOWN]
 
 WHILE_WRITING = [
-    Case(
-        "more than declared",
-        zipped(Item("a", b"12345678", size=4)),
-        "expected 4 bytes as declared, found more",
-    ),
+    Case("more than declared", zipped(Item("a", b"12345678", size=4)), "4 bytes as declared, found more"),
     Case("less than declared", zipped(Item("a", b"1234", size=9)), "expected 9 bytes as declared, found 4"),
     Case("wrong checksum", zipped(Item("a", crc=0xDEADBEEF)), "'a': expected checksum deadbeef, found"),
     Case(
-        "deflate stream that is cut off",
-        zipped(Item("a", raw=deflated(b"content")[:-3])),
-        "'a': expected a whole deflate stream",
+        "deflate stream cut off", zipped(Item("a", raw=deflated(b"content")[:-3])), "a whole deflate stream"
     ),
     Case("garbage for data", zipped(Item("a", raw=b"\xff" * 40)), "found damage"),
     Case(
-        "bytes behind the deflate stream",
-        zipped(Item("a", raw=deflated(b"content") + b"smuggled")),
+        "bytes behind the stream",
+        zipped(Item("a", raw=deflated(b"content") + b"x")),
         "compressed bytes, found",
     ),
 ]
@@ -230,13 +175,13 @@ def refused(tmp_path: Path, case: Case) -> ArchiveError:
 def test_is_refused_before_anything_is_written(tmp_path: Path, case: Case) -> None:
     error = refused(tmp_path, case)
     assert error.message.startswith("a.zip: ")
-    assert case.message in error.message
+    assert case.reason in error.message
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("case", WHILE_WRITING, ids=lambda case: case.name)
 def test_is_noticed_at_the_member_that_lies(tmp_path: Path, case: Case) -> None:
-    assert case.message in refused(tmp_path, case).message
+    assert case.reason in refused(tmp_path, case).message
 
 
 def test_a_member_that_holds_more_than_it_says_is_stopped_at_what_it_says(tmp_path: Path) -> None:

@@ -11,15 +11,13 @@ from ci.builds import cmake
 from ci.builds.cmake import Build, Command, Project, failure
 from ci.builds.programs import Program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from tests.support.scripts import script
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
     """With a CMake that only notes how it was called."""
-    path = tmp_path / "bin" / "cmake"
-    path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\necho "$* $CXXFLAGS" >> {tmp_path}/calls\n', encoding="utf-8")
-    path.chmod(0o755)
+    path = script(tmp_path / "bin" / "cmake", f'echo "$* $CXXFLAGS" >> {tmp_path}/calls')
     tool = Program(path, "cmake version 4.0.0")
     folder = tmp_path / "work"
     project = Project("demo", tmp_path / "source", folder / "build", {"A": "1"})

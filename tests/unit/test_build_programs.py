@@ -1,4 +1,4 @@
-"""CMake, Ninja and compilers are found, or the command that installs them is named."""
+"""Programs of a build are found, or the command that installs them is named; recipes are data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ci.builds.programs import Program, find_cmake, find_compiler
-from provisioning.base.errors import EnvironmentLacking
+from ci.builds.recipes import for_tree, load_recipe
+from provisioning.base.errors import EnvironmentLacking, ManifestError
+from tests.support.scripts import script
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +19,7 @@ def _no_programs_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def program(folder: Path, name: str, prints: str, code: int = 0) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(f"#!/bin/sh\necho '{prints}'\nexit {code}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
+    return script(folder / name, f"echo '{prints}'\nexit {code}")
 
 
 def path_of(*folders: Path) -> dict[str, str]:
@@ -53,3 +51,48 @@ def test_a_compiler_with_a_launcher_is_refused_with_the_reason(tmp_path: Path) -
     with pytest.raises(EnvironmentLacking) as caught:
         find_compiler({"CXX": "ccache g++", **path_of(tmp_path / "bin")})
     assert caught.value.remedy == "name the program alone, without a launcher or arguments"
+
+
+GOOD = """
+schema = 1
+summary = "a recipe"
+toolchain = "host"
+[[projects]]
+name = "all"
+source = "."
+build = "."
+[[outputs]]
+kind = "library"
+files = ["lib/a.so"]
+to = "lib"
+"""
+
+
+def recipe(folder: Path, text: str) -> Path:
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "examples" / "models" / "llama").mkdir(parents=True)
+    (tmp_path / "examples" / "models" / "llama" / "CMakeLists.txt").touch()
+    recipe = for_tree(load_recipe("aarch64-linux"), tmp_path)
+    assert recipe.projects[-1].name == "llama"
+    assert [Path(output.files[0]).name for output in recipe.outputs if output.kind == "runner"] == [
+        "qnn_executor_runner",
+        "llama_main",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('source = "."', 'source = "../elsewhere"', "source"),
+        ('to = "lib"', 'to = "/usr/lib"', "to"),
+        ('build = "."', 'build = "."\noptions = { A = "{nowhere}" }', "(top)"),
+    ],
+)
+def test_a_recipe_that_cannot_be_taken_names_its_key(tmp_path: Path, old: str, new: str, key: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        load_recipe("mine", recipe(tmp_path, GOOD.replace(old, new)))
+    assert key in caught.value.key

@@ -15,7 +15,7 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.command_line import STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.base.command_line import Verb, count, duration, guarded, main
 from provisioning.base.settings import ROOT
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
@@ -33,19 +33,6 @@ def run(args):
     if hasattr(errors, args.what):
         raise getattr(errors, args.what)("it is so", remedy="do that")
     return int(args.what)
-"""
-
-VERB_WITH_PATHS = """
-from pathlib import Path
-EXAMPLES = ""
-def configure(parser):
-    parser.add_argument("--several", type=Path, action="append")
-    parser.add_argument("--kept", type=Path, default=Path("reports"))
-    parser.add_subparsers(dest="which").add_parser("what").add_argument("one", type=Path)
-def run(args):
-    global SEEN
-    SEEN = args
-    return 0
 """
 
 
@@ -238,33 +225,6 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"seconds above 0, found '"):
         duration(text)
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("a b/x", "{start}/a b/x"),
-        ("/srv/x", "/srv/x"),
-        ("~/x", f"{Path.home()}/x"),
-        ("../x", "{start}/../x"),
-    ],
-)
-def test_a_relative_path_begins_where_the_user_was(
-    typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "verb_with_paths.py").write_text(VERB_WITH_PATHS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "verb_with_paths", raising=False)
-    monkeypatch.setenv(STARTED_IN, "/srv/somebody")
-    verbs = {"verb": Verb("verb_with_paths", "a verb")}
-    assert _main(verbs, "verb", "--several", typed, "--several", "/y", "what", typed) == 0
-    seen = sys.modules["verb_with_paths"].SEEN
-    expected = meant.format(start="/srv/somebody")
-    assert (seen.one, seen.several) == (Path(expected), [Path(expected), Path("/y")])
-    # The toolkit's own places stay below where it is, and what it starts hears of none of this.
-    assert seen.kept == Path("reports") and STARTED_IN not in os.environ
-    assert _main(verbs, "verb", "what", typed) == 0
-    assert sys.modules["verb_with_paths"].SEEN.one == Path(typed).expanduser()
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -154,21 +154,6 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
         measure(QNN_50, selection, choice(), {}, stage)
 
 
-def test_the_executorch_lane_compares_versions_on_the_qnn_that_they_drive() -> None:
-    newest_first = stacks(choice("executorch"))
-    assert [(each.executorch, each.build.qnn) for each in newest_first] == [
-        (version, "2.49.40") for version in ("1.5.1", "1.5.0", "1.4.1")
-    ]
-    assert newest_first[0].release is None and newest_first[0].age > newest_first[1].age
-    named = stacks(choice("executorch", executorch=["1.4.1", "1.5.1"]))
-    assert [each.name for each in named] == ["executorch 1.4.1", "executorch 1.5.1"]
-    both = stacks(choice("executorch", ["2.49.40", "2.51.0"], ["1.5.1"]))
-    assert [each.name for each in both] == [
-        "executorch 1.5.1 with QNN 2.49.40",
-        "executorch 1.5.1 with QNN 2.51.0",
-    ]
-
-
 @pytest.mark.parametrize(
     "refused",
     [

@@ -13,6 +13,7 @@ from ci.device.transport import Adb, Answer, Lost, Ssh, TimedOut
 from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity
 from tests.support.local_device import Local
+from tests.support.scripts import script
 
 
 def files(folder: Path, **contents: str) -> dict[str, Path]:
@@ -74,22 +75,15 @@ def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str)
         session.stage_inputs(listed, tmp_path)
 
 
-def program(folder: Path, text: str) -> str:
-    path = folder / "program"
-    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return str(path)
-
-
 def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match="the connection broke"):
-        Adb(program(tmp_path, "echo half of an answ")).shell("true")
+        Adb(str(script(tmp_path / "adb", "echo half of an answ"))).shell("true")
 
 
 def test_a_connection_that_breaks_is_not_a_host_that_refuses(tmp_path: Path) -> None:
     said = "echo loading; echo 'client_loop: send disconnect: Broken pipe' >&2; exit 255"
     with pytest.raises(Lost, match="Broken pipe") as caught:
-        Ssh(program(tmp_path, said), "board").shell("true")
+        Ssh(str(script(tmp_path / "ssh", said)), "board").shell("true")
     assert (caught.value.exit_code, caught.value.out) == (4, "loading\n")
 
 

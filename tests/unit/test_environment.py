@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioning import environment
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
+from provisioning.overlay import describe
 from provisioning.store import Tree, Want
 from tests.support.environments import write_ndk
 from tests.support.sdk_archives import tree_at
@@ -167,3 +169,35 @@ def test_a_device_gets_its_dsp_path_and_the_host_keeps_its_own_libraries(sdk: Pa
     expected = ("/data/local/tmp/qnn-ci", *DEVICE_DSP_DIRECTORIES["aarch64-android"])
     assert environment.variables["ADSP_LIBRARY_PATH"].split(";") == list(expected)
     assert environment.variables["LD_LIBRARY_PATH"] == str(sdk / HOST)
+
+
+@pytest.fixture
+def own_sdk(tmp_path: Path) -> Path:
+    for place in ("sdk/include/QNN", "sdk/lib/x86_64-linux-clang", "et/executorch/backends/qualcomm"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "sdk" / "sdk.yaml").touch()
+    (tmp_path / "et" / "executorch" / "CMakeLists.txt").touch()
+    return tmp_path / "sdk"
+
+
+def python_path(own_sdk: Path, overlaid: Path, monkeypatch: pytest.MonkeyPatch, had: str = "") -> str | None:
+    overlay = own_sdk.parent / "overlay"
+    overlay.mkdir()
+    describe(overlay, overlaid)
+    monkeypatch.setattr(environment, "OVERLAY", overlay)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", own_sdk.parent / "store", Path("reports"))
+    environ = {
+        "QNN_SDK_ROOT": str(own_sdk),
+        "EXECUTORCH_ROOT": str(own_sdk.parent / "et/executorch"),
+        "PYTHONPATH": had,
+    }
+    return resolve(selection, environ, trees=Trees({})).variables.get("PYTHONPATH")
+
+
+def test_the_overlay_of_the_tree_comes_first(own_sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = python_path(own_sdk, own_sdk.parent / "et/executorch", monkeypatch, had="/mine")
+    assert found == f"{own_sdk.parent}/overlay:/mine"
+
+
+def test_the_overlay_of_another_tree_is_left_alone(own_sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert python_path(own_sdk, own_sdk.parent / "another/executorch", monkeypatch, had="/mine") is None

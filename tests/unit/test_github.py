@@ -21,7 +21,8 @@ from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from tests.support import engine, needs
-from tests.support.rehearsals import IDENTITY, repository, write
+from tests.support.rehearsals import repository
+from tests.support.scripts import script
 
 ROWS = {
     "always": Row(stage="lint", minutes=5),
@@ -182,29 +183,6 @@ def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
     assert plan.changed_files(base) is None
 
 
-def test_what_changed_is_every_file_that_differs_from_where_a_branch_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = repository(tmp_path / "a", {"kept": "1", "old": "2", "gone": "3"})
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    git("checkout", "-q", "-b", "mine")
-    git("mv", "old", "two words")
-    git("rm", "-q", "gone")
-    git(*IDENTITY, "commit", "-q", "-m", "mine")
-    git("checkout", "-q", "main")
-    write(root, {"theirs": "4"})
-    git("add", "theirs")
-    git(*IDENTITY, "commit", "-q", "-m", "theirs")
-    base = git("rev-parse", "HEAD")
-    git("checkout", "-q", "mine")
-    monkeypatch.setattr(plan, "ROOT", root)
-    assert plan.changed_files(base) == ["gone", "old", "two words"]
-
-
 @pytest.mark.parametrize(
     ("occasion", "changed", "since"),
     [("gate", ["docs/x.md"], "main"), ("gate", None, ""), ("nightly", ["docs/x.md"], "")],
@@ -295,14 +273,10 @@ def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(
 # stage
 
 
-def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, **more: str) -> int:
+def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, **more: str) -> int:
     """With a stand-in for nox that writes down how it was called, and then does what the test says."""
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    nox = bin_ / "nox"
-    nox.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\n{script}\n')
-    nox.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    nox = script(tmp_path / "bin" / "nox", f'printf "%s\\n" "$@" > {tmp_path}/argv\n{text}')
+    monkeypatch.setenv("PATH", f"{nox.parent}{os.pathsep}{os.environ['PATH']}")
     environ = {
         "PATH": os.environ["PATH"],
         "GITHUB_WORKSPACE": str(tmp_path),
@@ -322,15 +296,15 @@ def report_of(tmp_path: Path, outcome: Outcome) -> str:
 
 
 def test_a_stages_arguments_are_split_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = report_of(tmp_path, Outcome.PASS)
-    code = run_stage(tmp_path, monkeypatch, script, QNN_CI_ARGUMENTS="-k 'a b' $(touch x); ls")
+    text = report_of(tmp_path, Outcome.PASS)
+    code = run_stage(tmp_path, monkeypatch, text, QNN_CI_ARGUMENTS="-k 'a b' $(touch x); ls")
     assert code == 0
     argv = (tmp_path / "argv").read_text().splitlines()
     assert argv[2:] == ["-s", "validate", "--", "-k", "a b", "$(touch", "x);", "ls"]
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "says"),
+    ("text", "code", "says"),
     [
         ("exit 0", 1, "wrote no report"),
         ("exit 7", 7, "ended with exit code 7, and wrote no report"),
@@ -344,14 +318,14 @@ def test_a_stage_whose_report_is_missing_or_belied_is_no_pass(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    script: str,
+    text: str,
     code: int,
     says: str,
 ) -> None:
     for outcome in (Outcome.PASS, Outcome.FAIL):
-        if outcome.name in script:
-            script = script.replace(outcome.name, report_of(tmp_path, outcome))
-    assert run_stage(tmp_path, monkeypatch, script) == code
+        if outcome.name in text:
+            text = text.replace(outcome.name, report_of(tmp_path, outcome))
+    assert run_stage(tmp_path, monkeypatch, text) == code
     assert says in capfd.readouterr().out
 
 
@@ -379,12 +353,8 @@ def test_the_tests_see_nothing_of_the_job_that_runs_them(
 def test_a_stage_gets_its_variables_and_root_if_its_row_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sudo").mkdir()
-    sudo = tmp_path / "sudo" / "sudo"
-    sudo.write_text(
-        f'#!/bin/sh\n[ "$1" = --non-interactive ] && shift && touch {tmp_path}/root && exec "$@"\n'
-    )
-    sudo.chmod(0o755)
+    check = f'[ "$1" = --non-interactive ] && shift && touch {tmp_path}/root && exec "$@"'
+    sudo = script(tmp_path / "sudo" / "sudo", check)
     monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     more = {
@@ -494,10 +464,7 @@ class GitHubCli:
 @pytest.fixture
 def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHubCli:
     root = repository(tmp_path / "released", RELEASED)
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "gh"
-    program.write_text(
-        f"""#!/bin/sh
+    text = f"""
 if [ "$2" = view ]; then
   echo "$GH_VIEW"
   [ -n "$GH_VIEW" ] || echo 'release not found' >&2
@@ -505,10 +472,8 @@ if [ "$2" = view ]; then
   exit
 fi
 echo "$@" >> {tmp_path}/calls
-[ "$2" != "$GH_FAILS" ]
-"""
-    )
-    program.chmod(0o755)
+[ "$2" != "$GH_FAILS" ]"""
+    program = script(tmp_path / "bin" / "gh", text)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     for module in (release, publish):
         monkeypatch.setattr(module, "ROOT", root)

@@ -13,6 +13,7 @@ from ci.github.rehearse.commands import pairs
 from ci.github.rehearse.job import STAND_INS
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.image_archives import archive
+from tests.support.scripts import script
 
 OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b""}
 
@@ -20,10 +21,7 @@ OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of release.yml's job `push`, with a skopeo that only says what it would do."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "skopeo"
-    program.write_text(STAND_INS["skopeo"])
-    program.chmod(0o755)
+    program = script(tmp_path / "bin" / "skopeo", STAND_INS["skopeo"].partition("\n")[2])
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(release, "project_version", lambda root: "1.2")
     (tmp_path / "images").mkdir()

@@ -10,6 +10,7 @@ import pytest
 
 from ci.github import packages
 from provisioning.base.errors import EnvironmentLacking, UsageError
+from tests.support.scripts import script
 
 Machine = Callable[..., Path]
 
@@ -34,8 +35,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         folder.mkdir()
         (folder / "env").symlink_to("/usr/bin/env")
         for name in programs:
-            (folder / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
-            (folder / name).chmod(0o755)
+            script(folder / name, scripts[name])
         monkeypatch.setenv("PATH", str(folder))
         monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
         return log

@@ -28,6 +28,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from tests.support.programs import program
+from tests.support.scripts import script
 
 PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
@@ -140,7 +141,6 @@ def test_kept_files_that_are_not_what_was_kept_are_refused(damage: str, tmp_path
 
 
 RUNNER = """\
-#!/bin/sh
 model=$2
 while [ $# -gt 0 ]; do case $1 in --output_folder_path) out=$2;; esac; shift; done
 write() { head -c 768 /dev/zero | tr '\\0' $1 > $out/output_0_0.raw; }
@@ -166,11 +166,7 @@ def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does
     pte.write_bytes(program())
 
     def runner(version: str, *arguments: object) -> Path:
-        path = tmp_path / "runners" / version / "runner"
-        path.parent.mkdir(parents=True)
-        path.write_text(RUNNER.replace("{does}", does))
-        path.chmod(0o755)
-        return path
+        return script(tmp_path / "runners" / version / "runner", RUNNER.replace("{does}", does))
 
     monkeypatch.setattr(executorch, "_runner", runner)
     monkeypatch.setattr(executorch, "_compile", lambda maker, names, *more: dict.fromkeys(names, pte))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from ci.suites.history import MOST, add_history
+from ci.suites.history import add_history
 from provisioning.base.findings import Metric
 
 
@@ -40,19 +38,6 @@ def _run(
     history = row.get("history", [])
     assert isinstance(history, list)
     return [each["ddr_read"] for each in history if isinstance(each, dict)]  # type: ignore[misc]
-
-
-def test_a_commit_has_one_entry_and_the_last_ones_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ci.suites.history.MOST", 2)
-    repository = _repository(tmp_path / "repository", "https://example.org/a/net")
-    found = []
-    for number in range(3):
-        _commit(repository, f"{number}")
-        found = [_run(repository, 100 + number, tmp_path), _run(repository, 200 + number, tmp_path)]
-    assert found == [[201, 102], [201, 202]] and MOST > 2
-    assert len(list((tmp_path / "cache/memo/figures").rglob("*.json"))) == 2
 
 
 def test_clones_share_a_history_and_other_repositories_and_suites_do_not(tmp_path: Path) -> None:

@@ -13,17 +13,14 @@ import pytest
 from ci.image.builders import Buildah, Docker, Order, choose
 from ci.image.engine import Engine
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from tests.support.scripts import script
 
 NONE = Engine.__new__(Engine)
 """Docker's own client builds in the engine: ours is not used."""
 
 
 def program(folder: Path, name: str, body: str) -> str:
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(f"#!{sys.executable}\nimport sys\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
+    return str(script(folder / name, f"import sys\n{body}", sys.executable))
 
 
 def docker(folder: Path, version: str, buildx: bool = False) -> str:
@@ -123,7 +120,7 @@ class Workbench:
 def workbench(tmp_path: Path) -> Callable[..., Workbench]:
     def workbench(fails: str = "") -> Workbench:
         image = '{"FromImageDigest": "sha256:1", "OCIv1": {"rootfs": {"diff_ids": ["sha256:2"]}}}'
-        script = f"""#!/bin/sh
+        text = f"""
             if [ "$1 $3" = "--root --runroot" ]; then echo "$2" >> {tmp_path}/roots; shift 4; else exit 9; fi
             echo "$*" >> {tmp_path}/calls
             if [ "$1" = "{fails}" ]; then echo "it cannot" >&2; exit 1; fi
@@ -134,10 +131,7 @@ def workbench(tmp_path: Path) -> Callable[..., Workbench]:
             containers) echo c1; echo c2 ;;
             esac
             """
-        program = tmp_path / "buildah"
-        program.write_text(script)
-        program.chmod(0o755)
-        return Workbench(tmp_path, str(program))
+        return Workbench(tmp_path, str(script(tmp_path / "buildah", text)))
 
     return workbench
 

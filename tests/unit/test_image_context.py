@@ -6,19 +6,16 @@ import errno
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ci.image import context, wheelhouse
-from ci.image.context import Apt, assemble, check_packages, keep_packages, link_tree, packages_in, trees_of
+from ci.image import context
+from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in, trees_of
 from ci.image.engine import Done, Engine, Job
 from ci.image.image_plan import Package, PackageLock, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
-from provisioning.store import Store, Tree
-from tests.support.sdk_archives import tree_at
+from provisioning.store import Store
 
 CONTENT = b"a package"
 GPP = Package("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
@@ -129,42 +126,6 @@ def test_a_half_linked_tree_is_not_taken_for_whole(
 
 def _no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-class TestContext:
-    @pytest.fixture
-    def make(
-        self, apt: AptInContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> Callable[[], Path]:
-        """The context of the image of the profile `wheels`, of stand-ins for what is fetched."""
-        (tmp_path / "tree").mkdir()
-        (tmp_path / "tree" / "sdk").write_text("of the store")
-
-        def fill(environment: str, into: Path, wanted: wheelhouse.Wanted) -> bool:
-            into.mkdir(parents=True, exist_ok=True)
-            return True
-
-        def provision(*_: object, **__: object) -> Tree:
-            return tree_at(tmp_path / "tree")
-
-        monkeypatch.setattr(wheelhouse, "fill", fill)
-        monkeypatch.setattr(Store, "provision", provision)
-        plan = replace(plan_of("wheels"), debian=LOCK)
-
-        def made() -> Path:
-            assemble(plan, apt, "base", Store(tmp_path / "store"), Apt(), tmp_path / "context")
-            return tmp_path / "context"
-
-        return made
-
-    def test_has_all_that_the_dockerfile_reads(self, make: Callable[[], Path]) -> None:
-        made = make()
-        assert packages_in(made / "packages") == [GPP]
-        assert (made / "components" / "qnn-sdk" / "sdk").read_text() == "of the store"
-        plan = plan_of("wheels")
-        for environment in plan.environments:
-            imports = (made / "environments" / environment / "imports.txt").read_text().splitlines()
-            assert tuple(imports) == plan.imports[environment]
 
 
 def test_a_vendors_licences_come_before_its_sdks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,18 @@
-"""What an engine that is absent, refuses or is full means for the user."""
+"""The container engine, and the command line that enters an image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ci.image import shell
 from ci.image.engine import Done, Engine, Job, Mount
+from ci.image.image_plan import plan_of
+from ci.image.shell import docker_run
 from tests.support.typed import typed
 
 
@@ -25,52 +31,39 @@ def test_the_verb_ends_with_3_and_no_traceback(tmp_path: Path) -> None:
 class Client:
     """Stands for docker's client, and for its images, containers and the one container that it makes."""
 
-    def __init__(self, *, code: int = 0, fails: Exception | None = None, options: Sequence[str] = ()) -> None:
-        self.code, self.fails, self.options = code, fails, options
+    def __init__(self) -> None:
         self.images = self.containers = self.api = self
         self.asked: dict[str, Any] = {}
-        self.did: list[str] = []
+        self.removed = False
         self.id = "sha256:1"
 
     def info(self) -> dict[str, object]:
-        return {"ServerVersion": "1", "SecurityOptions": list(self.options)}
+        return {"ServerVersion": "1", "SecurityOptions": []}
 
     def get(self, reference: str) -> Client:
-        if self.fails is not None:
-            raise self.fails
         return self
-
-    pull = get
 
     def create(self, image: str, command: list[str], **how: Any) -> Client:
         self.asked = {"image": image, "command": command, **how}
         return self
 
-    def start(self) -> None:
-        if self.fails is not None:
-            raise self.fails
+    def start(self) -> None: ...
 
     def wait(self) -> dict[str, int]:
-        return {"StatusCode": self.code}
+        return {"StatusCode": 7}
 
     def logs(self, *, stdout: bool, stderr: bool) -> bytes:
         return b"out\xff" if stdout and not stderr else b"err"
 
-    def remove(self, *reference: str, force: bool, v: bool = False) -> None:
-        self.did.append("removed")
-        if reference and self.fails is not None:
-            raise self.fails
-
-
-def engine_of(client: Client) -> Engine:
-    return Engine(client)
+    def remove(self, *, force: bool, v: bool = False) -> None:
+        self.removed = True
 
 
 def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not_granted() -> None:
-    client = Client(code=7)
+    client = Client()
     mounts = [Mount("/a", "/in", True), Mount("/b", "/out")]
     job = Job("image", ["sh"], "0:0", mounts, {"A": "1"}, "/out", read_only=True, tmpfs=["/tmp"])
-    done = engine_of(client).run(job)
+    done = Engine(client).run(job)
     assert done == Done(7, "out\ufffd", "err")
     given = ("image", "command", "user", "environment", "working_dir")
     assert [client.asked[name] for name in given] == ["image", ["sh"], "0:0", {"A": "1"}, "/out"]
@@ -81,4 +74,57 @@ def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not
         "/b": {"bind": "/out", "mode": "rw"},
     }
     assert list(client.asked["tmpfs"]) == ["/tmp"]
-    assert client.did == ["removed"]
+    assert client.removed
+
+
+PLAN = plan_of("wheels")
+
+
+def argv(tmp_path: Path, owner: str = "1000:1000", where: Path | None = None, **environ: str) -> list[str]:
+    return docker_run(
+        PLAN,
+        ["true"],
+        owner=owner,
+        terminal=False,
+        environ=environ,
+        where=where or tmp_path,
+        root=tmp_path,
+    )
+
+
+def test_a_command_runs_as_the_caller_in_the_checkout_and_writes_nothing_to_the_image(tmp_path: Path) -> None:
+    words = argv(tmp_path, "1234:99", where=tmp_path / "docs", QNN_CI_SOC="SM8750", QNN_SDK_ROOT="/mine")
+    assert words[words.index("--user") + 1] == "1234:99"
+    assert "--read-only" in words and "--tty" not in words
+    assert words[words.index("--workdir") + 1] == str(tmp_path / "docs")
+    checkout = f"type=bind,source={tmp_path},target={tmp_path}"
+    assert [word for word in words if word.startswith("type=bind") and "etc" not in word] == [checkout]
+    assert "QNN_CI_SOC" in words and "QNN_SDK_ROOT" not in words
+    assert words[-2:] == [PLAN.tag, "true"]
+
+
+class Answering(Engine):
+    owner = "1000:1000"
+
+    def image_id(self, reference: str) -> str | None:
+        return None
+
+
+def test_packages_of_a_suite_come_from_the_users_index_whose_password_no_process_list_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Sequence[str], Mapping[str, str]]] = []
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://ann:secret@index.example/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
+    monkeypatch.setattr(shell, "check", lambda *_: None)
+
+    def become(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+        calls.append((argv, environ))
+        return 0
+
+    monkeypatch.setattr("provisioning.verbs.shell.become", become)
+    shell.run(argparse.Namespace(image="wheels", command=[]))
+    ((argv, environ),) = calls
+    assert argv[argv.index("PIP_INDEX_URL") - 1] == "--env" and "secret" not in " ".join(argv)
+    assert environ["PIP_INDEX_URL"] == "https://ann:secret@index.example/simple"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ci.image.builders import Built, Docker, Order
-from ci.image.context import link_tree
 from ci.image.engine import Engine
 from ci.image.reproduce import build_twice, differences
 
@@ -126,23 +125,6 @@ def order(tmp_path: Path) -> Order:
 
 
 SAME = Built("sha256:1", ("sha256:2",))
-
-
-@pytest.mark.parametrize("left", [False, True], ids=["new", "after one that was killed"])
-def test_both_builds_have_all_of_the_context(order: Order, tmp_path: Path, left: bool) -> None:
-    if left:
-        (tmp_path / "older").mkdir()
-        link_tree(tmp_path / "older", "", tmp_path / "twice" / "here" / "context")
-    (order.context / "docker" / "Dockerfile").write_text("FROM base")
-    seen = []
-
-    class Reading(Workshop):
-        def build_apart(self, order: Order, engine: Engine) -> Built:
-            seen.append((order.context / "docker" / "Dockerfile").read_text())
-            return Workshop.build_apart(self, order, engine)
-
-    build_twice(order, NONE, Reading(outcomes=[SAME, SAME]), tmp_path / "twice")
-    assert seen == ["FROM base", "FROM base"]
 
 
 def test_only_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> None:

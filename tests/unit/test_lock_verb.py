@@ -1,4 +1,4 @@
-"""The verb `lock` over manifests of our own and a real server."""
+"""The verb `lock` over manifests of our own and a real server, and what it records in a manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
+from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
+from provisioning.manifest_edit import with_source_keys
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
 
@@ -77,14 +79,6 @@ def locks(user: User) -> int:
     return user.types("lock", "--component", "qnn-sdk", "--accept-licence", "l")
 
 
-def test_the_hash_received_is_recorded_and_reported(user: User) -> None:
-    assert locks(user) == 0
-    assert "small.toml: qnn-sdk: sdk: recorded sha256 " in user.out
-    assert (
-        "\nsha256 = " in user.profile.read_text() and "# The hash is not public." in user.profile.read_text()
-    )
-
-
 def test_afterwards_it_is_provisioned_locked_without_another_download(user: User, server: FileServer) -> None:
     locks(user)
     asked = len(server.requests)
@@ -111,3 +105,28 @@ def test_check_names_a_lock_file_of_no_environment(user: User, tmp_path: Path) -
     (tmp_path / "locks/old.txt").touch()
     assert user.types("lock", "--check") == 1
     assert "old.txt: no environment of that name" in user.err
+
+
+KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    return Path(shutil.copy(MANIFESTS / "profiles" / "qnn-2.37.toml", tmp_path))
+
+
+def test_a_recorded_hash_is_not_replaced(profile: Path) -> None:
+    with pytest.raises(
+        ManifestError, match=r"android-ndk\.parts\.0\.source\.sha256: expected 6d6e6598.* found abab"
+    ):
+        with_source_keys(profile, "android-ndk", "ndk", KEYS)
+
+
+@pytest.mark.parametrize(("part", "size"), [("x86-64", 90007642), ("aarch64", 77346612)])
+def test_the_right_one_of_two_parts_gets_them(tmp_path: Path, part: str, size: int) -> None:
+    path = tmp_path / "wheels.toml"
+    text = (MANIFESTS / "profiles" / "wheels.toml").read_text()
+    lines = [line for line in text.splitlines(keepends=True) if str(size) not in line]
+    path.write_text("".join(lines))
+    path.write_text(with_source_keys(path, "qnn-sdk", part, {"size": size}))
+    assert path.read_text() == text

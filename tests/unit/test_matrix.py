@@ -84,14 +84,23 @@ class TestAffected:
         assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})
 
 
-def test_committed_changed_and_new_files_all_count(tmp_path: Path) -> None:
-    root = repository(tmp_path / "root", {"committed": "1"})
-    write(root, {"committed": "2", "odd name\n": "1"})
-    subprocess.run(["git", "add", "."], cwd=root, check=True)
-    subprocess.run(["git", *IDENTITY, "commit", "-qm", "second"], cwd=root, check=True)
-    write(root, {"committed": "3", "new": "1"})
-    assert matrix.changed_files("HEAD~1", root) == ["committed", "new", "odd name\n"]
-    assert matrix.changed_files("HEAD", root) == ["committed", "new"]
+def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_path: Path) -> None:
+    root = repository(tmp_path / "root", {"kept": "1", "old": "2", "gone": "3"})
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *IDENTITY, *arguments], cwd=root, check=True)
+
+    git("checkout", "-q", "-b", "mine")
+    git("mv", "old", "odd name\n")
+    git("rm", "-q", "gone")
+    git("commit", "-qm", "mine")
+    git("checkout", "-q", "main")
+    write(root, {"theirs": "4"})
+    git("add", "theirs")
+    git("commit", "-qm", "theirs")
+    git("checkout", "-q", "mine")
+    write(root, {"kept": "5", "new": "6"})
+    assert matrix.changed_files("main", root) == ["gone", "kept", "new", "odd name\n", "old"]
 
 
 OWN = """

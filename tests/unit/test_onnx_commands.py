@@ -72,9 +72,6 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
 
 
 AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
-ERF = {"node": "erf_1", "operator": "Erf", "reason": "not supported"} | dict.fromkeys(
-    ("source", "code", "module"), ""
-)
 MIXED = {
     "delegated": {"Conv": 1},
     "cpu": [],
@@ -282,14 +279,6 @@ class TestAudit:
         write(conv_model((1, 3, 9, 9)), model)
         main("qnn-ci", "", VERBS, ["audit", str(model), "--precision", "fp16"])
         assert [what for what, _ in stand_in.orders].count("mixed") == 2
-
-    def test_a_node_on_the_cpu_is_exit_code_1_with_its_reason(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["mixed"] = {**MIXED, "cpu": [ERF]}
-        code, rows = self.audited(tmp_path)
-        assert code == 1 and rows["fp16"]["cpu"][0]["operator"] == "Erf"
-        assert "Erf (fp16, 8a8w, 16a8w): not supported" in capsys.readouterr().out
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = refusal(PROBLEM)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from onnx import helper
 
-from ci.onnx.events import costs, cpu_times, places_of, with_lines
-from ci.suites.profile import Cost, Measured, difference, document, merged, read_document, totals
+from ci.onnx.events import costs, places_of, with_lines
+from ci.suites.profile import Cost, Measured, difference, document, read_document, totals
 from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import model_of
 
@@ -58,31 +57,6 @@ def test_shares_are_those_of_the_users_lines_and_of_modules() -> None:
     }
     added = ("(added by the provider)", 0.1)
     assert rounded == {"line": [("/src/me/net.py:7", 0.7), added], "module": [("block.norm", 0.7), added]}
-
-
-def test_an_operator_on_the_cpu_has_its_least_time_and_share_of_an_inference(tmp_path: Path) -> None:
-    def event(name: str, microseconds: int, **arguments: str) -> dict[str, object]:
-        return {"name": name, "dur": microseconds, "args": arguments}
-
-    on_cpu = {"provider": "CPUExecutionProvider", "op_name": "Erf"}
-    events = [
-        event("session_initialization", 9000),
-        event("n0_kernel_time", 40, **on_cpu),
-        event("htp_kernel_time", 160, provider="QNNExecutionProvider", op_name="graph"),
-        event("model_run", 250),
-        event("n0_kernel_time", 20, **on_cpu),
-        event("model_run", 200),
-    ]
-    path = tmp_path / "0.json"
-    path.write_text(json.dumps(events))
-    (found,) = cpu_times(path, {})
-    assert (found.operator, found.milliseconds, found.share) == ("Erf (n0)", 0.02, 0.1)
-
-
-def test_several_profiles_of_a_program_show_how_far_its_shares_repeat() -> None:
-    one = [Cost("conv", 60, 0.6), Cost("mm", 40, 0.4)]
-    other = [Cost("conv", 270, 0.9), Cost("mm", 30, 0.1)]
-    assert merged([one, other]) == [Cost("conv", 60, 60 / 90, 0.6, 0.9), Cost("mm", 30, 30 / 90, 0.1, 0.4)]
 
 
 def test_a_difference_that_noise_explains_is_none_whatever_number_the_provider_gave(tmp_path: Path) -> None:

@@ -234,11 +234,3 @@ class TestShipped:
             if p.case_name in ours and p.run.name == p.run.scheme and p.run.scheme in precisions
         }
         assert wanted <= meeting and len(wanted) >= 15
-
-    @pytest.mark.parametrize(
-        "part",
-        ["mobilenet", "resnet", "segmenter", "keywords", "vit", "bert", "llama_prefill", "llama_decode"],
-    )
-    def test_every_kind_of_model_is_there_at_u16u8_for_four_chips(self, part: str) -> None:
-        socs = {p.soc for p in self.programs if part in p.case_name and p.run.precision == "u16u8"}
-        assert len(socs) >= 4

@@ -1,4 +1,4 @@
-"""What a part of an operator's test gave, and the table of operators that comes of it."""
+"""What a part of an operator's test gave, and the tables of operators that come of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ci.suites import operator_table
+from ci.suites.audit_table import as_text
 from ci.suites.baseline import Recorded as Baselined
-from ci.suites.operator_table import Cell, Table, read
+from ci.suites.operator_table import Cell, read
 from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
@@ -146,19 +146,6 @@ def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_scheme_that_loses_accuracy_is_named_with_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {
-        "16a4w": Cell(result="wrong", sqnr_db=2.6, bad={"plain": 2.6}),
-        "16a8w": Cell(result="wrong", sqnr_db=2.6, bad={"plain": 2.6}),
-        "fp16": Cell(result="whole", sqnr_db=71),
-    }
-    monkeypatch.setattr(operator_table, "_shipped", lambda: Table(cells={"log": {"SM8650": row}}))
-    ((operator, message, command),) = operator_table.inexact(["aten.log.default", "aten.add"], "16a4w")
-    assert operator == "aten.log.default" and "(3 dB)" in message and "fp16" in message
-    assert "--flow 16a4w" in command
-    assert not list(operator_table.inexact(["aten.log.default"], "fp16"))
-
-
 @pytest.mark.parametrize(
     ("recorded", "rules"),
     [
@@ -189,3 +176,33 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
     assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),)) and both.tests.keys() == {"a", "b"}
     assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),))
+
+
+LEFT = {
+    "operator": "aten.erf.default",
+    "node": "aten_erf_default",
+    "reason": "No node visitor, unsupported",
+    "source": "net.py:7",
+    "code": "torch.erf(x)",
+    "kernel": True,
+    "suggestion": "call gelu",
+}
+ROW: dict[str, Any] = {
+    "delegated": {"aten.add.Tensor": 2, "aten.erf.default": 1},
+    "cpu": [LEFT],
+    "usable": True,
+    "delegates": 2,
+    "ddr": {"read": 1000, "written": 24},
+    "kept_on_cpu": None,
+}
+
+
+def test_a_precision_that_does_not_compile_is_never_shown_as_delegated() -> None:
+    lines = list(
+        as_text({"fp16": ROW, "8a8w": {"error": "the compiler dies of it", "remedy": "write it so"}})
+    )
+    head, first, *_ = lines
+    assert head.split() == ["operator", "fp16", "8a8w"]
+    assert first.split(maxsplit=1) == ["aten.erf.default", "1 htp, 1 cpu  does not compile"]
+    assert any("net.py:7" in line and "(fp16)" in line for line in lines)
+    assert "8a8w: the compiler dies of it" in lines

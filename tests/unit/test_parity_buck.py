@@ -18,13 +18,11 @@ LIBRARY = 'runtime.cxx_library(name = "x", srcs = select('
 CODE = {f"p/{name}": "" for name in ("a.cpp", "a.h", "sub/b.cpp", "sub/deep/c.cpp", ".hidden.cpp")}
 
 
-def run(
-    text: str, *, variant: int = 0, others: dict[str, str] | None = None, name: str = "targets.bzl"
-) -> Side:
+def run(text: str, *, others: dict[str, str] | None = None, name: str = "targets.bzl") -> Side:
     tree = tree_of({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
     variants = mapping().variants
     constraints = frozenset(key for one in variants for key in one.select)
-    one = variants[variant]
+    one = variants[0]
     return evaluate(tree, mapping().buck, [one], constraints, ("p",))[one.name, True]
 
 

@@ -67,17 +67,8 @@ def user(
         user.components["qnn-sdk"] = component(server.url("/v2.37.zip"), archive)
 
         def load_profile(name: str) -> Profile:
-            return Profile.model_validate(
-                {
-                    "schema": 1,
-                    "name": "wheels",
-                    "summary": "Small.",
-                    "packages": {},
-                    "host": {},
-                    "components": user.components,
-                },
-                strict=False,
-            )
+            data = {"schema": 1, "name": "wheels", "summary": "Small.", "packages": {}, "host": {}}
+            return Profile.model_validate({**data, "components": user.components}, strict=False)
 
         monkeypatch.setattr("provisioning.manifest.load_profile", load_profile)
         yield user
@@ -93,15 +84,7 @@ def test_a_tree_that_lost_a_file_is_repaired_and_that_is_on_the_report(user: Use
 
 
 class TestUsersOwnInstallation:
-    @pytest.fixture
-    def own(self, user: User, monkeypatch: pytest.MonkeyPatch) -> Path:
-        root = user.home / "my sdk"
-        (root / "lib/x86_64-linux-clang").mkdir(parents=True)
-        (root / "sdk.yaml").write_text("version: 2.40.0\n")
-        monkeypatch.setenv("QNN_SDK_ROOT", str(root))
-        return root
-
-    def test_that_is_no_sdk_is_refused(self, user: User, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_is_no_sdk_is_refused(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("QNN_SDK_ROOT", str(user.home / "nothing"))
         assert user.types("provision") == 3
         assert "QNN_SDK_ROOT" in user.err

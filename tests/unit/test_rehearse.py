@@ -14,31 +14,6 @@ from provisioning.base.findings import Outcome, Report
 from tests.support.rehearsals import SHA, log_of, rehearse, repository
 
 
-def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        env: {LEVEL: workflow, W: w}
-        jobs:
-          a:
-            env: {LEVEL: job}
-            steps:
-              - id: first
-                run: |
-                  echo "FROM_FILE=set" >> "$GITHUB_ENV"
-                  printf 'many<<E\\n1\\n2\\nE\\n' >> "$GITHUB_OUTPUT"
-                  mkdir bin; printf '#!/bin/sh\\necho mine' > bin/tool; chmod +x bin/tool
-                  echo "$PWD/bin" >> "$GITHUB_PATH"
-                  echo "# told" >> "$GITHUB_STEP_SUMMARY"
-              - env: {LEVEL: step, MANY: "${{ steps.first.outputs.many }}"}
-                run: echo "$LEVEL $W $FROM_FILE $(tool) $MANY ${{ env.FROM_FILE }}"
-        """,
-    )
-    assert jobs["a"].result == "success"
-    assert "step w set mine 1\n2 set" in log_of(jobs["a"])
-    assert jobs["a"].summary == "# told\n"
-
-
 def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
     jobs = rehearse(
         tmp_path,
@@ -118,42 +93,6 @@ def test_a_matrix_from_an_output_makes_a_job_a_row(tmp_path: Path) -> None:
     )
 
 
-ACTION = """
-    name: greet
-    inputs: {who: {default: you}}
-    outputs: {said: {value: "${{ steps.say.outputs.said }}"}}
-    runs:
-      using: composite
-      steps:
-        - id: say
-          shell: bash
-          env: {WHO: "${{ inputs.who }}"}
-          run: |
-            cat "$GITHUB_ACTION_PATH/word.txt"
-            echo "said=hi $WHO" >> "$GITHUB_OUTPUT"
-            test "$WHO" != nobody
-        - {if: always(), shell: bash, run: "echo after $GITHUB_ACTION_PATH"}
-    """
-
-
-@pytest.mark.parametrize("uses", ["./actions/greet", "$/actions/greet"])
-def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, uses: str) -> None:
-    jobs = rehearse(
-        tmp_path,
-        f"""
-        jobs:
-          a:
-            steps:
-              - uses: actions/checkout@{SHA}
-              - {{id: g, uses: {uses}, with: {{who: me}}}}
-              - run: test "${{{{ steps.g.outputs.said }}}}" = "hi me"
-        """,
-        {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": "word\n"},
-    )
-    assert jobs["a"].result == "success"
-    assert "word" in log_of(jobs["a"])
-
-
 CALLED = """
     on:
       workflow_call:
@@ -180,30 +119,6 @@ def test_a_called_workflow_takes_inputs_and_gives_outputs(tmp_path: Path) -> Non
         {".github/workflows/called.yml": CALLED},
     )
     assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": "success"}
-
-
-def test_artifacts_and_caches_really_copy_between_jobs(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        f"""
-        jobs:
-          make:
-            steps:
-              - run: mkdir -p out/deep store && echo x > out/deep/f && echo y > store/g && chmod 700 store/g
-              - {{uses: actions/upload-artifact@{SHA}, with: {{name: n, path: out/}}}}
-              - {{uses: actions/cache/save@{SHA}, with: {{path: store, key: k-1}}}}
-          use:
-            needs: make
-            steps:
-              - {{uses: actions/download-artifact@{SHA}, with: {{name: n, path: in}}}}
-              - {{id: c, uses: actions/cache/restore@{SHA}, with: {{path: store, key: k-1}}}}
-              - run: test "$(cat in/deep/f)" = x && test "$(cat store/g)" = y && test -x store/g
-              - run: test "${{{{ steps.c.outputs.cache-hit }}}}" = true
-              - {{id: d, uses: actions/cache/restore@{SHA}, with: {{path: other, key: k-1}}}}
-              - run: test "${{{{ steps.d.outputs.cache-hit }}}}" = ""
-        """,
-    )
-    assert {name: job.result for name, job in jobs.items()} == {"make": "success", "use": "success"}
 
 
 @pytest.mark.parametrize(

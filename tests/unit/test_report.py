@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,8 +18,11 @@ from hypothesis import strategies as st
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
+from ci.report.profiles import profile_page
+from ci.suites.profile import Cost, Measured, OnCpu
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
+from tests.support.program_reports import reports as program_reports
 
 
 def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:
@@ -274,3 +278,32 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
     assert not any("style" in attributes or "onclick" in attributes for _, attributes in page.elements)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = ("verdict", "partition", "costs", "figures", "baseline", "thresholds", "seconds", "delegates", "case")
+
+
+@given(st.dictionaries(st.text(max_size=20), st.dictionaries(st.sampled_from(KEYS), JSON), max_size=3))
+def test_whatever_a_report_says_becomes_a_page(programs: dict[str, dict[str, Metric]]) -> None:
+    made: dict[str, Metric] = {name: dict(row) for name, row in programs.items()}
+    assert html([replace(each, metrics={"programs": made}) for each in program_reports()]).endswith(
+        "</html>\n"
+    )
+
+
+def test_nothing_of_a_report_becomes_markup() -> None:
+    evil = "<script>alert(1)</script>"
+    rows: dict[str, Metric] = {evil: {"verdict": "fail", "case": evil, "partition": [{"where": evil}]}}
+    page = html([replace(program_reports()[0], metrics={"programs": rows})])
+    assert not re.search(r"<script>alert", page)
+
+
+def test_names_of_the_model_are_text_on_the_page_and_nothing_is_fetched() -> None:
+    page = profile_page("<script>", Measured([Cost("<b>", 1, 1.0, line="<i>")], [OnCpu("<u>", 1, 1)]))
+    assert not {"<script>", "<b><", "<i>", "<u>"} & {page[n : n + 8] for n in range(len(page))}
+    assert "<script" not in page and "//" not in page and "&lt;b&gt;" in page

@@ -18,6 +18,7 @@ from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
 from tests.support import chains, hexagon_sdk
+from tests.support.scripts import script
 from tests.support.skels import Skel
 
 CHIP = libraries.Chip("SM8850", 6, 81)
@@ -207,12 +208,9 @@ def test_what_is_no_serial_is_refused(text: str) -> None:
         device_serial.parse_serial(text)
 
 
-def fake_adb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    (tools := tmp_path / "tools").mkdir()
-    adb = tools / "adb"
-    adb.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    adb.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+def fake_adb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    adb = script(tmp_path / "tools" / "adb", text)
+    monkeypatch.setenv("PATH", f"{adb.parent}:/usr/bin:/bin")
 
 
 def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +221,7 @@ def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("text", "words"),
     [
         ("echo 'error: no devices/emulators found' >&2; exit 1", "no devices/emulators"),
         ("echo 99999999999", "expected 32 bits"),
@@ -231,8 +229,8 @@ def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_a_device_that_does_not_tell_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
-    fake_adb(tmp_path, monkeypatch, script)
+    fake_adb(tmp_path, monkeypatch, text)
     with pytest.raises(EnvironmentLacking, match=words):
         device_serial.read_serial()

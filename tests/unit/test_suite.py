@@ -118,12 +118,6 @@ class TestShipped:
         arches = {load_socs()[soc].arch for soc in socs}
         assert arches == {68, 69, 73, 75, 79, 81} and len(socs) >= 6
 
-    def test_a_pull_request_meets_every_way_to_quantize_and_the_night_the_other_options(self) -> None:
-        for option in ("qat", "modules", "annotations", "block_sizes", "unquantized_nodes"):
-            assert any(getattr(program.run, option) for program in self.pr), option
-        for option in ("unquantized_operators", "cpu_operators"):
-            assert any(getattr(program.run, option) for program in self.programs), option
-
     @pytest.mark.parametrize(
         ("suite", "programs", "costs"),
         [(SHIPPED, programs, ("pte_bytes",)), (ONNX, programs_of_onnx(ONNX), ("context_bytes", "ddr_read"))],

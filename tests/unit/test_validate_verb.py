@@ -1,4 +1,4 @@
-"""`validate` as it is typed: what it prints, writes and returns."""
+"""`validate` as it is typed: what it prints, writes and returns, and which rules it chooses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from ci.builds.loadable import REMEDIES
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.loadable import Wrong
+from provisioning.validation import Ignore, catalogue, elf, without_ignored
+from provisioning.validation.tables import rule_texts
 from provisioning.verbs import validate
 from tests.support.elves import Library, skel
-from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
+from tests.support.environments import PROFILE, X86, write_ndk, write_sdk
 
 FILES_ONLY = ("--rule", "elf-readable", "--rule", "hexagon-arch")
 
@@ -84,17 +88,6 @@ def test_without_an_sdk_the_environment_lacks_something_and_the_report_says_so(
     assert (report.outcome, [f.severity for f in report.findings]) == (Outcome.ERROR, [Severity.ERROR])
 
 
-def test_several_targets_and_chips_are_checked_together(sdk: Path, tmp_path: Path) -> None:
-    (sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so").unlink()
-    (sdk / "lib" / ANDROID / "libQnnSystem.so").unlink()
-    flags = ["--target", "x86_64-linux", "--target", "aarch64-android", "--soc", "SM8650", "--soc", "SM8850"]
-    assert run("--rule", "required-libraries", "--rule", "soc-libraries", *flags) == 1
-    assert [f.subject for f in report_in(tmp_path).findings] == [
-        "lib/aarch64-android",
-        "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so",
-    ]
-
-
 def test_any_directory_can_be_checked_without_an_environment(
     sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,3 +103,50 @@ def test_every_format_shows_the_finding(format_: str, sdk: Path, capsys: pytest.
     spoil(sdk)
     assert run(*FILES_ONLY, "--format", format_) == 1
     assert "hexagon-arch" in html.unescape(capsys.readouterr().out)
+
+
+RULES = list(catalogue().values())
+
+
+def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_remedy_of_builds() -> None:
+    assert set(elf.RULES) == set(Wrong)
+    assert set(elf.RULES.values()) <= set(catalogue())
+    assert {wrong.value for wrong in Wrong} <= set(REMEDIES)
+
+
+def finding(rule_: str, subject: str) -> Finding:
+    return Finding(rule_, Severity.ERROR, subject, "is wrong", "mend it")
+
+
+FOUND = [
+    finding("elf-machine", "lib/a/libX.so"),
+    finding("elf-machine", "lib/b/libX.so"),
+    finding("host-os", "h"),
+]
+
+
+def test_every_text_has_its_rule_and_says_all_it_should() -> None:
+    assert set(rule_texts()) == set(catalogue())
+    for name, text in rule_texts().items():
+        assert all(each.strip() for each in (text.summary, text.why, text.example, text.fix)), name
+
+
+@pytest.mark.parametrize(
+    ("ignore", "left"),
+    [
+        ("elf-machine", ["h"]),
+        ("elf-machine:lib/a/*", ["lib/b/libX.so", "h"]),
+        ("elf-machine:*/libX.so", ["h"]),
+        ("host-os:h", ["lib/a/libX.so", "lib/b/libX.so"]),
+    ],
+)
+def test_an_ignore_takes_away_what_it_fits(ignore: str, left: list[str]) -> None:
+    kept, ignored = without_ignored(FOUND, [Ignore.parse(ignore)])
+    assert ([f.subject for f in kept], len(ignored)) == (left, len(FOUND) - len(left))
+
+
+@pytest.mark.parametrize("ignore", ["elf-machine:lib/c/*", "elf-readable"])
+def test_an_ignore_that_fits_nothing_is_refused(ignore: str) -> None:
+    with pytest.raises(UsageError, match="matches no finding") as caught:
+        without_ignored(FOUND, [Ignore.parse("host-os"), Ignore.parse(ignore)])
+    assert f"--ignore {ignore}" in caught.value.message

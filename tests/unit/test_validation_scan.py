@@ -1,11 +1,14 @@
-"""Which files of a tree are its libraries, and what is read of them."""
+"""Which files of a tree are its libraries, and how the compiler's answer is understood."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from provisioning.validation import probe
+from provisioning.validation.probe import Answer, ask, understand
 from provisioning.validation.scan import libraries
 from tests.support.elves import Library, skel
 
@@ -77,3 +80,71 @@ def test_a_linked_directory_is_followed_and_a_circle_ends(tree: Path, tmp_path: 
 def test_libraries_are_recognised_by_their_names(name: str, counts: bool, tmp_path: Path) -> None:
     Library().write(tmp_path / name)
     assert bool(libraries(tmp_path)) is counts
+
+
+MARK = "qnn-ci-probe: "
+
+WRONG_PAIR = f"""\
+{MARK}{{"step": "build id"}}
+{MARK}{{"step": "soc", "build_id": "v2.48.40.260702151143"}}
+{MARK}{{"step": "backend"}}
+[INFO] [Qnn ExecuTorch]: create QNN Logger with log_level 1
+[ERROR] [Qnn ExecuTorch]:  <E> Failed to set scatter gather parameters: unknown custom config socModel 0
+[ERROR] [Qnn ExecuTorch]:  <E> Failed to parse platform config: 14001
+[ERROR] [Qnn ExecuTorch]: Failed to create device_handle for Backend ID 6, error=14001
+E 00:00:00.066005 executorch:QnnBackendUnifiedRegistry.cpp:149] Fail to configure Qnn device
+"""
+
+GOOD_PAIR = f"""\
+# LIBNATIVE: No alternate configuration present
+{MARK}{{"step": "soc", "build_id": "v2.49.40.260810104044"}}
+[WARNING] [Qnn ExecuTorch]: Qnn API version 2.38.0 is used. The version is tested against 2.27.0.
+{MARK}{{"step": "device", "result": "ok"}}
+"""
+
+
+def test_a_device_that_was_made_is_an_answer_with_build_id_and_api_version() -> None:
+    assert understand(GOOD_PAIR, 0, "python") == Answer(
+        "device",
+        made_device=True,
+        build_id="v2.49.40.260810104044",
+        api="2.38.0 (tested against 2.27.0)",
+        interpreter="python",
+    )
+
+
+def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
+    answer = understand(WRONG_PAIR, 1, "python")
+    assert (answer.made_device, answer.step, answer.build_id, answer.code) == (
+        False,
+        "backend",
+        "v2.48.40.260702151143",
+        14001,
+    )
+
+
+def test_a_crash_is_reported_with_the_step_and_the_signal() -> None:
+    answer = understand(f'{MARK}{{"step": "build id"}}\n', -6, "python")
+    assert (answer.step, answer.detail) == ("build id", "it was ended by signal 6")
+
+
+def test_a_python_without_executorch_says_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'executorch' else find(name, *a)\n"
+    )
+    answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)})
+    assert (answer.step, answer.detail, answer.interpreter) == (
+        "absent",
+        "executorch is not installed",
+        sys.executable,
+    )
+
+
+def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "executorch"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(probe, "_SECONDS", 0.3)
+    answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)})
+    assert (answer.made_device, answer.detail) == (False, "no answer within 0.3 s")

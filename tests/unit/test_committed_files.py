@@ -1,0 +1,83 @@
+"""Committed files agree with each other and with the code: schemas, generated files, and links of pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.upkeep.generate import GENERATED, stale
+from provisioning.base.settings import MANIFESTS, ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def fits(file: Path, text: str) -> bool:
+    """Whether a manifest's text fits the schema that its first line names."""
+    # It costs two seconds.
+    import jsonschema
+
+    first = text.splitlines()[0]
+    rules = json.loads((file.parent / first.removeprefix("#:schema ")).read_text())
+    jsonschema.Draft202012Validator.check_schema(rules)
+    return bool(jsonschema.Draft202012Validator(rules).is_valid(tomllib.loads(text)))
+
+
+def test_each_manifest_fits_the_schema_that_it_names() -> None:
+    naming = [file for file in MANIFESTS.rglob("*.toml") if file.read_text().startswith("#:schema ")]
+    assert {"wheels.toml", "socs.toml", "environments.toml", "lowering.toml"} <= {one.name for one in naming}
+    assert [file for file in naming if not fits(file, file.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("profiles/wheels.toml", "schema = 1", 'schema = 1\ncolour = "red"'),
+        ("suites/onnx.toml", 'precision = "u16u8"', 'precision = "u16u9"'),
+        ("suites/onnx.toml", "{ sqnr_db = ", "{ sqnr_db = -"),
+    ],
+)
+def test_a_schema_refuses_what_loading_refuses(file: str, right: str, wrong: str) -> None:
+    path = MANIFESTS / file
+    text = path.read_text(encoding="utf-8")
+    assert right in text and not fits(path, text.replace(right, wrong, 1))
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    dead = []
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
+                dead.append(f"{page.name}: {link}")
+    assert not dead, "\n".join(dead)
+
+
+def test_the_committed_files_are_fresh() -> None:
+    assert list(stale()) == []
+
+
+def test_a_changed_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
+    (tmp_path / "manifests/schema").mkdir(parents=True)
+    (tmp_path / "manifests/schema/socs.json").write_text("{}")
+    assert list(stale(["manifests/schema/socs.json"], tmp_path)) == ["manifests/schema/socs.json"]
+    assert list(stale(["docs/checks.md"], tmp_path)) == ["docs/checks.md"]
+
+
+def test_no_schema_is_committed_that_nothing_generates() -> None:
+    assert {path.relative_to(ROOT).as_posix() for path in (MANIFESTS / "schema").iterdir()} <= set(GENERATED)
