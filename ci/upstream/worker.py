@@ -40,8 +40,11 @@ ARGUMENTS = (
 OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
 """What the worst part of a test makes of it. Of the other results, the reports decide."""
 
-NO_TOOL = re.compile(r"/x86_64-linux-clang/([\w.-]+): No such file or directory")
-"""What a shell says of a program that the SDK does not have."""
+NO_TOOL = (
+    (re.compile(r"/x86_64-linux-clang/([\w.-]+): No such file or directory"), "this QNN SDK does not have"),
+    (re.compile(r"ExecutableNotFound: failed to execute PosixPath\('([\w.-]+)'\)"), "is not installed"),
+)
+"""What errors say of programs that are not there."""
 
 MEMORY_LIMIT = 12 << 30
 """Bytes that one test may allocate. The largest that passes takes a third of it."""
@@ -160,12 +163,15 @@ def verdict_of(
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
     outcome, reason = "passed", ""
     missing = next((each["what"] for each in problems if each["what"].startswith("ModuleNotFoundError")), "")
-    tool = next((found for each in problems if (found := NO_TOOL.search(each["what"]))), None)
-    if problems and (touched or missing or tool):
+    tools = [
+        f"it starts {found[1]}, which {why}"
+        for each in problems
+        for error, why in NO_TOOL
+        if (found := error.search(each["what"]))
+    ]
+    if problems and (touched or missing or tools):
         outcome = "absent"
-        reason = str(shims.NotAvailableHere(touched[0])) if touched else missing
-        if tool:
-            reason = f"it starts {tool[1]}, which this QNN SDK does not have"
+        reason = str(shims.NotAvailableHere(touched[0])) if touched else missing or tools[0]
     elif (result := worst(parts)) in OUTCOMES:
         guilty = next(each for each in parts if each["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
