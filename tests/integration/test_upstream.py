@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 SURPRISES = {
     *("absent", "allocates", "aborts", "fails", "hangs_in_native_code", "leaves", "nan", "outputs", "skips"),
-    *("subtests", "swallows", "tool", "unexpected"),
+    *("subtests", "swallows", "tool", "unexpected", "expected"),
 }
 
 
