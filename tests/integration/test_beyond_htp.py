@@ -25,18 +25,20 @@ from executorch.exir import ExecutorchBackendConfig
 net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
 one, four = (torch.ones(1, 8),), (torch.ones(4, 8),)
 
-def save(name, model, inputs, shared=False, online=False):
+def spec(shared=False, online=False):
     options = utils.generate_htp_compiler_spec(use_fp16=True, use_weight_sharing=shared)
-    spec = utils.generate_qnn_executorch_compiler_spec(
+    return utils.generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset.SM8850, backend_options=options, online_prepare=online
     )
-    specs = dict.fromkeys(model, spec) if shared else spec
+
+def save(name, model, inputs, specs):
     edge = utils.to_edge_transform_and_lower_to_qnn(model, inputs, specs)
     program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=4096))
     open(f"{name}.pte", "wb").write(program.buffer)
 
-save("shared", {"one": net, "four": net}, {"one": one, "four": four}, shared=True)
-save("online", net, one, online=True)
+shared = {name: spec(shared=True) for name in ("one", "four")}
+save("shared", {"one": net, "four": net}, {"one": one, "four": four}, shared)
+save("online", net, one, spec(online=True))
 """
 
 

@@ -23,7 +23,7 @@ from ci.executorch import PROGRAM, emulate
 from ci.executorch import compile as compiling
 from ci.executorch.compile import Settings, compile_programs
 from ci.executorch.emulate import findings_of, measure
-from ci.executorch.stage import Plan, refusals
+from ci.executorch.stage import Plan
 from ci.executorch.suite import Program, programs_of
 from ci.suites.accuracy import EXACT_DB
 from ci.suites.baseline import Baseline
@@ -142,16 +142,6 @@ def answer(order):
 
 serve(int(sys.argv[1]), lambda: answer, forks=True)
 """
-
-
-class TestChipsThatTheSdkLacks:
-    @pytest.mark.parametrize(("soc", "refused"), [("SM8850", True), ("SM8650", False)])
-    def test_only_a_newer_arch_than_it_has_is_refused(self, tmp_path: Path, soc: str, refused: bool) -> None:
-        for arch in (68, 73, 75, 79):
-            (tmp_path / f"sdk/lib/hexagon-v{arch}/unsigned").mkdir(parents=True)
-        program = make_program(tmp_path / "suite", text=SUITE.replace("SM8650", soc))
-        findings = dict(refusals([program], tmp_path / "sdk", "v2.37.0"))
-        assert (program.name in findings) == refused
 
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)

@@ -186,7 +186,7 @@ def _library(name: str) -> Library:
     return flags().libraries[name]
 
 
-def test_definitions_options_and_directories_have_their_lines_and_scopes() -> None:
+def test_what_a_library_is_built_with_has_its_line_and_scope() -> None:
     x = _library("x")
     assert _items(x.definitions) == [
         ("ONE", 5, "PRIVATE"),
@@ -195,39 +195,24 @@ def test_definitions_options_and_directories_have_their_lines_and_scopes() -> No
     ]
     assert _items(x.options) == [("-Wall", 2, "PRIVATE"), ("-fno-rtti", 7, "PRIVATE")]
     assert _items(x.includes) == [("0/p/sub", 8, "PUBLIC")]
+    # Links without their flags.
+    assert _items(x.dependencies) == [("one", 9, "PUBLIC"), ("two", 10, "PRIVATE")]
+    assert x.whole and x.whole.line == 13
+    assert x.standard and (x.standard.name, x.standard.place.line) == ("17", 1)
 
 
-def test_links_have_their_scope_and_no_flags() -> None:
-    assert _items(_library("x").dependencies) == [("one", 9, "PUBLIC"), ("two", 10, "PRIVATE")]
-
-
-def test_the_standard_is_the_targets_own() -> None:
-    x, y = _library("x").standard, _library("y").standard
-    assert x is not None
-    assert y is not None
-    assert (x.name, x.place.line) == ("17", 1)
+def test_another_standard_generated_files_and_where_a_file_was_written() -> None:
+    y = _library("y")
     # CMake takes the newer of the two.
-    assert (y.name, y.place.line) == ("20", 29)
-
-
-def test_whole_archives_and_generated_files_are_known() -> None:
-    whole = _library("x").whole
-    assert whole is not None
-    assert whole.line == 13
-    [rule] = flags().generated
-    assert (rule.command, [item.name for item in rule.inputs]) == (
-        ("flatc", "--cpp", "p/names.txt"),
-        ["0/p/names.txt"],
-    )
-    assert _items(list(rule.inputs)) == [("0/p/names.txt", 16, "PRIVATE")]
-
-
-def test_a_file_is_where_it_was_written() -> None:
-    assert _items(_library("y").files) == [
+    assert y.standard and (y.standard.name, y.standard.place.line) == ("20", 29)
+    assert _items(y.files) == [
         ("0/p/a.cpp", 21, "PRIVATE"),
         ("0/p/b.cpp", 22, "PRIVATE"),
         ("0/p/c.cpp", 25, "PRIVATE"),
     ]
+    [rule] = flags().generated
+    assert rule.command == ("flatc", "--cpp", "p/names.txt")
+    assert _items(list(rule.inputs)) == [("0/p/names.txt", 16, "PRIVATE")]
 
 
 def test_a_named_file_that_is_not_there_is_missing_and_an_empty_glob_is_known() -> None:

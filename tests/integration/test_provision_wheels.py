@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.build_id import build_ids
 from provisioning.components import COMPONENT_VARIABLES
 from provisioning.manifest import load_profile
 from tests.support.typed import typed
@@ -65,9 +64,3 @@ def test_each_widening_fetches_only_what_was_never_fetched(user: User) -> None:
 def test_the_whole_tree_verifies(user: User) -> None:
     user.types("provision")
     assert ": whole (" in user.types("store", "verify")
-
-
-def test_every_qnn_library_has_the_build_id_of_the_manifest(user: User) -> None:
-    expected = load_profile("wheels").components["qnn-sdk"].build_id
-    found = {build_id for path in user.root().rglob("libQnn*.so") for build_id in build_ids(path)}
-    assert found == {expected}

@@ -46,12 +46,8 @@ def _inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
     return (torch.rand(1, 8, 16, generator=generator) * 2 - 1,)
 
 
-def net(width: int = 32, changed: bool = False) -> Any:
-    """`changed`: the same but for one weight."""
-    model = Net(width).eval()
-    if changed:
-        turn_largest(model.second.weight)
-    return model, _inputs
+def net(width: int = 32) -> Any:
+    return Net(width).eval(), _inputs
 
 
 def turn_largest(weight: Tensor) -> None:
