@@ -158,6 +158,8 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
     "refused",
     [
         choice("onnx", executorch=["1.4.1", "1.5.1"]),
+        choice("onnx", ["2.51.0"]),
+        choice("onnx", ["2.51.0", "2.51.0"]),
         choice("executorch", executorch=["1.4.1"]),
         choice("executorch", executorch=["1.4.1", "0.1"]),
         choice("executorch", ["9.9"], ["1.4.1"]),

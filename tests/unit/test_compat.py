@@ -63,14 +63,6 @@ def written(pairs: list[Pair]) -> str:
     return measured.as_json()
 
 
-@given(PAIRS, st.randoms())
-def test_the_order_of_measuring_does_not_show(pairs: list[Pair], source: object) -> None:
-    last = {(each.executorch, each.build_id, each.soc): each for each in pairs}
-    shuffled = list(last.values())
-    source.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert written(pairs) == written(shuffled)
-
-
 @given(PAIRS)
 def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -> None:
     path = tmp_path_factory.mktemp("compat") / "compat.json"

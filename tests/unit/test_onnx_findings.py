@@ -100,6 +100,11 @@ class TestCost:
         assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
         assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
 
+    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
+    def test_more_traffic_than_is_tolerated_is_an_error(self, program: Program, name: str) -> None:
+        ddr = {**facts()["beside"]["ddr"], name: 10_000}
+        assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
+
 
 LOWERED = """\
 schema = 1

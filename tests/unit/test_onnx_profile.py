@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from onnx import helper
 
-from ci.onnx.events import costs, places_of, with_lines
-from ci.suites.profile import Cost, Measured, difference, document, read_document, totals
+from ci.onnx.events import costs
+from ci.suites.profile import Cost, Measured, difference, document, read_document
 from provisioning.base.errors import CheckFailed
-from tests.support.onnx_models import model_of
 
 HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
-USER = 'File "/src/me/net.py", line 7, in forward\n    return self.norm(x)'
-TORCH = 'File "/v/lib/python3.11/site-packages/torch/nn/norm.py", line 228, in forward\n    return'
 
 
 def events(folder: Path, *rows: str) -> Path:
@@ -41,22 +37,6 @@ def test_an_operator_costs_the_least_of_its_runs_and_the_sum_of_its_parts(tmp_pa
         "broken",
     )
     assert costs(path) == [Cost("mm", 60, 0.6), Cost("conv", 40, 0.4)]
-
-
-def test_shares_are_those_of_the_users_lines_and_of_modules() -> None:
-    norm = helper.make_node("Relu", ["x"], ["y"], name="norm")
-    scopes = "['', 'block', 'block.norm', 'ln']"
-    for key, value in (("stack_trace", f"{USER}\n  {TORCH}"), ("name_scopes", scopes)):
-        norm.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
-    plain = helper.make_node("Neg", ["y"], ["z"], name="plain")
-    shares = {"norm_token_3": 0.5, "norm": 0.2, "plain": 0.2, "Transpose": 0.1}
-    places = places_of(model_of([norm, plain]))
-    found = with_lines([Cost(name, 1, share) for name, share in shares.items()], places)
-    rounded = {
-        of: [(where, round(share, 6)) for where, share in totals(found, of)] for of in ("line", "module")
-    }
-    added = ("(added by the provider)", 0.1)
-    assert rounded == {"line": [("/src/me/net.py:7", 0.7), added], "module": [("block.norm", 0.7), added]}
 
 
 def test_a_difference_that_noise_explains_is_none_whatever_number_the_provider_gave(tmp_path: Path) -> None:
