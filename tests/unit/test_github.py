@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ci import github as verb
 from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
 from ci.github import place, plan, publish, release, setup, stage, verdict
 from ci.github.rehearse.commands import pairs
@@ -522,3 +524,16 @@ def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
     assert list(plan.named_only(ROWS, "tests, always")) == ["always", "some"]
     with pytest.raises(UsageError, match="no job 'nonsense'"):
         plan.named_only(ROWS, "nonsense")
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(("result", "code"), [("success", 0), ("skipped", 1)])
+def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, result: str, code: int) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv(f"{verdict.RESULT}STAGE", result)
+    assert verb.run(parsed("verdict")) == code

@@ -57,6 +57,10 @@ class TestDelegation:
         (finding,) = delegation(make_program(tmp_path), {"left": [], "delegates": found})
         assert (finding.rule, finding.severity) == ("lowering-delegates", Severity.ERROR)
 
+    def test_a_run_may_expect_what_its_case_does_not(self, tmp_path: Path) -> None:
+        several = make_program(tmp_path, run="delegates = 2")
+        assert not list(delegation(several, {"left": [], "delegates": 2}))
+
     @pytest.mark.parametrize(
         ("operators", "delegates", "rules"),
         [

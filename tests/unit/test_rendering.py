@@ -251,3 +251,20 @@ def test_code_quality_has_a_relative_path_a_line_and_a_fingerprint_of_its_own_ea
 )
 def test_no_place_is_read_out_of_other_subjects(subject: str) -> None:
     assert place_of(subject) is None
+
+
+RISKY = Finding("paths.order", WARNING, "LD_LIBRARY_PATH", "is in a wrong order", "")
+
+
+FACT = Finding("versions.cmake", NOTE, "cmake", "4.1.2", "")
+
+
+def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
+    (suite,) = _suites([_report(BAD, RISKY, FACT)])
+    results = {case.get("classname"): [part.tag for part in case] for case in suite.findall("testcase")}
+    assert results == {
+        "validate": ["failure"],
+        "validate.elf.arch": ["failure"],
+        "validate.paths.order": ["skipped"],
+    }
+    assert suite.findtext("system-out") == "versions.cmake: cmake: 4.1.2"
