@@ -17,6 +17,7 @@ from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
 from ci.upstream.operators_page import table_of
+from ci.upstream.stage import sample_of
 from ci.upstream.worker import verdict_of
 from provisioning.base.errors import ManifestError
 from provisioning.base.stage_run import StageRun
@@ -206,3 +207,9 @@ def test_a_precision_that_does_not_compile_is_never_shown_as_delegated() -> None
     assert first.split(maxsplit=1) == ["aten.erf.default", "1 htp, 1 cpu  does not compile"]
     assert any("net.py:7" in line and "(fp16)" in line for line in lines)
     assert "8a8w: the compiler dies of it" in lines
+
+
+def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
+    tests = [f"test_{number}" for number in range(100)]
+    parts = [set(sample_of(f"{index}/4", tests, Ledger("operators", "wheels"))) for index in (1, 2, 3, 4)]
+    assert set.union(*parts) == set(tests) and sum(map(len, parts)) == len(tests)

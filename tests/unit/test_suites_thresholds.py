@@ -143,6 +143,10 @@ class TestUpdate:
         runs = load_suite(path).cases["one"].runs
         return {run.name: run.thresholds.sqnr_db for run in runs if run.thresholds}
 
+    def test_the_worst_of_a_runs_chips_is_written(self, tmp_path: Path) -> None:
+        found = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/8a8w/SM8750": 28.0})
+        assert found["8a8w"] == 27.0
+
     def test_a_run_of_which_a_chip_is_missing_keeps_what_it_has(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
