@@ -537,3 +537,13 @@ def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, resu
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.setenv(f"{verdict.RESULT}STAGE", result)
     assert verb.run(parsed("verdict")) == code
+
+
+def test_inputs_become_flags_whatever_separates_them() -> None:
+    wanted = place.Wanted.of(
+        {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
+    )
+    assert wanted.flags() == [
+        *("--component", "qnn-sdk"),
+        *("--target", "x86_64-linux", "--target", "aarch64-android"),
+    ]

@@ -16,7 +16,7 @@ from provisioning.validation import Ignore, catalogue, elf, without_ignored
 from provisioning.validation.tables import rule_texts
 from provisioning.verbs import validate
 from tests.support.elves import Library, skel
-from tests.support.environments import PROFILE, X86, write_ndk, write_sdk
+from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
 
 FILES_ONLY = ("--rule", "elf-readable", "--rule", "hexagon-arch")
 
@@ -150,3 +150,14 @@ def test_an_ignore_that_fits_nothing_is_refused(ignore: str) -> None:
     with pytest.raises(UsageError, match="matches no finding") as caught:
         without_ignored(FOUND, [Ignore.parse("host-os"), Ignore.parse(ignore)])
     assert f"--ignore {ignore}" in caught.value.message
+
+
+def test_several_targets_and_chips_are_checked_together(sdk: Path, tmp_path: Path) -> None:
+    (sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so").unlink()
+    (sdk / "lib" / ANDROID / "libQnnSystem.so").unlink()
+    flags = ["--target", "x86_64-linux", "--target", "aarch64-android", "--soc", "SM8650", "--soc", "SM8850"]
+    assert run("--rule", "required-libraries", "--rule", "soc-libraries", *flags) == 1
+    assert [f.subject for f in report_in(tmp_path).findings] == [
+        "lib/aarch64-android",
+        "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so",
+    ]
