@@ -314,6 +314,8 @@ def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp
 
 
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:
+    # What this imports lies where that user may not be allowed to read.
+    connect()
     child = os.fork()
     if child == 0:
         code = 1

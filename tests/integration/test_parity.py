@@ -329,14 +329,13 @@ ALONE = {"e, link_whole of Buck alone", "e, another standard in CMake"}
 """They would hide others, so they have a tree of their own; all others are made to one."""
 
 RENAMED = [
-    ("runtime", "SharedBuffer.cpp", "Shared.cpp", "parity-missing-in-cmake"),
-    ("runtime/backends", "QnnLogger.h", "QnnLog.h", "parity-missing-file"),
-    ("runtime/pal/include/pal", "Path.h", "Paths.h", "parity-missing-in-buck"),
-    ("recipes", "types.py", "kinds.py", "parity-unknown-file"),
-    ("serialization", "qc_compiler_spec.fbs", "spec.fbs", "parity-unknown-file"),
+    # The folder, the old and the new name, the rule, and the file that names the old one.
+    ("runtime", "SharedBuffer.cpp", "Shared.cpp", "parity-missing-in-cmake", RUNTIME_CMAKE),
+    ("runtime/backends", "QnnLogger.h", "QnnLog.h", "parity-missing-file", BACKENDS_CMAKE),
+    ("runtime/pal/include/pal", "Path.h", "Paths.h", "parity-missing-in-buck", RUNTIME_BUCK),
+    ("recipes", "types.py", "kinds.py", "parity-unknown-file", f"{QUALCOMM}/recipes/BUCK"),
+    ("serialization", "qc_compiler_spec.fbs", "spec.fbs", "parity-unknown-file", SCHEMA_CMAKE),
 ]
-NAMING = (RUNTIME_CMAKE, BACKENDS_CMAKE, RUNTIME_BUCK, f"{QUALCOMM}/recipes/BUCK", SCHEMA_CMAKE)
-"""Files that name the old ones, in their order."""
 NEW_MODULES = [f"{QUALCOMM}/{folder}/new.py" for folder in ("aot", "quantizer/annotators/deep", "utils/deep")]
 
 
@@ -356,7 +355,7 @@ def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
 @cache
 def _renamed() -> tuple[Difference, ...]:
     files = miniature_tree.files() | dict.fromkeys(NEW_MODULES, "import os\n")
-    for folder, old, new, _ in RENAMED:
+    for folder, old, new, *_ in RENAMED:
         files[f"{QUALCOMM}/{folder}/{new}"] = files.pop(f"{QUALCOMM}/{folder}/{old}")
     return checked(files).differences
 
@@ -369,13 +368,12 @@ def test_a_drift_is_found_on_its_line(name: str) -> None:
     assert any(text in files[file].split("\n")[place.line - 1] for place in places), found
 
 
-@pytest.mark.parametrize(("folder", "old", "new", "rule"), RENAMED)
-def test_g_a_renamed_file_is_found(folder: str, old: str, new: str, rule: str) -> None:
-    found = {(one.rule, one.what) for one in _renamed()}
-    file = NAMING[[one[1] for one in RENAMED].index(old)]
+@pytest.mark.parametrize(("folder", "old", "new", "rule", "file"), RENAMED)
+def test_g_a_renamed_file_is_found(folder: str, old: str, new: str, rule: str, file: str) -> None:
     lines = miniature_tree.files()[file].split("\n")
     places = [one.place for one in _renamed() if one.what == f"{QUALCOMM}/{folder}/{old}"]
     assert any(place.file == file and old in lines[place.line - 1] for place in places), places
+    found = {(one.rule, one.what) for one in _renamed()}
     assert (rule, f"{QUALCOMM}/{folder}/{new}") in found or rule == "parity-missing-file"
 
 
