@@ -10,14 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from ci.image.builders import Order, choose
+from ci.image.builders import Order, choose, find_buildah
 from ci.image.context import CONTEXT, Apt, fetch_packages, link_tree, packages_in
 from ci.image.engine import Engine, Job, connect
 from ci.image.image_plan import PackageLock, plan_of
@@ -311,6 +311,42 @@ def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp
         fetched[base] = {one.name for one in packages_in(tmp_path / "packages")}
         assert fetched[base] <= names, base
     assert "libc6" in fetched["qnn-ci-test-base:older"] - fetched[BASE]
+
+
+@pytest.mark.whole
+def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", small], check=True)
+    try:
+        with pytest.raises(EnvironmentLacking, match="full") as caught:
+            replace(find_buildah(), root=small / "storage").build_apart(clockwork, engine)
+        assert caught.value.exit_code == 3
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+@pytest.fixture
+def nearly_full(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
+    """An engine whose disk holds the base, but no image upon it."""
+    archive, small = tmp_path / "base.tar", tmp_path / "small"
+    subprocess.run(["docker", "save", "--output", archive, BASE], check=True)
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
+    try:
+        with running(small):
+            connect().load(archive)
+            yield connect()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+@pytest.mark.whole
+def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
+    root: Path, nearly_full: Engine, tmp_path: Path
+) -> None:
+    stage = image(root, "base", reports=tmp_path / "reports")
+    assert (stage.code, "docker system prune" in stage.said) == (3, True), stage.said
 
 
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:
