@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.engine.work import Result
-from ci.executorch.judge import artifact, cost, delegation, faults_of
+from ci.engine.work import Failure, Result
+from ci.executorch.judge import artifact, cost, delegation, failure_finding, faults_of
 from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
@@ -194,3 +194,9 @@ class TestCost:
 
     def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, self.agreed, graphs=0) == {"cost-unknown": Severity.ERROR}
+
+
+def test_a_program_that_failed_is_an_error_of_its_own(tmp_path: Path) -> None:
+    finding = failure_finding(make_program(tmp_path), Failure("timeout", "it broke"), "test_lowering")
+    assert (finding.rule, finding.severity) == ("lowering-timeout", Severity.ERROR)
+    assert finding.subject == "net/8a8w/SM8650"
