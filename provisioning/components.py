@@ -1,4 +1,7 @@
-"""The kinds of component: one row each with all that is peculiar to one of them."""
+"""The kinds of component: a name, and one row each with all that is peculiar to it.
+
+Which version a profile takes, and from where, is in the profile's `[components.NAME]`.
+"""
 
 from __future__ import annotations
 

@@ -68,11 +68,11 @@ PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QN
 RETIRED = ("programs", "lowering", "emulator", "figures")
 """Folders beside this memory that earlier versions wrote."""
 
+# Torch searches all distributions for plugins. These listings and entry points do not count; what is
+# imported counts by its own files.
 PACKAGES, ENTRY_POINTS = ("/site-packages", "/dist-packages"), ".dist-info/entry_points.txt"
 EDITABLE = re.compile(r"/(?:site|dist)-packages/(?:[^/]+\.pth|__editable__[^/]+)$")
 """Files that hold the absolute paths of editable projects."""
-
-"""Torch looks through all distributions for plugins. Those that are imported count by their files."""
 
 Input = tuple[str, str, str]
 """Kind, name and state of one input; `_State` computes the current state."""
@@ -432,9 +432,9 @@ class Memo:
     ) -> Entry:
         """Keep a result; `folder`, from `scratch`, moves into the store.
 
-        `common` is what a worker touched before any work; entries share it. Files below `own`, the work's
-        other folders, are no inputs. A result that cannot be remembered, or for which there is no room, stays
-        where it is, and the entry says why."""
+        `common` is what a worker touched before any work; entries share it. Files in `own`, other folders
+        that the work writes, are no inputs. A result that cannot be remembered, or for which there is no
+        room, stays where it is, and the entry says why."""
         below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
         reasons = [*touched.unseen]
         inputs = [*self._inputs(touched, reasons, below), *self._programs(touched)]
@@ -547,8 +547,8 @@ class Memo:
 
     def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
         name, today = self.roots.name, self._today()
-        # A link to a folder may be re-pointed during the work: the path then leads to another file than the
-        # recorded one, or to equal bytes.
+        # Compare with where links to folders led before the work: a link that changes during the work leads
+        # to another file than the one that was read.
         today.folders = self._folders
         folders: dict[str, None] = {}
         suspect = set(touched.suspect)

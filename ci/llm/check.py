@@ -11,7 +11,7 @@ from typing import Any
 
 from ci.llm.architecture import read_architecture
 from ci.llm.commands import LOG, Ask, asking, config_of, limited
-from ci.llm.findings import LISTEN, figures_from
+from ci.llm.findings import READER_NAMES, figures_from
 from ci.llm.genie import RECORD, contradictions, encoded
 from ci.llm.judge import EXCUSED, choice_miss, close, misses
 from ci.llm.prompts import chat_text, has_template, tokens_of, without_beginning
@@ -40,7 +40,7 @@ PREFIX = 20
 LETTERS = 4000
 WINDOWS = 4
 """At least so many, because figures' errors come from windows."""
-HALVES_DB, WORSE_DB = 30.0, 6.0
+FP16_LEAST_DB, QUANTIZED_LOSS_DB = 30.0, 6.0
 """An fp16 part is wrong below the first; a quantized one if it is this much worse than on the CPU."""
 
 
@@ -134,10 +134,10 @@ def _figures(ask: Ask, order: Mapping[str, Any], genie: int, limits: Mapping[str
         shown = ", ".join(
             f"{each.replace('_', ' ')} {one.value:.4g} ± {one.error:.2g}" for each, one in figures.items()
         )
-        sys.stdout.write(f"{LISTEN[name]}: {shown}\n")
-        problems += [f"{LISTEN[name]}: {miss}" for miss in misses(figures, limits)]
+        sys.stdout.write(f"{READER_NAMES[name]}: {shown}\n")
+        problems += [f"{READER_NAMES[name]}: {miss}" for miss in misses(figures, limits)]
         for near in close(figures, limits):
-            sys.stderr.write(f"near a limit, {LISTEN[name]}: {near}\n")
+            sys.stderr.write(f"near a limit, {READER_NAMES[name]}: {near}\n")
     return problems
 
 
@@ -173,6 +173,6 @@ def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
         beside = f", {cpu['db']:.1f} dB on the CPU" if cpu else ""
         sys.stdout.write(f"{name}: {htp['output']} {htp['db']:.1f} dB from float{beside}\n")
-        if not guilty and not htp["db"] >= (cpu["db"] - WORSE_DB if cpu else HALVES_DB):
+        if not guilty and not htp["db"] >= (cpu["db"] - QUANTIZED_LOSS_DB if cpu else FP16_LEAST_DB):
             guilty = f"it goes wrong in {name}: {htp['output']} has {htp['db']:.1f} dB{beside}"
     return [guilty] if guilty else []

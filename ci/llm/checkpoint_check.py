@@ -46,7 +46,7 @@ class Compiled:
         return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
 
     def readers(self, kind: str, *, cpu: bool = False) -> dict[str, Reader]:
-        """On HTP, unless only the CPU's is wanted, and of a quantized model as the CPU computes it."""
+        """One on HTP, unless `cpu`, and of a quantized model another one on the CPU."""
         graphs = [self.out / on_cpu_name(kind, part) for part in range(self.parts) if self.quantized]
         encodings: dict[str, Encoding] = {}
         for graph in graphs:

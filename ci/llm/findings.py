@@ -12,7 +12,7 @@ from ci.suites.findings import errors_of
 from ci.suites.stage import row_of
 from provisioning.base.findings import Finding, Metric, Severity
 
-LISTEN = {
+READER_NAMES = {
     "prefill_htp": "prefill on HTP",
     "decode_htp": "decode on HTP",
     "prefill_cpu": "prefill on the CPU",
@@ -46,7 +46,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield from (error("llm-text", message) for message in text_problems(result.facts["texts"]))
         return
     limits = program.run.limits.model_dump()
-    for name, words in LISTEN.items():
+    for name, words in READER_NAMES.items():
         figures = figures_from(result.facts["figures"][name])
         for miss in misses(figures, limits):
             yield error(

@@ -13,8 +13,8 @@ import numpy as np
 
 from ci.llm.arrays import Array
 
-TINY = 0.05
-"""In logits: fp16 may confuse two choices of float that are nearer than this."""
+NEAR_TIE = 0.05
+"""In logits: if float's two best tokens are closer than this, fp16 may choose the other one."""
 EXCUSED = 0.01
 """The share of tokens that may differ for that reason."""
 STANDARD_ERRORS = 3
@@ -70,7 +70,7 @@ def compare_text(
     ends: Collection[int],
     most: int,
     speak: Continue,
-    excuses: Callable[[Difference], bool] = lambda difference: difference.lost < TINY,
+    excuses: Callable[[Difference], bool] = lambda difference: difference.lost < NEAR_TIE,
 ) -> Comparison:
     """Compare a text with float's. If it differs at a choice that `excuses`, float's token is forced and both
     continue."""
@@ -212,7 +212,8 @@ def close(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[st
 
 
 def choice_miss(choices: Mapping[str, Any], least: float) -> list[str]:
-    """Genie's choices after prefixes, of which there are too few to hold them to the limit itself."""
+    """Whether Genie's choices after prefixes miss the limit. They are few, so three standard errors are
+    allowed."""
     share, count = choices["first_choice"], choices["prefixes"]
     if share >= least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
         return []

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
 from ci.llm.genie import Spoken
-from ci.llm.judge import TINY, Comparison, Window, compare_text, figures_of, window_of
+from ci.llm.judge import NEAR_TIE, Comparison, Window, compare_text, figures_of, window_of
 from ci.llm.reference import logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.commands import quoted
@@ -202,7 +202,7 @@ def choices(
         tokens = one.tokens[:1] or shape.eos
         regrets.append(float(row.max() - max(row[token] for token in tokens)))
     return {
-        "near_ties": sum(0 < regret < TINY for regret in regrets),
+        "near_ties": sum(0 < regret < NEAR_TIE for regret in regrets),
         "prefixes": len(regrets),
         "first_choice": sum(regret == 0 for regret in regrets) / len(regrets),
         "regret": sum(regrets) / len(regrets),

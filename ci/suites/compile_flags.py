@@ -49,7 +49,7 @@ def is_checkpoint(model: str) -> bool:
 
 
 def require_lane(args: argparse.Namespace) -> None:
-    """Refuse flags of the other lane: what is left out silently is taken for done."""
+    """Refuse flags that this kind of model ignores: the user would believe that they worked."""
     wanted = PYTORCH
     if args.model is not None:
         wanted = ONNX if is_onnx(args.model) else CHECKPOINT if is_checkpoint(args.model) else PYTORCH

@@ -69,7 +69,8 @@ class SignerOffline(UpstreamError):
 
 @dataclass
 class Consent:
-    """The user's answer to what elfsigner asks, whatever it is: for exactly that text, then recorded."""
+    """Whether the user accepts a text that elfsigner shows. The answer holds for that text alone and is
+    recorded."""
 
     store: Path
     version: str
