@@ -334,6 +334,7 @@ class TestCheck:
             made.mkdir(exist_ok=True)
         shape = read_architecture(checkpoint(model))
         write_config(out, shape, [out / "a.bin"], soc_named("SM8650"), context=128, most=5)
+        (out / "a.bin").touch()
         record = {"checkpoint": str(model), "precision": precision, "context": 128, "prefill": 32}
         record |= {"calibrated by": ""}
         (out / RECORD).write_text(json.dumps(record))
@@ -387,6 +388,24 @@ class TestCheck:
     ) -> None:
         assert self.check(tmp_path, monkeypatch, "--where", precision=precision, parts=parts) == 1
         assert f"goes wrong in {named}" in capsys.readouterr().err
+
+
+def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:
+    from ci.llm.commands import limited
+
+    binaries = [tmp_path / name for name in ("prefill_0.bin", "decode_0.bin")]
+    shape = read_architecture(checkpoint(tmp_path))
+    config = write_config(tmp_path, shape, binaries, soc_named("SM8650"), context=128, most=5)
+    for size, names in ((1 << 20, ["prefill_0.bin", "decode_0.bin"]), (2_000_000_000, ["decode_0.bin"])):
+        for binary in binaries:
+            with binary.open("wb") as file:
+                file.truncate(size)
+        with limited(config, 3) as copy:
+            dialog = json.loads(copy.read_text())["dialog"]
+        assert dialog["engine"]["model"]["binary"]["ctx-bins"] == names
+    binaries[1].unlink()
+    with pytest.raises(UsageError, match=r"decode_0\.bin is missing"), limited(config, 3):
+        pass
 
 
 @pytest.mark.parametrize("tokens", [[0, 5, 6], [5, 6]], ids=["from a template", "plain"])
