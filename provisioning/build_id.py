@@ -19,4 +19,4 @@ def build_ids(path: Path) -> tuple[str, ...]:
     if path.stat().st_size == 0:
         return ()
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return tuple(sorted({found.group().decode() for found in BUILD_ID.finditer(content)}))
+        return tuple(sorted({match.group().decode() for match in BUILD_ID.finditer(content)}))

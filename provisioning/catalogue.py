@@ -298,17 +298,17 @@ def _signature(signed: Any, content: bytes) -> tuple[tuple[x509.Certificate, ...
     )
     if leaf is None:
         raise ValueError("the signer's certificate is not in it")
-    chain, found = _chain(leaf, certificates)
+    chain, signature_problems = _chain(leaf, certificates)
     algorithm = signer["digest_algorithm"]["algorithm"].native
     attributes = {each["type"].native: each["values"] for each in signer["signed_attrs"]}
     stated = attributes["message_digest"][0].native
     if algorithm not in ("sha256", "sha384", "sha512"):
-        found.append((SIGNATURE, f"it is made with {algorithm}, which proves nothing"))
+        signature_problems.append((SIGNATURE, f"it is made with {algorithm}, which proves nothing"))
     elif not hmac.compare_digest(hashlib.new(algorithm, content).digest(), stated):
-        found.append((SIGNATURE, "what it signs was changed"))
+        signature_problems.append((SIGNATURE, "what it signs was changed"))
     elif not _signs(leaf, signer["signature"].native, signer["signed_attrs"].untag().dump(), algorithm):
-        found.append((SIGNATURE, f"it is not one by the key of {common_name(leaf)}"))
-    return tuple(chain), found, signer
+        signature_problems.append((SIGNATURE, f"it is not one by the key of {common_name(leaf)}"))
+    return tuple(chain), signature_problems, signer
 
 
 def _time_stamp(signer: Any) -> tuple[TimeStamp | None, list[Problem]]:
@@ -318,7 +318,7 @@ def _time_stamp(signer: Any) -> tuple[TimeStamp | None, list[Problem]]:
     signed = cms.ContentInfo.load(tokens[0]["values"][0].dump(), strict=True)["content"]
     content = bytes(signed["encap_content_info"]["content"])
     stated = tsp.TSTInfo.load(content, strict=True)
-    chain, found, _ = _signature(signed, content)
+    chain, signature_problems, _ = _signature(signed, content)
     imprint = stated["message_imprint"]
     algorithm = imprint["hash_algorithm"]["algorithm"].native
     signature = signer["signature"].native
@@ -326,8 +326,10 @@ def _time_stamp(signer: Any) -> tuple[TimeStamp | None, list[Problem]]:
         hashlib.new(algorithm, signature).digest(), imprint["hashed_message"].native
     )
     if not of_this:
-        found.append((TIME_STAMP, "it is of another signature"))
-    return TimeStamp(stated["gen_time"].native, chain), [(TIME_STAMP, message) for _, message in found]
+        signature_problems.append((TIME_STAMP, "it is of another signature"))
+    return TimeStamp(stated["gen_time"].native, chain), [
+        (TIME_STAMP, message) for _, message in signature_problems
+    ]
 
 
 def _chain(

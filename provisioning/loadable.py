@@ -64,8 +64,8 @@ def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[Wrong, str]]:
     if demands.glibc:
         yield from _newer_glibc(elf, demands.glibc)
     if demands.android_api is not None and (elf.android_api is None or elf.android_api > demands.android_api):
-        found = "none named" if elf.android_api is None else elf.android_api
-        yield Wrong.ANDROID_API, f"expected Android API {demands.android_api} at most, found {found}"
+        level = "none named" if elf.android_api is None else elf.android_api
+        yield Wrong.ANDROID_API, f"expected Android API {demands.android_api} at most, found {level}"
 
 
 def _newer_glibc(elf: Elf, newest: str) -> Iterator[tuple[Wrong, str]]:

@@ -68,13 +68,13 @@ def read_cache(path: Path = Path("/etc/ld.so.cache")) -> dict[str, tuple[Path, .
     (count,) = struct.unpack_from("<I", table, len(_CACHE_MAGIC))
     if len(table) < _CACHE_HEADER + count * _CACHE_ENTRY.size:
         return {}
-    found: dict[str, tuple[Path, ...]] = {}
+    libraries: dict[str, tuple[Path, ...]] = {}
     for index in range(count):
         _, key, value, _, _ = _CACHE_ENTRY.unpack_from(table, _CACHE_HEADER + index * _CACHE_ENTRY.size)
         name, file = _text(table, key), _text(table, value)
         if name and file:
-            found[name] = (*found.get(name, ()), Path(file))
-    return found
+            libraries[name] = (*libraries.get(name, ()), Path(file))
+    return libraries
 
 
 def _text(table: bytes, start: int) -> str:
@@ -87,12 +87,12 @@ def expand(entry: str, origin: Path, machine: str) -> list[Path]:
     lib, platform = _LIB_AND_PLATFORM.get(machine, ("", ""))
     multiarch = [f"lib/{lib}", "lib64", "lib"] if lib else ["lib"]
     choices = multiarch if re.search(r"\$(?:LIB\b|\{LIB\})", entry) else [""]
-    found = []
+    directories = []
     for choice in choices:
         values = {"ORIGIN": str(origin), "LIB": choice, "PLATFORM": platform}
         text = _TOKEN.sub(lambda token: values[token[1] or token[2]], entry)  # noqa: B023
-        found.append(Path(os.path.normpath(text or ".")))
-    return found
+        directories.append(Path(os.path.normpath(text or ".")))
+    return directories
 
 
 def unresolved(
@@ -176,10 +176,10 @@ def _find(
     passed_over: list[str] = []
 
     def fits(candidate: Path) -> bool:
-        found = identity(candidate)
-        if found is not None and found != wanted:
+        kind = identity(candidate)
+        if kind is not None and kind != wanted:
             passed_over.append(str(candidate))
-        return found == wanted
+        return kind == wanted
 
     if "/" in name:
         file = Path(name)

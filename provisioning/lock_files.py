@@ -60,7 +60,7 @@ def lockable() -> list[str]:
 def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = None) -> tuple[str, ...]:
     """Every requirement of an environment, includes and the profile's packages among them, sorted."""
     known = load_environments() if table is None else table
-    found: set[str] = set()
+    requirements: set[str] = set()
 
     def take(name: str, above: tuple[str, ...]) -> None:
         if name in above:
@@ -75,13 +75,13 @@ def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = 
             names = ", ".join(sorted(known))
             raise ManifestError(MANIFESTS / "environments.toml", key, expected=f"one of {names}", found=name)
         one = known[name]
-        found.update(one.requires)
+        requirements.update(one.requires)
         if one.profile:
             profile = load_profile(one.profile)
             packages = profile.onnx if one.lane == "onnx" else profile.packages
             marker = f"; python_version >= '{one.python}'" if one.python else ""
             # Sessions install torch separately, by exactly this text.
-            found.update(
+            requirements.update(
                 f"{package}=={version}{'' if package == EXEMPT else marker}"
                 for package, version in packages.items()
             )
@@ -89,7 +89,7 @@ def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = 
             take(included, (*above, name))
 
     take(environment, ())
-    return tuple(sorted(found))
+    return tuple(sorted(requirements))
 
 
 def digest_of(inputs: Sequence[str]) -> str:
@@ -105,19 +105,21 @@ def problems(environment: str) -> list[str]:
     text = path.read_text(encoding="utf-8")
     wanted = inputs_of(environment)
     recorded = tuple(_comments(text, "input"))
-    found = [f"{path.name}: {one} was added to the environment" for one in wanted if one not in recorded]
-    found += [f"{path.name}: {one} is no longer required" for one in recorded if one not in wanted]
-    if not found and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
-        found.append(f"{path.name}: inputs-sha256 is not that of its inputs")
+    messages = [f"{path.name}: {one} was added to the environment" for one in wanted if one not in recorded]
+    messages += [f"{path.name}: {one} is no longer required" for one in recorded if one not in wanted]
+    if not messages and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
+        messages.append(f"{path.name}: inputs-sha256 is not that of its inputs")
     entries = parse(text)
-    found += [
+    messages += [
         f"{path.name}: {one.line!r} is no requirement" for one in entries if not _is_requirement(one.line)
     ]
-    found += [f"{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
-    found += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
-    if not found:
-        found += [f"{path.name}: {one} is required but not pinned" for one in _unmet(wanted, entries, text)]
-    return found
+    messages += [f"{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
+    messages += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
+    if not messages:
+        messages += [
+            f"{path.name}: {one} is required but not pinned" for one in _unmet(wanted, entries, text)
+        ]
+    return messages
 
 
 def _is_requirement(line: str) -> bool:
@@ -246,8 +248,8 @@ def uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     if beside.is_file():
         return str(beside)
-    if found := shutil.which("uv"):
-        return found
+    if on_path := shutil.which("uv"):
+        return on_path
     raise EnvironmentLacking("uv, which resolves the lock files, is not installed", remedy="nox -s lock")
 
 

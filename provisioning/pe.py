@@ -70,12 +70,12 @@ def read(path: Path) -> Pe:
 
 
 def _version(pe: object) -> str:
-    found = {
+    strings = {
         key: value.decode("ascii", "replace").strip("\0 ")
         for information in getattr(pe, "FileInfo", ())
         for entry in information
         for table in getattr(entry, "StringTable", ())
         for key, value in table.entries.items()
     }
-    versions = [found.get(b"ProductVersion", ""), found.get(b"FileVersion", "")]
+    versions = [strings.get(b"ProductVersion", ""), strings.get(b"FileVersion", "")]
     return max((version for version in versions if re.fullmatch(r"[\d._]+", version)), key=len, default="")

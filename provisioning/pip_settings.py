@@ -79,10 +79,10 @@ def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
     pip = read(environ)
     if any(pip.get(key) for key in INDEXES):
         return {}
-    found = {key: next(filter(None, map(environ.get, _SAME_IN_UV[key])), "") for key in INDEXES}
+    addresses = {key: next(filter(None, map(environ.get, _SAME_IN_UV[key])), "") for key in INDEXES}
     return {
         f"PIP_{key.upper().replace('-', '_')}": " ".join(value.replace(",", " ").split())
-        for key, value in found.items()
+        for key, value in addresses.items()
         if value
     }
 

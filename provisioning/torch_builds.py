@@ -45,13 +45,13 @@ def problems() -> list[str]:
     """What is stale or wrong in the recorded builds; needs no network."""
     if not (pin := requirement()):
         return []
-    found = []
+    messages = []
     for path, wanted in ((CPU, f"{pin}+cpu"), (INDEX, pin)):
         entries = lock_files.parse(path.read_text(encoding="utf-8")) if path.is_file() else []
         if wanted not in [one.line for one in entries]:
-            found.append(f"torch/{path.name}: has no build of {wanted}")
-        found += [f"torch/{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
-    return found
+            messages.append(f"torch/{path.name}: has no build of {wanted}")
+        messages += [f"torch/{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
+    return messages
 
 
 def record() -> list[Path]:

@@ -107,8 +107,8 @@ class Zip:
             raise self.error(member.name, "a local header", f"{signature!r} at offset {member.offset}")
         start: int = member.offset + fixed + name_length + extra_length
         if name_length != len(raw_name) or header[fixed:] != raw_name:
-            found = self._read(member.offset + fixed, name_length, member.name)
-            raise self.error(member.name, "the same name in its local header", repr(found))
+            local_name = self._read(member.offset + fixed, name_length, member.name)
+            raise self.error(member.name, "the same name in its local header", repr(local_name))
         if method != member.method:
             raise self.error(member.name, f"method {member.method} in its local header", f"method {method}")
         if (flags ^ member.flags) & ENCRYPTED:
@@ -134,16 +134,16 @@ class Zip:
         """The member's content in blocks; ends well only if its size and checksum are the declared ones.
 
         No block reaches beyond the declared size: a member with more than it says is stopped at once."""
-        crc, left = 0, member.size
+        crc, remaining = 0, member.size
         source = self._stored if member.method == STORED else self._inflated
         for block in source(member, start):
-            left -= len(block)
-            if left < 0:
+            remaining -= len(block)
+            if remaining < 0:
                 raise self.error(member.name, f"{member.size} bytes as declared", "more")
             crc = isal_zlib.crc32(block, crc)
             yield block
-        if left:
-            raise self.error(member.name, f"{member.size} bytes as declared", f"{member.size - left}")
+        if remaining:
+            raise self.error(member.name, f"{member.size} bytes as declared", f"{member.size - remaining}")
         if crc != member.crc:
             raise self.error(member.name, f"checksum {member.crc:08x}", f"{crc:08x}")
 
@@ -224,15 +224,15 @@ class Zip:
         signature, length, _, _, disk, first_disk, here, count, size, start = fields
         if signature != b"PK\6\6" or record + 12 + length != locator:
             raise self.error("", f"a zip64 record at offset {record}", f"{signature!r}, length {length}")
-        for label, short, wide, full in zip(
+        for label, narrow_value, wide, full in zip(
             ("member count", "directory size", "directory offset"),
             narrow,
             (count, size, start),
             (FULL16, FULL32, FULL32),
             strict=True,
         ):
-            if short not in (full, wide):
-                raise self.error("", f"{label} {wide} as in its zip64 record", f"{short}")
+            if narrow_value not in (full, wide):
+                raise self.error("", f"{label} {wide} as in its zip64 record", f"{narrow_value}")
         self._check_one_file(disk, first_disk, here, count)
         self._check_directory_place(start, size, record)
         return count, start, size
@@ -302,8 +302,8 @@ class Zip:
         if flags & PATCH:
             raise self.error(name, "a whole member", "patch data")
         if method not in (STORED, DEFLATED):
-            found = METHODS.get(method, "unknown")
-            raise self.error(name, "a stored or deflated member", f"method {method} ({found})")
+            method_name = METHODS.get(method, "unknown")
+            raise self.error(name, "a stored or deflated member", f"method {method} ({method_name})")
         if method == STORED and compressed != size:
             raise self.error(name, f"{size} stored bytes", f"{compressed}")
 

@@ -69,12 +69,12 @@ class Directories:
     def open(self, path: str) -> int:
         if not path:
             return self._root
-        found = self._open.get(path)
-        if found is None:
+        descriptor = self._open.get(path)
+        if descriptor is None:
             parent, _, name = path.rpartition("/")
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            found = self._open[path] = os.open(name, flags, dir_fd=self.open(parent))
-        return found
+            descriptor = self._open[path] = os.open(name, flags, dir_fd=self.open(parent))
+        return descriptor
 
     def _close(self) -> None:
         while self._open:

@@ -251,8 +251,8 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     path, _, attribute = verb.module.partition(":")
-    found: Any = importlib.import_module(path)
-    module = cast(VerbModule, getattr(found, attribute) if attribute else found)
+    imported_module: Any = importlib.import_module(path)
+    module = cast(VerbModule, getattr(imported_module, attribute) if attribute else imported_module)
     # Child processes resolve relative paths from their own folder.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
     for variable in PATHS:

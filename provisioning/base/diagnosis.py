@@ -147,7 +147,7 @@ def code_named(number: int) -> Code:
 
 def codes_in(text: str) -> list[Code]:
     """The codes of the table that a log gives as errors, each once."""
-    numbers = dict.fromkeys(int(found, 0) for found in CODE_IN_TEXT.findall(text))
+    numbers = dict.fromkeys(int(digits, 0) for digits in CODE_IN_TEXT.findall(text))
     codes = dict.fromkeys(code_named(number) for number in numbers)
     return [code for code in codes if code.known]
 

@@ -60,10 +60,10 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         # A list whose items are all wrong is also "too short", which adds nothing.
         wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
         first, *others = map(_described, wrong)
-        key, expected, found = first
+        key, expected, value = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
         remedy = f"correct {path}" if others else ""
-        raise ManifestError(path, key, expected=expected, found=found + more, remedy=remedy) from error
+        raise ManifestError(path, key, expected=expected, found=value + more, remedy=remedy) from error
 
 
 def _has_wrong_items(place: tuple[int | str, ...], errors: list[Any]) -> bool:
@@ -76,8 +76,8 @@ def _described(error: Any) -> tuple[str, str, str]:
     if error["type"] == "missing":
         return key, "a value", "nothing"
     expected = "no such key" if error["type"] == "extra_forbidden" else _lowercase(error["msg"])
-    found = repr(error["input"])
-    return key, expected, found if len(found) <= 120 else f"{found[:120]}…"
+    value = repr(error["input"])
+    return key, expected, value if len(value) <= 120 else f"{value[:120]}…"
 
 
 def _lowercase(message: str) -> str:

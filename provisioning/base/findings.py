@@ -99,8 +99,8 @@ class Report:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                found = data.get("schema") if isinstance(data, dict) else data
-                raise ValueError(f"expected schema {SCHEMA}, found {found!r}")
+                schema = data.get("schema") if isinstance(data, dict) else data
+                raise ValueError(f"expected schema {SCHEMA}, found {schema!r}")
             data["outcome"] = Outcome(data["outcome"])
             data["findings"] = tuple(
                 _typed(Finding, {**finding, "severity": Severity(finding["severity"])})

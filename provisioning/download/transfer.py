@@ -117,11 +117,11 @@ class Transfer:
         with disk_errors(self.into.parent, None):
             size = self.into.stat().st_size
             if self.size in (None, size):
-                found = hash_file(self.into)
-                if self.sha256 in (None, found):
+                digest = hash_file(self.into)
+                if self.sha256 in (None, digest):
                     if tidy:
                         self._discard()  # left by a kill just after the rename
-                    return Fetched(self.into, found, size)
+                    return Fetched(self.into, digest, size)
             if tidy:
                 self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
                 self.into.unlink()
@@ -304,16 +304,16 @@ class Transfer:
         offset = 0
         length = whole_number(response.headers.get("Content-Length"))
         if status == 206 and partial:
-            found = parse_content_range(response.headers.get("Content-Range"))
-            if found is None or found.start != partial.done:
+            content_range = parse_content_range(response.headers.get("Content-Range"))
+            if content_range is None or content_range.start != partial.done:
                 raise _StartOver("the server sent another range than the one asked for")
             fresh = strong_validator(response.headers)
             if partial.url == redact(url) and fresh and partial.validator and fresh != partial.validator:
                 raise _StartOver(_REPLACED)
-            if None not in (found.total, partial.total) and found.total != partial.total:
+            if None not in (content_range.total, partial.total) and content_range.total != partial.total:
                 raise _StartOver(_REPLACED)
             offset = partial.done
-            total = found.total
+            total = content_range.total
             if total is None and length is not None:
                 total = offset + length
         elif status == 200:
@@ -408,13 +408,13 @@ class Transfer:
             os.fsync(out.fileno())
             replace(partial, done=received).write(self.record)
 
-    def _land(self, url: str, found: str, size: int, *, resumed: bool) -> Fetched:
-        if self.sha256 not in (None, found):
+    def _land(self, url: str, digest: str, size: int, *, resumed: bool) -> Fetched:
+        if self.sha256 not in (None, digest):
             self._discard()
             if resumed:
                 raise _StartOver("the resumed file has another hash than expected")
             raise IntegrityError(
-                f"{redact(url)}: expected sha256 {self.sha256}, found {found}; nothing was kept",
+                f"{redact(url)}: expected sha256 {self.sha256}, found {digest}; nothing was kept",
                 remedy=f"try another mirror ({MIRROR_VARIABLE}); if every network gives this hash, the file "
                 "was replaced at its source: do not use it before its publisher explains why",
             )
@@ -423,7 +423,7 @@ class Transfer:
             self._discard()
             if self.sha256 is None:
                 sync_folder(self.into.parent)
-        return Fetched(self.into, found, size)
+        return Fetched(self.into, digest, size)
 
     def _discard(self) -> None:
         self.record.unlink(missing_ok=True)

@@ -76,11 +76,11 @@ def _check(component: str, path: Path, where: str, variable: str) -> None:
         return
     archive = next((name for name in names if name.lower().endswith(ARCHIVES[:2])), None)
     right = _nearby(component, path)
-    found = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+    listing = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
     hint = f"; {archive} in it is not unpacked" if archive and right is None else ""
     raise EnvironmentLacking(
         f"{where}: is not the root of a {component}: expected {_landmark_words(component)} in it, "
-        f"found {found}{hint}",
+        f"found {listing}{hint}",
         remedy=_export(variable, right),
     )
 

@@ -209,9 +209,9 @@ def _commit_of_tag(source: Git, building: Path) -> str | None:
     return commits.get(tag + "^{}") or commits.get(tag)
 
 
-def _moved(source: Git, found: str) -> IntegrityError:
+def _moved(source: Git, commit: str) -> IntegrityError:
     return IntegrityError(
-        f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {found}, and the "
+        f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {commit}, and the "
         "expected one cannot be fetched: the tag was moved or the pin is wrong",
         remedy="find out why before you change the manifest's commit",
     )

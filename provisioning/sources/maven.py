@@ -47,11 +47,11 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress) -> None:
         if expected is None:
             continue
         # Old repositories publish only SHA-1, which shows damage but not malice.
-        found = fetched.sha256 if kind == "sha256" else hash_file(fetched.path, kind)
-        if found != expected:
+        digest = fetched.sha256 if kind == "sha256" else hash_file(fetched.path, kind)
+        if digest != expected:
             fetched.path.unlink()
             raise IntegrityError(
-                f"{redact(url)}: expected {kind} {expected} (the repository's own sum), found {found}; "
+                f"{redact(url)}: expected {kind} {expected} (the repository's own sum), found {digest}; "
                 "nothing was kept",
                 remedy="run the same command again; if it stays so, the repository is wrong",
             )

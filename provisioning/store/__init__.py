@@ -95,15 +95,15 @@ class Store(Trees):
             self._make_folders()
             waiting = f"waiting for another process that works on {name}"
             with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
-                found = self.verify(tree)
+                wrong = self.verify(tree)
                 modes = {item.path: item.mode for item in tree.inventory.items}
-                for one in found:
+                for one in wrong:
                     if one.kind == "mode":
                         (tree.root / one.path).chmod(modes[one.path])
-                if any(one.kind != "mode" for one in found):
+                if any(one.kind != "mode" for one in wrong):
                     with locking.work_in_progress(self.staging, self.locks) as staging:
                         self._make_again(tree, staging, progress, offline)
-                return found
+                return wrong
 
     def gc(
         self,
@@ -126,18 +126,18 @@ class Store(Trees):
             return []
         with locking.Removal() as removal:
             if dry_run:
-                found = cleaning.needless(self, referenced, older_than, all_downloads, removal)
+                leftovers = cleaning.needless(self, referenced, older_than, all_downloads, removal)
             else:
                 with _disk_errors(self.path):
                     self._make_folders()
                     with locking.exclusive(self.locks, progress):
-                        found = cleaning.needless(self, referenced, older_than, all_downloads, removal)
+                        leftovers = cleaning.needless(self, referenced, older_than, all_downloads, removal)
                         with locking.work_in_progress(self.staging, self.locks) as staging:
-                            for number, one in enumerate(found):
+                            for number, one in enumerate(leftovers):
                                 cleaning.remove(self, one.path, staging / f"{number}")
         for name in removal.in_use:
             progress.note(f"{name} stays, as another process uses it")
-        return found
+        return leftovers
 
     def _make_folders(self) -> None:
         for folder in (self.downloads, self.folder, self.staging, self.locks):

@@ -214,10 +214,10 @@ class Assembly:
 
         root = self._staging / "tree"
         component = self._component
-        found = identity_of(self._name, root).version
-        if found and not _same_version(found, component.version):
+        actual = identity_of(self._name, root).version
+        if actual and not _same_version(actual, component.version):
             raise IntegrityError(
-                f"{self._name}: expected version {component.version}, found {found} inside what was fetched",
+                f"{self._name}: expected version {component.version}, found {actual} inside what was fetched",
                 remedy="correct the version or the address in the manifest",
             )
         if self._name != QNN_SDK:
@@ -284,6 +284,6 @@ def _in_parallel(work: Callable[[T], R], things: Sequence[T]) -> list[R]:
     return [results[number] for number in range(len(things))]
 
 
-def _same_version(found: str, expected: str) -> bool:
+def _same_version(version: str, expected: str) -> bool:
     """Metadata may leave the last, dated part of a version out."""
-    return f"{expected}.".startswith(f"{found}.") or f"{found}.".startswith(f"{expected}.")
+    return f"{expected}.".startswith(f"{version}.") or f"{version}.".startswith(f"{expected}.")

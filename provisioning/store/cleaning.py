@@ -36,20 +36,20 @@ def needless(
     for tree in trees:
         if tree.key in reasons and not removal.claim(tree.inventory_path):
             del reasons[tree.key]
-    found = [
+    leftovers = [
         Needless(tree.root, reasons[tree.key], tree.inventory.size) for tree in trees if tree.key in reasons
     ]
     committed = {tree.root.name for tree in trees}
     for path in sorted(store.folder.glob("*")):
         if path.name.removesuffix(".json") not in committed:
-            found.append(Needless(path, "was never finished", _size(path)))
+            leftovers.append(Needless(path, "was never finished", _size(path)))
     used = {origin.sha256 for tree in trees if tree.key not in reasons for origin in tree.inventory.origins}
     for path in sorted(store.downloads.glob("*")):
         if path.suffix != ".lock" and (all_downloads or not _serves(path, used)):
             reason = "is kept for widening and repair only" if all_downloads else "no tree came from it"
-            found.append(Needless(path, reason, _size(path)))
+            leftovers.append(Needless(path, reason, _size(path)))
     abandoned = locking.abandoned(store.staging)
-    return found + [Needless(path, "its process is gone", _size(path)) for path in abandoned]
+    return leftovers + [Needless(path, "its process is gone", _size(path)) for path in abandoned]
 
 
 def remove(store: Trees, path: Path, into: Path) -> None:

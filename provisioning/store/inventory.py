@@ -106,14 +106,14 @@ def differences(root: Path, items: Sequence[Item]) -> list[Difference]:
     """Every difference, by reading every byte again; sorted by path."""
     expected = {item.path: item for item in items}
     folders = {folder for path in expected for folder in _parents(path)}
-    found = [
+    different = [
         Difference(path, "extra", "nothing", "a directory" if is_folder else "a file or link")
         for path, is_folder in _walk(root)
         if path not in expected and not (is_folder and path in folders)
     ]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        found += [one for one in pool.map(lambda item: difference(root, item), items) if one]
-    return sorted(found, key=lambda one: one.path)
+        different += [one for one in pool.map(lambda item: difference(root, item), items) if one]
+    return sorted(different, key=lambda one: one.path)
 
 
 def difference(root: Path, item: Item, *, content: bool = True) -> Difference | None:

@@ -63,16 +63,16 @@ def abandoned(staging: Path) -> list[Path]:
     """Folders in staging/ whose process is gone."""
     from filelock import FileLock, Timeout
 
-    found = []
+    folders = []
     for path in sorted(staging.glob("*")):
         try:
             with FileLock(path / "alive.lock", timeout=0):
-                found.append(path)
+                folders.append(path)
         except Timeout:
             continue
         except OSError:
-            found.append(path)
-    return found
+            folders.append(path)
+    return folders
 
 
 _held: dict[Path, int] = {}

@@ -95,10 +95,10 @@ class Placing:
         if self._fitted:
             return
         tops = list(self._tops)
-        found = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "") if tops else "nothing"
+        listing = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "") if tops else "nothing"
         expected = f"members below {self._strip!r}" if self._strip else "a member that a place rule fits"
         raise IntegrityError(
-            f"{name}: expected {expected}, found at the top level: {found}",
+            f"{name}: expected {expected}, found at the top level: {listing}",
             remedy="correct `strip` or `place` of this part in the manifest, if this is the right archive",
         )
 

@@ -57,24 +57,24 @@ class Trees:
 
     def trees(self, prefix: str = "") -> list[Tree]:
         """Every committed tree, by name."""
-        found = []
+        trees = []
         for path in sorted(self.folder.glob(f"{prefix}*.json")):
             root = path.with_name(path.name.removesuffix(".json"))
             inventory = Inventory.read(path) if root.is_dir() else None
             if inventory is not None:
-                found.append(Tree(root, inventory))
-        return found
+                trees.append(Tree(root, inventory))
+        return trees
 
     def broken(self) -> list[Difference]:
         """Trees that were committed and are damaged beyond repair; provisioning makes them anew."""
-        found = []
+        damage = []
         for path in sorted(self.folder.glob("*.json")):
             name = path.name.removesuffix(".json")
             if not path.with_name(name).is_dir():
-                found.append(Difference(name, "missing", "a tree, as its inventory says", "nothing"))
+                damage.append(Difference(name, "missing", "a tree, as its inventory says", "nothing"))
             elif Inventory.read(path) is None:
-                found.append(Difference(path.name, "changed", "an inventory", "something else"))
-        return found
+                damage.append(Difference(path.name, "changed", "an inventory", "something else"))
+        return damage
 
     def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
         """The tree for `want`: made for exactly that, else the smallest that contains it.
@@ -125,8 +125,8 @@ class Trees:
 
     def glance(self, tree: Tree) -> list[Difference]:
         """Differences that show without reading content; a thousand times as fast as `verify`."""
-        found = (difference(tree.root, item, content=False) for item in tree.inventory.items)
-        return [one for one in found if one is not None]
+        results = (difference(tree.root, item, content=False) for item in tree.inventory.items)
+        return [one for one in results if one is not None]
 
     def _leased(self, trees: Sequence[Tree]) -> Tree | None:
         """The first of these trees that `gc` has not just removed."""

@@ -53,8 +53,8 @@ class Library:
     @property
     def directory(self) -> str:
         """The directory under lib/, `hexagon-v75`; empty for a file that is elsewhere."""
-        found = re.match(r"lib/([^/]+)/", self.place)
-        return found[1] if found else ""
+        match = re.match(r"lib/([^/]+)/", self.place)
+        return match[1] if match else ""
 
     @property
     def system(self) -> tables.System | None:

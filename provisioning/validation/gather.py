@@ -68,12 +68,12 @@ def gather(
             for each in resolved
         ]
         for each, answer in zip(resolved, answers, strict=True):
-            found: list[Library] = []
+            sdk_libraries: list[Library] = []
             system = loader.SystemLibraries()
             if Need.LIBRARIES in needs:
                 if QNN_SDK in each.trees:
-                    found = libraries(each.trees[QNN_SDK].path)
-                system = _system_libraries(found)
+                    sdk_libraries = libraries(each.trees[QNN_SDK].path)
+                system = _system_libraries(sdk_libraries)
             contexts.append(
                 Context(
                     profile=profile,
@@ -82,23 +82,23 @@ def gather(
                     trees=each.trees,
                     environ=environ,
                     variables=each.variables,
-                    libraries=tuple(found),
+                    libraries=tuple(sdk_libraries),
                     host=host.result() if host is not None else None,
                     system_libraries=system,
                     answers={soc: future.result() for soc, future in answer.items()},
-                    signatures=_signatures(found) if WINDOWS in each.targets else {},
+                    signatures=_signatures(sdk_libraries) if WINDOWS in each.targets else {},
                     measured=load_measured(),
                 )
             )
     return contexts
 
 
-def _signatures(found: Iterable[Library]) -> dict[str, SkelSignature]:
+def _signatures(sdk_libraries: Iterable[Library]) -> dict[str, SkelSignature]:
     """The verification of the catalogue beside each Hexagon library."""
     from provisioning import catalogue as catalogues
 
     signatures = {}
-    for library in found:
+    for library in sdk_libraries:
         if library.elf is None or library.elf.machine != HEXAGON:
             continue
         nearest = catalogues.beside(library.path)
@@ -155,11 +155,11 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
     """The versions that a component's own files and the name of its directory state."""
     stated: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        found = identity_of(component, root)
-        if found.version:
-            stated[KINDS[component].metadata] = found.version
-        if found.build_id:
-            stated[f"{KINDS[component].metadata} build_id"] = found.build_id
+        identity = identity_of(component, root)
+        if identity.version:
+            stated[KINDS[component].metadata] = identity.version
+        if identity.build_id:
+            stated[f"{KINDS[component].metadata} build_id"] = identity.build_id
     if not KINDS[component].named_by_version:
         return stated
     if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):
@@ -167,12 +167,12 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
     return stated
 
 
-def _system_libraries(found: Iterable[Library]) -> loader.SystemLibraries:
+def _system_libraries(sdk_libraries: Iterable[Library]) -> loader.SystemLibraries:
     """The loader's cache, its directories, and the symbol versions of every system library that is needed."""
     known = loader.read_cache()
     directories = loader.default_directories()
-    named = {name for each in found if each.elf is not None for name, _ in each.elf.versions}
-    named -= {each.name for each in found}
+    named = {name for each in sdk_libraries if each.elf is not None for name, _ in each.elf.versions}
+    named -= {each.name for each in sdk_libraries}
     provides: dict[str, tuple[str, ...]] = {}
     for name in sorted(named):
         for path in (*known.get(name, ()), *(directory / name for directory in directories)):
@@ -202,13 +202,13 @@ def _host(variables: Mapping[str, str], packages: Collection[str], names: Collec
 
 
 def _packages(names: Collection[str]) -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _os_release() -> dict[str, str]:
@@ -235,5 +235,5 @@ def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
         done = captured([path, *_TOOLS[name]], timeout=30, env=dict(variables))
     except (OSError, subprocess.TimeoutExpired):
         return Tool(path, "")
-    found = _NUMBER.search(done.stdout)
-    return Tool(path, found[0] if found else "")
+    number = _NUMBER.search(done.stdout)
+    return Tool(path, number[0] if number else "")

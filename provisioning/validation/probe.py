@@ -62,8 +62,8 @@ def understand(output: str, status: int, interpreter: str) -> Answer:
         elif line.strip():
             log.append(line.strip())
     errors = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
-    codes = [int(found[1] or found[2]) for line in errors for found in [_CODE.search(line)] if found]
-    api = next((found for line in log for found in [_API.search(line)] if found), None)
+    codes = [int(match[1] or match[2]) for line in errors for match in [_CODE.search(line)] if match]
+    api = next((match for line in log for match in [_API.search(line)] if match), None)
     created = fields["step"] == "device" and fields.get("result") == "ok"
     detail = fields.get("detail", "")
     if not created and not detail:

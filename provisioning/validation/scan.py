@@ -22,9 +22,9 @@ LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
 
 def libraries(root: Path) -> list[Library]:
     """Every shared library below `root`, without linker scripts and without links to others of the tree."""
-    found = [read(path, place) for path, place in _candidates(root)]
+    candidates = [read(path, place) for path, place in _candidates(root)]
     return sorted(
-        (library for library in found if library.unreadable != LINKER_SCRIPT), key=lambda f: f.place
+        (library for library in candidates if library.unreadable != LINKER_SCRIPT), key=lambda f: f.place
     )
 
 

@@ -86,11 +86,11 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
             for library in holders
             if (others := [held for held in library.build_ids if not held.startswith(build_id)])
         }
-        found = sorted({held for others in wrong.values() for held in others})
-        if len(wrong) == len(holders) and len(found) == 1:
+        ids = sorted({held for others in wrong.values() for held in others})
+        if len(wrong) == len(holders) and len(ids) == 1:
             yield Problem(
                 tree.named,
-                f"all {len(wrong)} QNN libraries hold build id {found[0]}, expected {build_id} of {source}",
+                f"all {len(wrong)} QNN libraries hold build id {ids[0]}, expected {build_id} of {source}",
             )
             continue
         for place, others in wrong.items():
@@ -175,28 +175,28 @@ def python_packages(context: Context) -> Iterator[Problem]:
             f"none of {', '.join(pins)} is installed in this Python", "nox -s validate, or install them"
         )
     for name, pinned in pins.items():
-        found = host.packages.get(name)
-        if found is None:
+        version = host.packages.get(name)
+        if version is None:
             yield Problem(name, f"is not installed, profile {context.profile.name} pins {pinned}")
-        elif found.partition("+")[0] != pinned:
-            yield Problem(name, f"is {found} in this Python, profile {context.profile.name} pins {pinned}")
+        elif version.partition("+")[0] != pinned:
+            yield Problem(name, f"is {version} in this Python, profile {context.profile.name} pins {pinned}")
 
 
-def _compared(name: str, found: str, wanted: Requirement) -> Iterator[Problem]:
-    if version_key(_numeric(found)) < version_key(_numeric(wanted.floor)):
-        yield Problem(name, f"is {found}, at least {wanted.floor} is required")
-    elif wanted.recommended and version_key(_numeric(found)) < version_key(_numeric(wanted.recommended)):
+def _compared(name: str, version: str, wanted: Requirement) -> Iterator[Problem]:
+    if version_key(_numeric(version)) < version_key(_numeric(wanted.floor)):
+        yield Problem(name, f"is {version}, at least {wanted.floor} is required")
+    elif wanted.recommended and version_key(_numeric(version)) < version_key(_numeric(wanted.recommended)):
         yield Problem(
             name,
-            f"is {found}, the project is tested with {wanted.recommended}",
+            f"is {version}, the project is tested with {wanted.recommended}",
             severity=Severity.NOTE,
         )
 
 
 def _numeric(version: str) -> str:
     """The leading numbers: `3.14.0` of `3.14.0rc1`."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return found[0] if found else "0"
+    number = re.match(r"\d+(?:\.\d+)*", version)
+    return number[0] if number else "0"
 
 
 @rule("cmake-version", Need.HOST, Need.TOOLS)
@@ -230,7 +230,7 @@ def compiler_version(context: Context) -> Iterator[Problem]:
         yield Problem("compiler", f"neither {' nor '.join(wanted)} is on PATH; {floors} is required")
         return
     # One good compiler is enough: judge only the one with the fewest problems.
-    yield from min(problems.values(), key=lambda found: [p.severity is not Severity.NOTE for p in found])
+    yield from min(problems.values(), key=lambda each: [p.severity is not Severity.NOTE for p in each])
 
 
 @rule("python-version", Need.HOST)

@@ -114,15 +114,15 @@ def _check(environments: list[str], profiles: list[str]) -> int:
                     f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
                 )
     sys.stdout.write("".join(notes))
-    found = [problem for name in environments for problem in lock_files.problems(name)]
-    found += [
+    problems = [problem for name in environments for problem in lock_files.problems(name)]
+    problems += [
         f"{path.name}: no environment of that name"
         for path in sorted(lock_files.LOCKS.glob("*.txt"))
         if path.stem not in lock_files.lockable()
     ]
-    found += torch_builds.problems()
-    if found:
-        raise CheckFailed("stale lock files:\n  " + "\n  ".join(found), remedy="nox -s lock")
+    problems += torch_builds.problems()
+    if problems:
+        raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), remedy="nox -s lock")
     sys.stdout.write(f"fresh: {', '.join(f'{name}.txt' for name in environments)}\n")
     return 0
 
@@ -175,8 +175,8 @@ def _record_origin(profile: str, name: str, component: Component, origin: Origin
     after = with_source_keys(path, name, origin.part, keys)
     if after != before:
         replace_text(path, after)
-        found = ", ".join(f"{key} {value}" for key, value in keys.items())
-        sys.stdout.write(f"{path.name}: {name}: {origin.part}: recorded {found}\n")
+        pairs = ", ".join(f"{key} {value}" for key, value in keys.items())
+        sys.stdout.write(f"{path.name}: {name}: {origin.part}: recorded {pairs}\n")
 
 
 def _complete(component: Component) -> bool:

@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(
             f"note: this is inside another shell of this toolkit ({around}); `exit` returns there\n"
         )
-    given = args.command[1:] if args.command[:1] == ["--"] else args.command
-    command = given or [os.environ.get("SHELL") or "/bin/sh", "-i"]
-    variables = shell_variables(environment, os.environ, interactive=not given)
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = words or [os.environ.get("SHELL") or "/bin/sh", "-i"]
+    variables = shell_variables(environment, os.environ, interactive=not words)
     if Parser.started_in:
         os.chdir(Parser.started_in)
     sys.stdout.flush()

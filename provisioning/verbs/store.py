@@ -92,9 +92,9 @@ def _verify(args: argparse.Namespace) -> int:
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
     for tree in trees:
-        found = store.verify(tree)
-        bad += _print(tree.root.name, found)
-        if not found:
+        differences = store.verify(tree)
+        bad += _print(tree.root.name, differences)
+        if not differences:
             count = len(tree.inventory.items)
             sys.stdout.write(f"{tree.root.name}: whole ({count} files, {size(tree.inventory.size)})\n")
     broken = [] if args.names else store.broken()
@@ -136,17 +136,17 @@ def _gc(args: argparse.Namespace) -> int:
     known |= {definition_of(QNN_SDK, component) for component in builds.components()}
     known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
     known |= {definition_of(compat.EXECUTORCH_PACKAGE, each.package()) for each in builds.executorch}
-    found = Store(store_path(args.store)).gc(
+    leftovers = Store(store_path(args.store)).gc(
         lambda tree: tree.inventory.definition in known,
         older_than=args.older_than,
         all_downloads=args.all_downloads,
         dry_run=args.dry_run,
         progress=for_stream(),
     )
-    for leftover in found:
+    for leftover in leftovers:
         sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
     verb = "would go" if args.dry_run else "removed"
-    sys.stdout.write(f"{len(found)} things {verb}, {size(sum(one.size for one in found))}\n")
+    sys.stdout.write(f"{len(leftovers)} things {verb}, {size(sum(one.size for one in leftovers))}\n")
     return 0
 
 

@@ -58,7 +58,7 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
 def code_quality(reports: Sequence[Report]) -> str:
     """GitLab's format. Every finding has a relative path, a line and a fingerprint that no other has."""
     seen: Counter[str] = Counter()
-    found = []
+    issues = []
     for report in reports:
         for finding in report.findings:
             place = place_of(finding.subject)
@@ -69,7 +69,7 @@ def code_quality(reports: Sequence[Report]) -> str:
             seen[identity] += 1
             identity += f"\0{seen[identity]}"
             text = f"{finding.message} ({finding.subject})" if not place else finding.message
-            found.append(
+            issues.append(
                 {
                     "description": visible(text) or finding.rule,
                     "check_name": finding.rule or report.stage or "qnn-ci",
@@ -78,7 +78,7 @@ def code_quality(reports: Sequence[Report]) -> str:
                     "location": {"path": visible(path), "lines": {"begin": place[1] if place else 1}},
                 }
             )
-    return json.dumps(found, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
+    return json.dumps(issues, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
 def _suite_of(report: Report) -> str:

@@ -128,10 +128,10 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> boo
 def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
     """The terminal's columns, within what reads well; logs get 120."""
     columns = environ.get("COLUMNS", "")
-    found = (
+    width = (
         int(columns) if columns.isdecimal() and int(columns) else shutil.get_terminal_size((120, 24)).columns
     )
-    return min(max(found, 40), 160)
+    return min(max(width, 40), 160)
 
 
 def table(

@@ -80,10 +80,10 @@ def of_earlier_run(report: Report) -> bool:
 
 def place_of(subject: str) -> tuple[str, int] | None:
     """File and line of a subject that is `path:line`, with a relative path that stays below its start."""
-    found = _PLACE.fullmatch(subject)
-    if found is None or ".." in found["file"].split("/"):
+    match = _PLACE.fullmatch(subject)
+    if match is None or ".." in match["file"].split("/"):
         return None
-    return found["file"], int(found["line"])
+    return match["file"], int(match["line"])
 
 
 def visible(text: str) -> str:

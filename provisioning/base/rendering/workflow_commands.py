@@ -18,11 +18,11 @@ def github_annotations(report: Report) -> str:
         level = LEVELS[severity]
         fit = group if len(group) <= PER_LEVEL else group[: PER_LEVEL - 1]
         lines += [_annotation(level, report, finding) for finding in fit]
-        if left := len(group) - len(fit):
+        if more := len(group) - len(fit):
             lines.append(
                 command(
                     level,
-                    f"{plural(left, f'more {severity.value}')} in the report of {report.stage}",
+                    f"{plural(more, f'more {severity.value}')} in the report of {report.stage}",
                     title=report.stage,
                 )
             )
@@ -31,8 +31,8 @@ def github_annotations(report: Report) -> str:
 
 def command(name: str, message: str = "", **properties: str) -> str:
     """One workflow command: `::error title=…::message`."""
-    given = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{name}{' ' if given else ''}{given}::{_data(message)}"
+    property_list = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{name}{' ' if property_list else ''}{property_list}::{_data(message)}"
 
 
 def _annotation(level: str, report: Report, finding: Finding) -> str:
