@@ -32,13 +32,13 @@ def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> d
             remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
     digests = Digests(store) if store else None
-    found = {
+    hashes = {
         path.name: digests.of(str(path))[0] if digests else hash_file(path)
         for path in sorted(libraries.glob("*.so*"))
     }
     if digests:
         digests.save()
-    return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": key_of(dict(found))}
+    return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": key_of(dict(hashes))}
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:

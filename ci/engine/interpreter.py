@@ -223,27 +223,27 @@ def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[st
     absent from all."""
     real = cache(os.path.realpath)
     entries = list(dict.fromkeys(os.path.abspath(each) for each in path))
-    found: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for index, entry in enumerate(entries):
         later = {real(each) for each in entries[index + 1 :]}
         names = {name for name, home in homes.items() if home != entry and real(home) in later}
         names |= {name for name in absent if name not in homes}
         # A missing directory may be created.
         if names and not os.path.isfile(entry):
-            found[entry] = sorted(names)
-    return found
+            missing[entry] = sorted(names)
+    return missing
 
 
 @cache
 def installations() -> tuple[str, ...]:
     """Where distributions and Python itself are installed, each ending in a slash."""
     paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= {*site.getsitepackages(), site.getusersitepackages()}
-    found |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    folders |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
     # Also the folders of `pip install --target` and of .pth files.
-    found |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
-    return tuple(sorted({f"{spelt}/" for each in found for spelt in (each, os.path.realpath(each))}))
+    folders |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
+    return tuple(sorted({f"{spelt}/" for each in folders for spelt in (each, os.path.realpath(each))}))
 
 
 def is_installed(path: str) -> bool:

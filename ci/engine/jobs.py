@@ -250,7 +250,7 @@ class Estimate:
         """Above 1: slower than expected."""
         return self._taken / self._expected
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         now = self._clock()
         rest = [max(0.0, length * self.pace - (now - began)) for length, began in self._running.values()]
         waiting = [length * self.pace for length in self._waiting.values()]
@@ -287,11 +287,11 @@ def available_memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
     """The free bytes of this machine and container; None if neither is known."""
-    left = []
+    free = []
     if meminfo.is_file():
         available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
         if available:
-            left.append(int(available.group(1)) << 10)
+            free.append(int(available.group(1)) << 10)
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -301,8 +301,8 @@ def available_memory(
         except OSError:
             continue
         if most.isdecimal() and now.isdecimal():
-            left.append(max(1, int(most) - int(now) + _reclaimable(cgroup / limit)))
-    return min(left, default=None)
+            free.append(max(1, int(most) - int(now) + _reclaimable(cgroup / limit)))
+    return min(free, default=None)
 
 
 def _reclaimable(limit: Path) -> int:

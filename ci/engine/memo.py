@@ -118,8 +118,8 @@ class Roots:
         """The text with a name for each root. Its own braces are doubled, so that none looks like a name."""
         names = {path: name for name, path in reversed(self._prefixes)}
         roots = "|".join(re.escape(path) for _, path in self._prefixes)
-        found = rf"(?<![\w./-])({roots})(?![\w.-])"
-        return re.sub(found, lambda match: f"{{{names[match[1]]}}}", text.replace("{", "{{"))
+        pattern = rf"(?<![\w./-])({roots})(?![\w.-])"
+        return re.sub(pattern, lambda match: f"{{{names[match[1]]}}}", text.replace("{", "{{"))
 
     def with_home(self, environ: Mapping[str, str]) -> Roots:
         """With the folders of the current user added, so that another home directory means other files."""
@@ -160,7 +160,9 @@ def search_key(
     folders = {name: filter(None, environ.get(name, "").split(os.pathsep)) for name in paths}
     return {
         "variables": native_variables(environ),
-        **{name: [roots.name(os.path.abspath(each)) for each in found] for name, found in folders.items()},
+        **{
+            name: [roots.name(os.path.abspath(each)) for each in entries] for name, entries in folders.items()
+        },
     }
 
 
@@ -330,8 +332,8 @@ class _State:
 
     def _paths(self, name: str) -> str:
         """What the .pth files of a directory add to the search path, as an editable install does."""
-        found = sorted(Path(self.roots.path(name)).glob("*.pth"))
-        return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in found))
+        path_files = sorted(Path(self.roots.path(name)).glob("*.pth"))
+        return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in path_files))
 
     def _packages(self, name: str) -> str:
         """A directory's answers to queries about installed packages; `name` is `directory: query query`."""
@@ -339,9 +341,9 @@ class _State:
         path = self.roots.path(folder)
         if path not in self._packages_in:
             self._packages_in[path] = packages_in(path)
-        found = self._packages_in[path]
+        packages = self._packages_in[path]
         answers = {
-            query: sorted(filter(None, (each.answer(query) for each in found)))
+            query: sorted(filter(None, (each.answer(query) for each in packages)))
             for query in queries.split(" ")
         }
         return key_of({query: list(answer) for query, answer in answers.items() if answer})
@@ -359,14 +361,14 @@ class _State:
 
     def _program(self, name: str) -> str:
         """The path where a program of this name is found."""
-        found = shutil.which(name, path=self._environ.get("PATH", os.defpath))
-        return self.roots.name(found) if found else "absent"
+        program = shutil.which(name, path=self._environ.get("PATH", os.defpath))
+        return self.roots.name(program) if program else "absent"
 
     def _distribution(self, name: str) -> str:
         """The installed version; `name` is `directory: distribution`. Its content is covered by its files."""
         folder, _, distribution = name.rpartition(": ")
-        found = Path(self.roots.path(folder)).glob(f"{distribution}-*.dist-info")
-        versions = sorted(each.name.removesuffix(".dist-info").rpartition("-")[2] for each in found)
+        folders = Path(self.roots.path(folder)).glob(f"{distribution}-*.dist-info")
+        versions = sorted(each.name.removesuffix(".dist-info").rpartition("-")[2] for each in folders)
         return " ".join(versions) or "absent"
 
 
@@ -478,11 +480,11 @@ class Memo:
 
     def _entries(self, key: Mapping[str, Json]) -> Iterator[Path]:
         """The entries of a key, most recently used first."""
-        found = []
+        entries = []
         for path in self._folder(key).glob("*.json"):
             with contextlib.suppress(OSError):
-                found.append((path.stat().st_mtime_ns, path))
-        yield from (path for _, path in sorted(found, reverse=True))
+                entries.append((path.stat().st_mtime_ns, path))
+        yield from (path for _, path in sorted(entries, reverse=True))
 
     def _folder(self, key: Mapping[str, Json]) -> Path:
         name = key_of(key)
@@ -623,14 +625,14 @@ class Memo:
             folder, _, name = path.rpartition("/")
             if folder in folders:
                 lookups.setdefault(name, set()).add(folder)
-        found: set[str] = set()
+        paths: set[str] = set()
         for name, where in lookups.items():
             program = shutil.which(name, path=os.pathsep.join(folders))
             home = program.rpartition("/")[0] if program else ""
             before = folders[: folders.index(home)] if home in folders else folders
             if where.issuperset(before):
-                found |= {f"{folder}/{name}" for folder in before}
-        return {path for path in found if touched.looked.get(path) == "absent"}
+                paths |= {f"{folder}/{name}" for folder in before}
+        return {path for path in paths if touched.looked.get(path) == "absent"}
 
     def _programs(self, touched: Touched) -> Iterator[Input]:
         """Programs that were looked up on PATH."""

@@ -30,8 +30,8 @@ def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Left by a killed process.
-            for left in folder.glob(f"{SCRATCH}*"):
-                shutil.rmtree(left)
+            for leftover in folder.glob(f"{SCRATCH}*"):
+                shutil.rmtree(leftover)
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
         except OSError as error:
             raise UsageError(

@@ -61,14 +61,14 @@ def _normal(name: str) -> str:
 
 def distributions_of(paths: Iterable[str]) -> set[tuple[str, str]]:
     """The installed distributions that files belong to, each with the directory where it is installed."""
-    found = set()
+    distributions = set()
     for path in paths:
         for mark in ("/site-packages/", "/dist-packages/"):
             folder, _, rest = path.rpartition(mark)
             if folder:
                 home = folder + mark.rstrip("/")
-                found |= {(home, each) for each in _owners(home).get(rest.partition("/")[0], ())}
-    return found
+                distributions |= {(home, each) for each in _owners(home).get(rest.partition("/")[0], ())}
+    return distributions
 
 
 @cache

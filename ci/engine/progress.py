@@ -77,8 +77,8 @@ class JobProgress(Generic[R]):
         if line.note:
             text += f": {line.note.splitlines()[0]}"
         if self._display is None:
-            left = f"  ({self.left()})" if self._done < self._total else ""
-            self._out.write(f"{text}{left}\n")
+            estimate = f"  ({self.time_left()})" if self._done < self._total else ""
+            self._out.write(f"{text}{estimate}\n")
             self._out.flush()
             return
         self._display.remove(self._bars.pop(job.name))
@@ -88,13 +88,13 @@ class JobProgress(Generic[R]):
         else:
             self._display.log(text)
 
-    def left(self) -> str:
-        return f"about {seconds(self._estimate.left())} left"
+    def time_left(self) -> str:
+        return f"about {seconds(self._estimate.seconds_left())} left"
 
     def _draw_whole(self) -> None:
         if self._display:
             looks = f", {self._looks} to look at" if self._looks else ""
-            note = f"{self._done}/{self._total}, {self.left()}{looks}"
+            note = f"{self._done}/{self._total}, {self.time_left()}{looks}"
             self._display.bar(self._whole, self._what, self._done, self._total, note)
 
 

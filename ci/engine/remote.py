@@ -117,10 +117,10 @@ class Remote:
         content = self._get(f"cas/{digest}")
         return content if content is None or self._is(digest, hashlib.sha256(content).hexdigest()) else None
 
-    def _is(self, digest: str, found: str) -> bool:
-        if found != digest:
+    def _is(self, digest: str, actual: str) -> bool:
+        if actual != digest:
             self._say(f"{self.shown} answers other bytes than it was given; they are not used")
-        return found == digest
+        return actual == digest
 
     def text(self, digest: str) -> bytes | None:
         """A small blob, with its digest."""
@@ -288,31 +288,31 @@ def action_result(files: Sequence[tuple[str, str, int]]) -> bytes:
     def message(number: int, content: bytes) -> bytes:
         return _varint(number << 3 | 2) + _varint(len(content)) + content
 
-    found = b""
+    encoded = b""
     for path, digest, size in files:
         place = message(1, digest.encode()) + (_varint(2 << 3) + _varint(size) if size else b"")
-        found += message(2, message(1, path.encode()) + message(2, place))
-    return found
+        encoded += message(2, message(1, path.encode()) + message(2, place))
+    return encoded
 
 
 def files_of(result: bytes) -> list[tuple[str, str, int]]:
     """Path, digest and size of each output file; empty if it is no ActionResult."""
-    found = []
+    files = []
     try:
         for file in Message(memoryview(result)).messages(2):
             digest = file.message(2)
-            found.append((file.text(1), digest.text(1), digest.number(2)))
+            files.append((file.text(1), digest.text(1), digest.number(2)))
     except Malformed:
         return []
-    return [each for each in found if len(each[1]) == 64 and set(each[1]) <= set("0123456789abcdef")]
+    return [each for each in files if len(each[1]) == 64 and set(each[1]) <= set("0123456789abcdef")]
 
 
 def _varint(value: int) -> bytes:
-    found = b""
+    encoded = b""
     while value > 127:
-        found += bytes([value & 127 | 128])
+        encoded += bytes([value & 127 | 128])
         value >>= 7
-    return found + bytes([value])
+    return encoded + bytes([value])
 
 
 def remote_of(environ: Mapping[str, str]) -> Remote | None:

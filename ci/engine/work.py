@@ -155,11 +155,11 @@ def _remembered(
     results: dict[str, Result] = {}
     todo: list[tuple[Task, str]] = []
     for task in tasks:
-        found = task.memo.find(task.name, task.key)
-        if not isinstance(found, Entry):
-            todo.append((task, found.why))
+        answer = task.memo.find(task.name, task.key)
+        if not isinstance(answer, Entry):
+            todo.append((task, answer.why))
             continue
-        result = Result(found.result, found.folder, cached=True, origin=found.origin)
+        result = Result(answer.result, answer.folder, cached=True, origin=answer.origin)
         if accept(task.name, result):
             results[task.name] = result
         else:

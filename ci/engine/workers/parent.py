@@ -181,8 +181,8 @@ class Worker:
     def _reply(self, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         while b"\n" not in self._pending:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._receive], [], [], left)[0]:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self._receive], [], [], remaining)[0]:
                 self.end()
                 raise Gone("timeout", f"no result after {timeout:g} s")
             block = os.read(self._receive, 1 << 16)
