@@ -57,12 +57,12 @@ def compare(
     `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
     for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
     the same place."""
-    found = _worst(expected, non_finite)
+    figures = _worst(expected, non_finite)
     against = list(reference)
     if against:
         quantized = _worst(against, non_finite)
-        found |= {f"reference_{name}": quantized[name] for name in ("cosine", "sqnr_db")}
-    return {name: round(value, 7) for name, value in found.items()}
+        figures |= {f"reference_{name}": quantized[name] for name in ("cosine", "sqnr_db")}
+    return {name: round(value, 7) for name, value in figures.items()}
 
 
 def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:

@@ -77,7 +77,7 @@ def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    found: dict[tuple[str, str, str, str, bool, str], list[str]] = {}
+    schemes_of: dict[tuple[str, str, str, str, bool, str], list[str]] = {}
     for scheme, row in rows.items():
         for each in row["cpu"]:
             key = (
@@ -88,12 +88,12 @@ def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 each["kernel"],
                 each["suggestion"],
             )
-            schemes = found.setdefault(key, [])
+            schemes = schemes_of.setdefault(key, [])
             if scheme not in schemes:
                 schemes.append(scheme)
-    if found:
+    if schemes_of:
         yield "on the CPU"
-    for (operator, source, code, reason, kernel, suggestion), schemes in found.items():
+    for (operator, source, code, reason, kernel, suggestion), schemes in schemes_of.items():
         where = f" at {source} `{code}`" if source else ""
         lacks = "" if kernel else "; ExecuTorch has no CPU kernel of it: the program will not run"
         yield f"  {operator}{where} ({', '.join(schemes)}): {reason}{lacks}"

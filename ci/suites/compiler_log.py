@@ -19,11 +19,11 @@ NAMES = {
 
 def traffic(log: str) -> list[dict[str, int]]:
     """One for each graph, in the order of compilation."""
-    found = []
+    graphs = []
     for block in SUMMARY.findall(log):
         figures = {name: int(value) for name, value in FIGURE.findall(block)}
-        found.append({ours: figures.get(theirs, 0) for ours, theirs in NAMES.items()})
-    return found
+        graphs.append({ours: figures.get(theirs, 0) for ours, theirs in NAMES.items()})
+    return graphs
 
 
 def total(graphs: Sequence[dict[str, int]]) -> dict[str, int]:

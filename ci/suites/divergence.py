@@ -48,8 +48,8 @@ class Cuts(Generic[N]):
         whole = self.of(None)
         assert whole is not None
         first: dict[str, Any] | None = None
-        if whole < least and (found := first_different(nodes(), self.of, operands_of, least)):
-            node, operands = found
+        if whole < least and (pair := first_different(nodes(), self.of, operands_of, least)):
+            node, operands = pair
             first = {
                 **described(node),
                 "node": self.name(node),

@@ -92,10 +92,10 @@ class Signature:
     def require(self, sample: Sequence[Tensor], where: str) -> None:
         if len(sample) != len(self.example):
             raise BadFactory(f"{where}: expected {len(self.example)} inputs, found {len(sample)}")
-        for index, (wanted, found) in enumerate(zip(self.example, sample, strict=True)):
-            if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
+        for index, (wanted, tensor) in enumerate(zip(self.example, sample, strict=True)):
+            if (wanted.dtype, wanted.shape) != (tensor.dtype, tensor.shape):
                 raise BadFactory(
-                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(found)}: a compiled"
+                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(tensor)}: a compiled"
                     " program has fixed sizes and types"
                 )
 
@@ -219,8 +219,8 @@ def find(dotted: str, search_path: Path) -> Callable[..., Any]:
         raise BadFactory(f"importing {module_name} raises {described(error)}") from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        found = "nothing of that name" if function is None else f"a {type(function).__name__}"
-        raise BadFactory(f"expected a function {name} in {module_name}, found {found}")
+        actual = "nothing of that name" if function is None else f"a {type(function).__name__}"
+        raise BadFactory(f"expected a function {name} in {module_name}, found {actual}")
     return function
 
 
@@ -272,9 +272,9 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
         inputs, product = inputs.fitting(own), own.model
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
-        found = "a pair" if pair else f"a {type(product).__name__}"
+        actual = "a pair" if pair else f"a {type(product).__name__}"
         raise BadFactory(
-            f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {found}"
+            f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
         )
     return ModelWithInputs(product, inputs)
 
@@ -348,13 +348,13 @@ def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
     """Parameters, buffers and plain tensors of every module, each with its count of in-place changes."""
-    found = {}
+    versions = {}
     for prefix, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers, **vars(module)}
         for name, each in tensors.items():
             if isinstance(each, Tensor):
-                found[f"{prefix}.{name}".lstrip(".")] = (each, each._version)
-    return found
+                versions[f"{prefix}.{name}".lstrip(".")] = (each, each._version)
+    return versions
 
 
 def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
@@ -440,8 +440,8 @@ def _node_at(error: BaseException) -> str:
 def not_compilable(text: str) -> tuple[str, str] | None:
     """What such an error means and what to write instead, if it is known."""
     for pattern, message, remedy in NOT_COMPILABLE:
-        if found := re.search(pattern, text, re.IGNORECASE):
-            return message.format(*found.groups()), remedy
+        if match := re.search(pattern, text, re.IGNORECASE):
+            return message.format(*match.groups()), remedy
     return None
 
 

@@ -80,27 +80,27 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
                 )
     runs.sort(key=lambda run: run[:3])
     kept = set(list(dict.fromkeys(commit for _, commit, *_ in reversed(runs)))[:MOST])
-    found: dict[str, dict[str, Any]] = {}
+    by_program: dict[str, dict[str, Any]] = {}
     for when, commit, file, programs in runs:
         if commit not in kept:
             file.unlink(missing_ok=True)
             continue
         for name, values in programs.items():
-            entries = found.setdefault(name, {})
+            entries = by_program.setdefault(name, {})
             entries.pop(commit, None)
             entries[commit] = {"commit": commit, "when": when, **values}
-    return found
+    return by_program
 
 
 def _values(row: Mapping[str, Metric]) -> dict[str, float]:
-    found = {}
+    numbers = {}
     for group, names in (("figures", FIGURES), ("costs", COSTS)):
         values = row.get(group)
         for name in names:
             value = values.get(name) if isinstance(values, dict) else None
             if isinstance(value, int | float) and not isinstance(value, bool):
-                found[name] = value
-    return found
+                numbers[name] = value
+    return numbers
 
 
 def _commit(repository: Path) -> str:

@@ -101,7 +101,7 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
 
 def closure(name: str, roots: Sequence[Path]) -> frozenset[Path]:
     """The module's file and every file below the roots that its imports need, directly or indirectly."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = list(_with_packages(name))
     seen: set[str] = set()
     while waiting:
@@ -112,10 +112,10 @@ def closure(name: str, roots: Sequence[Path]) -> frozenset[Path]:
         path = module_file(module, roots)
         if path is None:
             continue
-        found.add(path)
+        files.add(path)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         waiting += imported(path, path.stat().st_mtime_ns, package)
-    return frozenset(found)
+    return frozenset(files)
 
 
 @cache

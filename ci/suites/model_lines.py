@@ -28,11 +28,11 @@ def user_frame(trace: str) -> Frame | None:
     """The innermost frame of a model, else of a layer of torch; its path without the folder of installed
     packages."""
     frames = FRAME.findall(trace)
-    found = [frame for frame in frames if _is_model(frame[0])]
-    found = found or [frame for frame in frames if TORCH_LAYER.search(frame[0])]
-    if not found:
+    candidates = [frame for frame in frames if _is_model(frame[0])]
+    candidates = candidates or [frame for frame in frames if TORCH_LAYER.search(frame[0])]
+    if not candidates:
         return None
-    path, line, _, code = found[-1]
+    path, line, _, code = candidates[-1]
     return Frame(INSTALLED.sub("", path), int(line), code.strip())
 
 

@@ -66,10 +66,10 @@ def _scheme(name: str) -> str:
     """ExecuTorch's name of a scheme; else the name unchanged."""
     plain = name.strip().lower()
     plain = ALIASES.get(plain, plain)
-    if found := WEIGHTS_FIRST.match(plain):
-        plain = f"{found[2]}a{found[1]}w{plain[found.end() :]}"
-    elif found := ACTIVATIONS_FIRST.match(plain):
-        plain = f"{found[1]}a{found[2]}w{plain[found.end() :]}"
+    if match := WEIGHTS_FIRST.match(plain):
+        plain = f"{match[2]}a{match[1]}w{plain[match.end() :]}"
+    elif match := ACTIVATIONS_FIRST.match(plain):
+        plain = f"{match[1]}a{match[2]}w{plain[match.end() :]}"
     return plain
 
 

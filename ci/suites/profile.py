@@ -140,22 +140,22 @@ def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
     ]
 
 
-def located(found: Sequence[Cost], places: Mapping[str, Mapping[str, str]], added: str) -> list[Cost]:
+def located(unplaced: Sequence[Cost], places: Mapping[str, Mapping[str, str]], added: str) -> list[Cost]:
     """The same with line, module and kind of each operator by the name of its node; `added` stands for a
     place where the compiler added the node."""
     none = {"line": added, "module": added}
     costs = []
-    for cost in found:
+    for cost in unplaced:
         place = places.get(cost.operator) or places.get(ADDED.sub("", cost.operator)) or none
         line, module, kind = (place.get(name, "") for name in ("line", "module", "kind"))
         costs.append(replace(cost, line=line, module=module, kind=kind))
     return costs
 
 
-def totals(found: Sequence[Cost], of: str) -> list[tuple[str, float]]:
+def totals(costs: Sequence[Cost], of: str) -> list[tuple[str, float]]:
     """Shares summed by `line` or by `module`, largest first; operators without one are left out."""
     shares: dict[str, float] = defaultdict(float)
-    for cost in found:
+    for cost in costs:
         if where := getattr(cost, of):
             shares[where] += cost.share
     return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
@@ -201,9 +201,9 @@ def read_document(path: Path) -> Shares:
         ) from error
 
 
-def difference(found: Sequence[Cost], earlier: Shares) -> list[Change]:
+def difference(costs: Sequence[Cost], earlier: Shares) -> list[Change]:
     """What the ranges do not explain comes first, then the largest change."""
-    later = _shares(found)
+    later = _shares(costs)
     changes = []
     for name in {*later, *earlier}:
         before, now = earlier.get(name), later.get(name)
@@ -230,16 +230,16 @@ def _shares(operators: Iterable[Cost]) -> Shares:
 
 def as_text(measured: Measured, earlier: Shares | None, against: Path | None) -> Iterator[str]:
     """A table of operators, sums by line and module, changes since an earlier profile, and the CPU's part."""
-    found = measured.costs
+    costs = measured.costs
     yield f"{'share':>7}  {'range':>13}  {'cycles':>13}  operator"
-    yield from _first(list(map(_row, found)))
+    yield from _first(list(map(_row, costs)))
     for title in ("line", "module"):
-        if sums := totals(found, title):
+        if sums := totals(costs, title):
             yield f"by {title}"
             yield from _first([f"{share:>7.1%}  {where}" for where, share in sums])
     if earlier is not None:
         yield f"against {against}: share before, now"
-        yield from _first(list(map(_changed, difference(found, earlier))))
+        yield from _first(list(map(_changed, difference(costs, earlier))))
     yield (
         f"the least of {RUNS} runs in each of {PROCESSES} processes;"
         " the emulator's cycles follow this machine's time, not the chip's"

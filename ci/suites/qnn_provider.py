@@ -24,13 +24,13 @@ def device() -> Any:
     # QNN reports a graph's costs only at the highest log level, set here, at registration and in the session.
     ort.set_default_logger_severity(VERBOSE)
     ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
-    found = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
-    if not found:
+    devices = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
+    if not devices:
         raise EnvironmentLacking(
             "onnxruntime-qnn registers no device, so nothing can be compiled",
             remedy="nox -s test_onnx, which installs versions that fit each other",
         )
-    return found[0]
+    return devices[0]
 
 
 @cache

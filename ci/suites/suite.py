@@ -203,13 +203,13 @@ class Suites(Generic[P]):
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[P]:
         """All programs of the named suites, or of the shipped one; no two may have the same name."""
-        found = [
+        programs = [
             program
             for path in paths or [self.shipped]
             for program in self.programs_of(path, socs, profile=profile)
         ]
         seen: dict[str, P] = {}
-        for program in found:
+        for program in programs:
             if other := seen.get(program.name):
                 raise ManifestError(
                     program.suite,
@@ -218,7 +218,7 @@ class Suites(Generic[P]):
                     found=f"the one of {other.suite}",
                 )
             seen[program.name] = program
-        return found
+        return programs
 
     def choose(
         self,

@@ -78,8 +78,8 @@ def user_model(text: str, folder: Path) -> UserModel:
 
 def _file(path: Path, text: str) -> Path:
     if not path.is_file():
-        found = "it is a directory" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{text}: {found}", remedy="name a model that is there")
+        problem = "it is a directory" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{text}: {problem}", remedy="name a model that is there")
     return path.absolute()
 
 

@@ -131,8 +131,8 @@ def sdk_builds(sdk: Path) -> tuple[str, ...]:
 def sdk_arches(sdk: Path) -> tuple[int, ...]:
     """The Hexagon archs that the SDK has libraries for; none if it was provisioned without them."""
     names = [path.name for path in (*sdk.glob("lib/hexagon-v*"), *sdk.glob("libQnnHtpV*Skel.so"))]
-    found = (re.fullmatch(r"hexagon-v(\d+)|libQnnHtpV(\d+)Skel\.so", name) for name in names)
-    return tuple(sorted({int(match[1] or match[2]) for match in found if match}))
+    matches = (re.fullmatch(r"hexagon-v(\d+)|libQnnHtpV(\d+)Skel\.so", name) for name in names)
+    return tuple(sorted({int(match[1] or match[2]) for match in matches if match}))
 
 
 def version(build: str) -> tuple[int, ...]:

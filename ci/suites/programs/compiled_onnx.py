@@ -188,5 +188,5 @@ def _tensors(graph: Message, field: int) -> Iterator[tuple[str, TensorInfo]]:
 
 def arch_and_soc(note: str) -> tuple[int, int]:
     """From the provider's note `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; zeros if there is none."""
-    found = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,6}):(\d{1,6}):.*", note)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,6}):(\d{1,6}):.*", note)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

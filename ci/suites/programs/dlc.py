@@ -48,10 +48,10 @@ def contexts_by_chip(content: bytes) -> dict[str, bytes]:
         return {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            found = {_CACHE.fullmatch(each.filename): _member(content, each) for each in archive.infolist()}
+            caches = {_CACHE.fullmatch(each.filename): _member(content, each) for each in archive.infolist()}
     except (zipfile.BadZipFile, struct.error, RuntimeError) as error:
         raise ValueError(f"a DLC that cannot be read: {error}") from error
-    return {cache[1]: data for cache, data in found.items() if cache}
+    return {cache[1]: data for cache, data in caches.items() if cache}
 
 
 def read_dlc(path: Path) -> Dlc:
@@ -86,7 +86,7 @@ def _read(path: Path) -> Dlc:
         {name: len(data) for name, data in members.items()},
         str(command.get("tool", "")),
         str(command.get("converterVersion", ""))
-        or ", ".join(sorted({found.decode() for found in BUILD_ID.findall(content)})),
+        or ", ".join(sorted({build_id.decode() for build_id in BUILD_ID.findall(content)})),
         str(written.get("header", {}).get("timestamp", "")),
         chips,
     )

@@ -181,11 +181,11 @@ def parse(data: bytes) -> Program | Context:
 def context_of(data: memoryview) -> Context:
     return Context(
         size=len(data),
-        build_ids=tuple(sorted({found.decode() for found in BUILD_ID.findall(data)})),
-        socs=tuple(sorted({found.decode() for found in SOC.findall(data)})),
-        arches=tuple(sorted({int(found) for found in ARCH.findall(data)})),
-        vtcm_bytes=tuple(sorted({int(found) for found in VTCM.findall(data)})),
-        graphs=tuple(sorted({found.decode() for found in GRAPH.findall(data)})),
+        build_ids=tuple(sorted({build_id.decode() for build_id in BUILD_ID.findall(data)})),
+        socs=tuple(sorted({name.decode() for name in SOC.findall(data)})),
+        arches=tuple(sorted({int(arch) for arch in ARCH.findall(data)})),
+        vtcm_bytes=tuple(sorted({int(size) for size in VTCM.findall(data)})),
+        graphs=tuple(sorted({name.decode() for name in GRAPH.findall(data)})),
         half_floats=_half_floats(HALF_FLOATS.findall(data)),
     )
 
