@@ -47,12 +47,12 @@ def figures_in_torch(
 class _Outputs(torch.fx.Interpreter):
     def __init__(self, graph: Any) -> None:
         super().__init__(graph)
-        self.found: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, Tensor) and value.is_floating_point():
-            self.found[n.name] = value
+            self.outputs[n.name] = value
         return value
 
 
@@ -61,7 +61,7 @@ def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
     interpreter = _Outputs(graph)
     with torch.no_grad():
         interpreter.run(*sample)
-    return interpreter.found
+    return interpreter.outputs
 
 
 def normed(graph: Any) -> dict[str, str]:
@@ -83,7 +83,7 @@ def worst_losses(
     """The operators that add the most noise, the worst first."""
     ours = outputs_of(quantized, sample)
     reached: dict[str, float] = {}
-    found: list[tuple[float, Loss]] = []
+    losses: list[tuple[float, Loss]] = []
     for node in quantized.graph.nodes:
         before = min((reached.get(each.name, MOST_DB) for each in node.all_input_nodes), default=MOST_DB)
         wanted = floats.get(node.name)
@@ -97,9 +97,9 @@ def worst_losses(
         after = reached[node.name] = _decibels(wanted, value)
         source, code = source_of(node)
         loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
-        found.append((_noise(after) - _noise(before), loss))
-    found.sort(key=lambda each: -each[0])
-    return [asdict(loss) for added, loss in found[:count] if added > 0]
+        losses.append((_noise(after) - _noise(before), loss))
+    losses.sort(key=lambda each: -each[0])
+    return [asdict(loss) for added, loss in losses[:count] if added > 0]
 
 
 def _noise(decibels: float) -> float:

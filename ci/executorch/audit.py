@@ -58,7 +58,7 @@ def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[st
             ],
         }
         if runner:
-            rows[scheme]["measured"] = _measured(runner, result, plan.found, args.timeout)
+            rows[scheme]["measured"] = _measured(runner, result, plan.environment, args.timeout)
     return rows
 
 
@@ -87,10 +87,10 @@ def operators_of(facts: Mapping[str, Any]) -> list[str]:
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
-def _measured(runner: Path, result: Result, found: Environment, timeout: float) -> dict[str, Any]:
+def _measured(runner: Path, result: Result, qnn_environment: Environment, timeout: float) -> dict[str, Any]:
     assert result.folder is not None
     inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
-    environment = {**found.merged(os.environ), "OMP_NUM_THREADS": "1"}
+    environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-audit-") as scratch:
         measured = measure(
             runner, result.folder / PROGRAM, inputs, result.facts, Path(scratch), environment, timeout

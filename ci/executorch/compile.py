@@ -164,14 +164,14 @@ def _dies_of(log: Path) -> str:
 
 def compile_programs(
     programs: Sequence[Program],
-    found: Environment,
+    environment: Environment,
     environ: Mapping[str, str],
     settings: Settings,
     basis: Basis,
     baseline: Callable[[Program], Baseline],
 ) -> dict[str, Result]:
     """Every program by name; its files are in the result's folder."""
-    environ = found.merged(environ)
+    environ = environment.merged(environ)
     results: dict[str, Result] = {}
     for own, mine in by_packages(programs, settings.store):
         results |= _compile_with(own, mine, {**environ, **own.variables}, settings, basis, baseline)

@@ -63,15 +63,15 @@ def operators(module: Any) -> list[Node]:
 
 def operands_of(node: Node) -> list[Node]:
     """The operators that compute the node's inputs, through quantizers and whatever is no operator."""
-    found: dict[Node, None] = {}
+    operands: dict[Node, None] = {}
     todo = list(node.all_input_nodes)
     while todo:
         each = todo.pop(0)
         if is_quantizer(each) or not isinstance(each.meta.get("val"), Tensor):
             todo += each.all_input_nodes
         else:
-            found[each] = None
-    return list(found)
+            operands[each] = None
+    return list(operands)
 
 
 def _depends_on_input(node: Node) -> bool:

@@ -112,7 +112,7 @@ class CpuOperator:
 
 def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuOperator]:
     """The operators outside the delegates. Those without a decision were added after the partitioner ran."""
-    found = []
+    operators = []
     for node in graph.nodes:
         if node.op != "call_function" or is_glue(node):
             continue
@@ -126,8 +126,8 @@ def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuO
         source, code = source_of(node)
         name = operator_name(node)
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
-        found.append(CpuOperator(name, node.name, reason, source, code, kernel))
-    return found
+        operators.append(CpuOperator(name, node.name, reason, source, code, kernel))
+    return operators
 
 
 def cpu_kernels() -> frozenset[str]:
@@ -185,18 +185,18 @@ def module_of(node: Any) -> str:
 
 def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
     """Operator, line and module of every node in a delegate, by QNN's name of the node."""
-    found = {}
+    nodes = {}
     for name, lowered in program.graph_module.named_children():
         if not name.startswith("lowered_module"):
             continue
         for node in lowered.original_module.graph.nodes:
             if node.op == "call_function":
-                found[node.name] = {
+                nodes[node.name] = {
                     "operator": operator_name(node),
                     "line": source_of(node)[0],
                     "module": module_of(node),
                 }
-    return found
+    return nodes
 
 
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:

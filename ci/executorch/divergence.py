@@ -27,11 +27,11 @@ def searched(args: argparse.Namespace, selection: Selection) -> tuple[str, dict[
     thresholds = program.run.effective_thresholds
     least = args.least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)
-    found = ready_environment(selection, os.environ)
+    environment = ready_environment(selection, os.environ)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-divergence-") as scratch:
         order = {**program.order, "runner": str(runner), "least": least}
         (Path(scratch) / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        environ = {**found.merged(os.environ), "PYTHONWARNINGS": "ignore"}
+        environ = {**environment.merged(os.environ), "PYTHONWARNINGS": "ignore"}
         done = captured_module(CHILD, [scratch], environ, args.timeout, program.name, cwd=scratch)
         answer = Path(scratch) / "answer.json"
         if not answer.is_file():

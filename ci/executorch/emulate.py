@@ -123,7 +123,9 @@ def _reload(
     stage: StageRun,
 ) -> None:
     runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
-    again = reloads(plan, runnable, plan.found.merged(environ), jobs=args.jobs, timeout=args.run_timeout)
+    again = reloads(
+        plan, runnable, plan.environment.merged(environ), jobs=args.jobs, timeout=args.run_timeout
+    )
     stage.findings += judged(plan, again)
     stage.metrics["loaded again"] = len(again)
 
@@ -143,7 +145,7 @@ def measure(
     """Every compiled program's result by name.
 
     A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
-    environment = plan.found.merged(environ)
+    environment = plan.environment.merged(environ)
     programs = {program.name: program for program in plan.programs}
     store, reuse = plan.settings.store, plan.settings.cache
     memos = memos_of(plan.programs, "emulator", store, environment, reuse=reuse)

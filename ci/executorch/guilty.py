@@ -164,14 +164,14 @@ class Search:
         if not company:
             return []
         guilty = company[-1]
-        found = [guilty]
+        failing = [guilty]
         if len(company) == 1:
             alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
-            found += [node for node in alike if node is not guilty and fails([node])]
+            failing += [node for node in alike if node is not guilty and fails([node])]
         together = ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1])
         return [
             self._proved(node, messages.get(node.name, ""), together, partition)
-            for node in sorted(found, key=partition.calls.index)
+            for node in sorted(failing, key=partition.calls.index)
         ]
 
     def _proved(self, node: Node, words: str, together: str, partition: Partition) -> Suspect:
@@ -194,12 +194,12 @@ class Search:
             if decision and not decision.supported and user not in {node.name for node in nodes}:
                 reason += f"; {user} needs it, and stays on the CPU: {decision.reason}"
                 break
-        found = _suspect(nodes, reason, "make the constant in __init__ with register_buffer, or an input")
-        if ASSIGNMENT.search(found.line):
-            found = replace(found, instead=WITHOUT_ASSIGNMENT)
-        elif not found.line:
-            found = replace(found, instead=WITHOUT_CAUSAL)
-        return found
+        suspect = _suspect(nodes, reason, "make the constant in __init__ with register_buffer, or an input")
+        if ASSIGNMENT.search(suspect.line):
+            suspect = replace(suspect, instead=WITHOUT_ASSIGNMENT)
+        elif not suspect.line:
+            suspect = replace(suspect, instead=WITHOUT_CAUSAL)
+        return suspect
 
     def _errors(self, begin: int) -> list[str]:
         return [each.strip() for each in NATIVE_ERROR.findall(text_since(self.log, begin))]
@@ -259,14 +259,14 @@ def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
 
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
     """The names; many that differ only by their number become one pattern."""
-    found: dict[str, None] = {}
+    patterns: dict[str, None] = {}
     order = {name: number for number, name in enumerate(nodes)}
     for name in sorted(names, key=lambda name: order.get(name, len(order))):
         stem = re.sub(r"_\d+$", "", name)
         alike = {each for each in nodes if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", each)}
         all_of_them = len(alike) > MANY and alike <= set(names)
-        found[f"{stem}*" if all_of_them else name] = None
-    return list(found)
+        patterns[f"{stem}*" if all_of_them else name] = None
+    return list(patterns)
 
 
 def _names(error: str, name: str) -> bool:
@@ -298,7 +298,7 @@ def _operand(node: Node) -> str:
 
 def _more_bits(node: Node) -> str:
     """HTP has the fewest kernels for weights of fewer than 8 bits."""
-    bits = [int(found[1]) for each in node.all_input_nodes if (found := BITS.match(_operand(each)))]
+    bits = [int(match[1]) for each in node.all_input_nodes if (match := BITS.match(_operand(each)))]
     if not bits or min(bits) >= 8 or not (module := module_of(node)):
         return ""
     return f'modules = [{{ name = "{module}", scheme = "{bits[0]}a8w" }}] in the run, for weights of 8 bits'

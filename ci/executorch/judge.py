@@ -54,13 +54,13 @@ def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:
 
 def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """An operator over the budget is an error; one within the budget is a note."""
-    left: Sequence[Mapping[str, Any]] = facts["left"]
+    operators: Sequence[Mapping[str, Any]] = facts["left"]
     if program.backend == "lpai":
         # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
-        left = [each for each in left if "quantize_per" not in each["operator"]]
-    over = len(left) > program.cpu_budget
-    for each in left:
-        allowed = f"{len(left)} of at most {program.cpu_budget} operators on the CPU"
+        operators = [each for each in operators if "quantize_per" not in each["operator"]]
+    over = len(operators) > program.cpu_budget
+    for each in operators:
+        allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
@@ -167,9 +167,9 @@ def faults_of(
             ("arch", "HTP arch", soc.arch, context.arches),
             ("vtcm", "bytes of VTCM", soc.vtcm_mb << 20, context.vtcm_bytes),
         ]
-    for rule, what, expected, found in facts:
-        if found != (expected,):
-            named = ", ".join(map(str, found)) or "none"
+    for rule, what, expected, actual in facts:
+        if actual != (expected,):
+            named = ", ".join(map(str, actual)) or "none"
             yield rule, f"expected {what} {expected} in the compiled graph, found {named}"
 
 

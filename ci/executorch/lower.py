@@ -191,13 +191,13 @@ def lower(
         )
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered)
-        left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
+        cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if remedy and not keep_going:
-            raise _dies_of(remedy, parts, left)
+            raise _dies_of(remedy, parts, cpu_operators)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
         except RuntimeError as error:
-            raise _missing_operator(error, left) or error from error
+            raise _missing_operator(error, cpu_operators) or error from error
     for each in (*patterns, *on_cpu):
         each.require_used()
     into.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def lower(
     graphs = traffic(text_since(log, begin))
     return {
         "kept_on_cpu": _kept(remedy) if remedy else None,
-        "left": [asdict(each) for each in left],
+        "left": [asdict(each) for each in cpu_operators],
         "partition": parts,
         "nodes": nodes,
         "losses": losses,
@@ -406,8 +406,8 @@ def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any,
     def inside(node: Any) -> bool:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             kind_name = kind if isinstance(kind, str) else kind.__name__
-            found = module_path(path) if each.name else kind_name.rpartition(".")[2]
-            if found in wanted:
+            label = module_path(path) if each.name else kind_name.rpartition(".")[2]
+            if label in wanted:
                 return True
         return False
 
@@ -469,13 +469,13 @@ def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
         raise Failed("compile", message, remedy)
 
 
-def _missing_operator(error: RuntimeError, left: Sequence[CpuOperator]) -> Failed | None:
+def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
     """The line of an operator that ExecuTorch does not have at all."""
     known = not_compilable(str(error))
     names = re.findall(r"'(\w+)::(\w+)", str(error))
     lines = [
         f"{each.source} `{each.code}`"
-        for each in left
+        for each in cpu_operators
         if any(each.operator.startswith(".".join(name)) for name in names)
     ]
     return Failed("compile", f"{known[0]} ({'; '.join(lines)})", known[1]) if known and lines else None
@@ -508,7 +508,9 @@ def _with_remedy(
         return remedy.lowered, remedy
 
 
-def _dies_of(remedy: Remedy, parts: Sequence[Mapping[str, object]], left: Sequence[CpuOperator]) -> Failed:
+def _dies_of(
+    remedy: Remedy, parts: Sequence[Mapping[str, object]], cpu_operators: Sequence[CpuOperator]
+) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
@@ -519,7 +521,7 @@ def _dies_of(remedy: Remedy, parts: Sequence[Mapping[str, object]], left: Sequen
         fix += f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     else:
         fix += ", but nothing is left for the NPU"
-    if lacking := sorted({each.operator for each in left if not each.kernel}):
+    if lacking := sorted({each.operator for each in cpu_operators if not each.kernel}):
         fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
     for instead in dict.fromkeys(one.instead for one in remedy.suspects if one.instead):
         fix += f"; or {instead}"

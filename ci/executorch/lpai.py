@@ -36,7 +36,7 @@ def before_compile(
 
 def unannotated(graph: Any) -> list[dict[str, str]]:
     """Operators that LPAI's annotator left in float: one for each line of the model."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    operators: dict[tuple[str, str], dict[str, str]] = {}
     for node in graph.nodes:
         if node.op != "call_function" or is_quantizer(node) or ANNOTATION in node.meta:
             continue
@@ -44,5 +44,5 @@ def unannotated(graph: Any) -> list[dict[str, str]]:
         if name.removeprefix("aten.").partition(".")[0] in MOVES:
             continue
         source, code = source_of(node)
-        found.setdefault((name, source), {"operator": name, "source": source, "code": code})
-    return list(found.values())
+        operators.setdefault((name, source), {"operator": name, "source": source, "code": code})
+    return list(operators.values())

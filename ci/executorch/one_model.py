@@ -245,11 +245,11 @@ def _warn(compiled: Result) -> None:
 
 def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: Mapping[str, Any]) -> None:
     _warn(compiled)
-    left, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
+    on_cpu, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
     sys.stdout.write(f"{record['costs']['pte_bytes']:>12,}  {folder / record['program']}\n")
     line = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}:"
     line += f" {plural(record['delegates'], 'delegate')}; "
-    line += f"{plural(len(left), 'operator')} on the CPU" if left else "nothing on the CPU"
+    line += f"{plural(len(on_cpu), 'operator')} on the CPU" if on_cpu else "nothing on the CPU"
     if figures:
         whose = "the quantized model" if program.run.scheme == "qdq" else "float"
         line += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"

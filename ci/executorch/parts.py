@@ -60,14 +60,14 @@ class Partition:
 
     def constants_of(self, node: Node) -> list[Node]:
         """The node's operands that are computed from constants alone, and their operands."""
-        found: dict[Node, None] = {}
+        constants: dict[Node, None] = {}
         todo = [node]
         while todo:
             for each in todo.pop().all_input_nodes:
-                if each.op == "call_function" and each not in self.live and each not in found:
-                    found[each] = None
+                if each.op == "call_function" and each not in self.live and each not in constants:
+                    constants[each] = None
                     todo.append(each)
-        return list(found)
+        return list(constants)
 
     def error_of(self, nodes: Iterable[Node]) -> str:
         """Why these nodes do not compile together with their quantizers and constants; empty if they do."""
@@ -80,19 +80,19 @@ class Partition:
         return ""
 
     def _closed(self, nodes: Iterable[Node]) -> set[Node]:
-        found: set[Node] = set()
+        members: set[Node] = set()
         todo = list(nodes)
         while todo:
             node = todo.pop()
-            if node in found or node.op != "call_function":
+            if node in members or node.op != "call_function":
                 continue
-            found.add(node)
+            members.add(node)
             todo += [each for each in node.all_input_nodes if is_quantizer(each) or each not in self.live]
             if operator_name(node) in GLUE:
                 todo += node.all_input_nodes
             if node in self.live:
                 todo += [user for user in node.users if operator_name(user) in GLUE or _ends(node, user)]
-        return found
+        return members
 
     def _program_of(self, chosen: Collection[Node]) -> Any:
         """A program of these nodes: outside values become inputs, values that are used outside become

@@ -37,7 +37,7 @@ def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, 
     wanted = None if path.suffix == ".pte" else program_named(args, selection)
     _require_fitting(args, path)
     runner = ready_runner(os.environ, selection.reports)
-    found = ready_environment(selection, os.environ)
+    qnn_environment = ready_environment(selection, os.environ)
     about, facts = dict[str, str](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)
@@ -50,7 +50,7 @@ def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, 
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
             about = {"precision": wanted.run.scheme, "soc": selection.soc}
-        environment = {**found.merged(os.environ), "OMP_NUM_THREADS": "1"}
+        environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, args.timeout)
 
 
@@ -97,8 +97,8 @@ def measure(
     }
     costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
     least = [min(each) for each in zip(*calls, strict=True)]
-    left = facts.get("left", ())
-    lines = [each["source"] for each in left] if len(left) == len(names) else [""] * len(names)
+    on_cpu = facts.get("left", ())
+    lines = [each["source"] for each in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
     inference = min(whole) or 1.0
     cpu = [
         OnCpu(name, time / 1e6, time / inference, line)

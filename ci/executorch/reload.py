@@ -119,7 +119,7 @@ def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
     """The findings of all programs, and one note on how the runtime handles a program that is loaded
     twice."""
     names = {program.name: program for program in plan.programs}
-    found = [
+    findings = [
         finding
         for name, result in results.items()
         for finding in findings_of(name, f"{SUITES.repeat(names[name], 'test_emulator')} --reload", result)
@@ -129,7 +129,7 @@ def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
         for name, result in results.items()
         if result.facts.get("released")
     }
-    return [*found, *_release_note(broken, len(results))]
+    return [*findings, *_release_note(broken, len(results))]
 
 
 def _release_note(broken: Mapping[str, str], count: int) -> Sequence[Finding]:

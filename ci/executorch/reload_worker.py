@@ -41,11 +41,11 @@ class Loaded:
     def outputs(self) -> list[bytes]:
         """The outputs' bytes of each inference, copied: the runtime reuses one buffer for all runs."""
         assert self._method is not None
-        found = []
+        outputs = []
         for inference in self.inputs:
             for output in self._method.execute(inference):
-                found.append(output.contiguous().numpy().tobytes())
-        return found
+                outputs.append(output.contiguous().numpy().tobytes())
+        return outputs
 
 
 def reloaded(order: dict[str, Any]) -> dict[str, Any]:

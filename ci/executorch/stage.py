@@ -50,7 +50,7 @@ class Plan:
 
     selection: Selection
     programs: tuple[Program, ...]
-    found: Environment
+    environment: Environment
     basis: Basis
     settings: Settings
     baselines: dict[Path, Baseline]
@@ -62,7 +62,7 @@ class Plan:
 
     def compiled(self, environ: Mapping[str, str]) -> dict[str, Result]:
         wanted = [program for program in self.programs if program.name not in self.refused]
-        return compile_programs(wanted, self.found, environ, self.settings, self.basis, self.baseline)
+        return compile_programs(wanted, self.environment, environ, self.settings, self.basis, self.baseline)
 
 
 def chosen_programs(args: argparse.Namespace, selection: Selection) -> list[Program]:
@@ -96,16 +96,16 @@ def plan_of(
     selection = replace(selection, target=DEFAULT_TARGET)
     programs = chosen_programs(args, selection) if programs is None else programs
     socs = tuple(dict.fromkeys(program.soc for program in programs))
-    found = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
-    found.explain()
-    sdk = found.root(QNN_SDK).path
+    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    environment.explain()
+    sdk = environment.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
     # The commands of one model have fewer flags.
     flags = {"jobs": None, "worker_memory": None, "keep_going": False, **vars(args)}
     return Plan(
         selection=selection,
         programs=tuple(programs),
-        found=found,
+        environment=environment,
         basis=basis,
         settings=Settings(
             store=selection.store,
@@ -183,7 +183,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     stage.metrics |= {
         **counts(rows, results.values()),
         "build_id": plan.basis.build_id,
-        "sdk": str(plan.found.root(QNN_SDK).path),
+        "sdk": str(plan.environment.root(QNN_SDK).path),
     }
 
 

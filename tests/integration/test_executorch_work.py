@@ -184,7 +184,7 @@ class Emulator:
         plan = Plan(
             selection=Selection("wheels", "x86_64-linux", "SM8650", self.folder / "store", self.folder),
             programs=tuple(programs.values()),
-            found=FOUND,
+            environment=FOUND,
             basis=BASIS,
             settings=Settings(self.folder / "store", self.folder / "logs"),
             baselines={one.suite: Baseline(self.folder / "baseline.json") for one in programs.values()},
