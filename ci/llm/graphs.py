@@ -157,10 +157,10 @@ def quantize(
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     class Samples(CalibrationDataReader):
-        left = iter(calibration)
+        remaining = iter(calibration)
 
         def get_next(self) -> Sample | None:
-            return next(self.left, None)
+            return next(self.remaining, None)
 
     with quiet():
         prepared = written.with_name("preprocessed.onnx")
