@@ -29,9 +29,9 @@ def save_one(path: Path, sample: Mapping[str, Array]) -> None:
 
 
 def saved(path: Path) -> list[Sample]:
-    found: dict[int, Sample] = {}
+    samples: dict[int, Sample] = {}
     with np.load(path) as archive:
         for key in archive.files:
             index, _, name = key.partition("/")
-            found.setdefault(int(index), {})[name] = archive[key]
-    return [found[index] for index in sorted(found)]
+            samples.setdefault(int(index), {})[name] = archive[key]
+    return [samples[index] for index in sorted(samples)]

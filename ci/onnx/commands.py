@@ -23,8 +23,8 @@ from provisioning.manifest import soc_named
 def run_model(args: argparse.Namespace) -> int:
     for flag, path in (("--output", args.output), ("--profile-run", args.profile_run)):
         if path and (path.is_dir() or not path.parent.is_dir()):
-            found = "it is a directory" if path.is_dir() else "its directory is not there"
-            raise UsageError(f"{flag} {path}: {found}", remedy="name a file in a directory that is there")
+            problem = "it is a directory" if path.is_dir() else "its directory is not there"
+            raise UsageError(f"{flag} {path}: {problem}", remedy="name a file in a directory that is there")
     outputs = _run(args)
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])

@@ -152,9 +152,9 @@ def _require_bytes(context: Context, record: Record) -> None:
             raise CheckFailed(
                 f"{context.path} needs {name}, which its record does not know", remedy="compile it again"
             )
-        if (found := hash_file(path)) != record.files[name]:
+        if (digest := hash_file(path)) != record.files[name]:
             raise CheckFailed(
                 f"{path} was changed after it was compiled: expected SHA-256 {record.files[name]},"
-                f" found {found}",
+                f" found {digest}",
                 remedy="copy it again, or compile it again",
             )

@@ -63,15 +63,15 @@ class Graph:
 
     def operands_of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The operators that compute the node's inputs, through quantizers."""
-        found: dict[str, onnx.NodeProto] = {}
+        operators: dict[str, onnx.NodeProto] = {}
         todo = list(node.input)
         while todo:
             each = self.maker.get(todo.pop(0))
             if each is not None and each.op_type in QUANTIZERS:
                 todo += each.input
             elif each is not None:
-                found[each.output[0]] = each
-        return list(found.values())
+                operators[each.output[0]] = each
+        return list(operators.values())
 
     def ending_at(self, node: onnx.NodeProto) -> onnx.ModelProto:
         end = self.end_of(node)
@@ -126,8 +126,8 @@ def searched(
         expected = provider.on_cpu(program, fed)
         outputs = provider.on_htp(program, precision, soc, settings, fed)
         return [
-            (f"{number}.{name}", wanted[name], found[name])
-            for number, (wanted, found) in enumerate(zip(expected, outputs, strict=True))
+            (f"{number}.{name}", wanted[name], actual[name])
+            for number, (wanted, actual) in enumerate(zip(expected, outputs, strict=True))
             for name in wanted
         ]
 

@@ -49,21 +49,21 @@ class Place:
 def places_of(model: onnx.ModelProto) -> dict[str, Place]:
     """By names of nodes."""
     here = f"{Parser.user_folder()}/"
-    found = {}
+    places = {}
     for node in model.graph.node:
         properties = {entry.key: entry.value for entry in node.metadata_props}
         frame = user_frame(properties.get("pkg.torch.onnx.stack_trace", ""))
         source = f"{frame.path.removeprefix(here)}:{frame.line}" if frame else ""
-        found[node.name] = Place(source, frame.code if frame else "", _module(properties))
-    return found
+        places[node.name] = Place(source, frame.code if frame else "", _module(properties))
+    return places
 
 
-def with_lines(found: Sequence[Cost], places: Mapping[str, Place]) -> list[Cost]:
+def with_lines(graph_costs: Sequence[Cost], places: Mapping[str, Place]) -> list[Cost]:
     """The same with each operator's line and module, if its node has them.
 
     The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
     lines = {name: {"line": place.source, "module": place.module} for name, place in places.items()}
-    return located(found, lines, NO_LINE)
+    return located(graph_costs, lines, NO_LINE)
 
 
 def cpu_times(path: Path, places: Mapping[str, Place]) -> list[OnCpu]:

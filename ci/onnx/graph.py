@@ -114,7 +114,7 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
 
     Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read other files."""
     root = folder.resolve()
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for owner, tensor in _tensors(model.graph):
         if not tensor.external_data:
             continue
@@ -147,8 +147,8 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
                 f"{where}: expected {length} bytes at {offset} of {path}, which has {size}",
                 remedy=f"copy {location} again",
             )
-        found[path] = None
-    return list(found)
+        files[path] = None
+    return list(files)
 
 
 def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:

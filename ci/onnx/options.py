@@ -99,13 +99,13 @@ def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: st
 
 def files_of(chosen: Mapping[str, object]) -> list[Path]:
     """The files that checked options name, and the files that LoRA configurations name."""
-    found: list[Path] = []
+    files: list[Path] = []
     for name, value in chosen.items():
         if (kind := options()[name].kind) in ("file", "lora"):
-            found.append(Path(str(value)))
+            files.append(Path(str(value)))
         if kind == "lora":
-            found += (Path(line.partition(";")[2].strip()) for line in _adapters(found[-1]))
-    return found
+            files += (Path(line.partition(";")[2].strip()) for line in _adapters(files[-1]))
+    return files
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Value]:

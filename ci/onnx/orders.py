@@ -85,8 +85,8 @@ def say(text: str) -> None:
 
 def require_file(path: Path) -> None:
     if not path.is_file():
-        found = "it is a directory" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{path}: {found}", remedy="name an .onnx that is there")
+        problem = "it is a directory" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{path}: {problem}", remedy="name an .onnx that is there")
 
 
 def precision_of(model: Path, precision: str | None) -> str:

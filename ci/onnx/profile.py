@@ -101,8 +101,8 @@ def measured(
             for each in cpu_times(events.with_suffix(".json"), places):
                 known = cpu.setdefault(each.operator, each)
                 cpu[each.operator] = min(known, each, key=lambda one: one.milliseconds)
-    found = merged(profiles)
+    merged_costs = merged(profiles)
     return Measured(
-        with_lines(found, places) if places else found,
+        with_lines(merged_costs, places) if places else merged_costs,
         sorted(cpu.values(), key=lambda each: -each.milliseconds),
     )

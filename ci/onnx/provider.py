@@ -80,10 +80,10 @@ def quantized(
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     class Samples(CalibrationDataReader):  # type: ignore[misc]
-        left = iter(samples)
+        remaining = iter(samples)
 
         def get_next(self) -> Sample | None:
-            return next(self.left, None)
+            return next(self.remaining, None)
 
     with quiet():
         prepared = into / "preprocessed.onnx"
@@ -301,12 +301,12 @@ def _audit(folder: Path) -> Audit:
     path = folder / TRACE
     if not path.is_file():
         return Audit(0, (), 0)
-    found = json.loads(path.read_text(encoding="utf-8"))
+    trace = json.loads(path.read_text(encoding="utf-8"))
     nodes = {
         each["node_name"]: Unsupported(each["node_name"], each["op_type"], _reason(each["reason"]))
-        for each in found["unsupported_nodes"]
+        for each in trace["unsupported_nodes"]
     }
-    summary = found["summary"]
+    summary = trace["summary"]
     return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))
 
 

@@ -121,7 +121,7 @@ def read_samples(folder: Path, signature: Signature) -> list[Sample]:
 
 def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
     """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
-    found: Sample = {}
+    sample: Sample = {}
     for text in files:
         name, equals, path = text.partition("=")
         if not equals:
@@ -131,10 +131,10 @@ def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
             if path.endswith(".npz") and not name
             else {name or _only_input(signature, Path(path)): read_array(Path(path))}
         )
-        if again := sorted(found.keys() & arrays.keys()):
+        if again := sorted(sample.keys() & arrays.keys()):
             raise UsageError(f"--input {text}: {again[0]} is given twice", remedy=f"give {again[0]} once")
-        found.update(arrays)
-    return checked(found, signature, "--input")
+        sample.update(arrays)
+    return checked(sample, signature, "--input")
 
 
 def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sample:
@@ -176,7 +176,7 @@ def read_array(path: Path) -> Array:
             if stream.read(len(NPY)) != NPY:
                 raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
             stream.seek(0)
-            found: Array = np.load(stream, allow_pickle=False)
+            array: Array = np.load(stream, allow_pickle=False)
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None
     except Exception as error:
@@ -185,7 +185,7 @@ def read_array(path: Path) -> Array:
             f"{path}: expected an array that numpy.save wrote, found something else ({error})",
             remedy="save it again with numpy.save",
         ) from error
-    return found
+    return array
 
 
 def _npz(path: Path) -> Sample:
@@ -212,7 +212,7 @@ def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
             remedy=f"put in .npz files with {', '.join(names)}, one a sample"
             + (", or .npy files" if len(names) == 1 else ""),
         )
-    counts = {name: len(found) for name, found in files.items()}
+    counts = {name: len(arrays) for name, arrays in files.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
         raise CheckFailed(

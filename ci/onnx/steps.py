@@ -132,16 +132,16 @@ def write_context(
             remedy="python -m ci audit says why",
         )
     build = installed_build()
-    found = read_context(path)
-    if not found.build_ids or not found.soc_id:
+    context = read_context(path)
+    if not context.build_ids or not context.soc_id:
         raise CheckFailed(
             f"{path} says neither which QNN made it nor for which chip", remedy="compile it again"
         )
-    require_fit(found, build, soc_id=soc.id, arch=soc.arch)
+    require_fit(context, build, soc_id=soc.id, arch=soc.arch)
     again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
     record = Record(
         model=path.name,
-        files={file.name: hash_file(file) for file in (path, *found.beside)},
+        files={file.name: hash_file(file) for file in (path, *context.beside)},
         soc=soc_name,
         soc_id=soc.id,
         arch=soc.arch,
@@ -160,7 +160,7 @@ def write_context(
         # The worst figures compared with the float and the quantized model on the CPU.
         "near": _near(expected, reference, outputs, non_finite) if samples else {},
         # Whether QNN computes floats in 16 bits; None if the context does not say.
-        "half_floats": found.half_floats,
+        "half_floats": context.half_floats,
         "reload_equal": _equal(outputs[:1], again),
         "ddr": ddr,
         "reciprocals": wrong_reciprocals(load_graph(model)),
@@ -353,11 +353,11 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled = path if path.exists() else model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
     reasons = {each.node: each.reason for each in audit.unsupported}
-    places, left = places_of(source), {node.name or node.output[0] for node in nodes}
+    places, cpu_nodes = places_of(source), {node.name or node.output[0] for node in nodes}
     delegated = [
         node.op_type
         for node in load_graph(model).graph.node
-        if node.op_type not in WITHOUT_PLACE and (node.name or node.output[0]) not in left
+        if node.op_type not in WITHOUT_PLACE and (node.name or node.output[0]) not in cpu_nodes
     ]
     return {
         "delegated": dict(Counter(delegated)),

@@ -102,13 +102,13 @@ def remembered(
     own: Path,
 ) -> tuple[Mapping[str, Any], Path]:
     """The facts and the folder of a result, remembered or of `work` done now."""
-    found = memo.find(subject, key)
-    if isinstance(found, Entry):
-        assert found.folder is not None
+    answer = memo.find(subject, key)
+    if isinstance(answer, Entry):
+        assert answer.folder is not None
         say(f"{subject} is cached")
-        return found.result, found.folder
+        return answer.result, answer.folder
     if args.why:
-        say(f"{subject}: {found.why}")
+        say(f"{subject}: {answer.why}")
     folder = memo.scratch()
     with logs_folder() as logs, Steps(logs, args.timeout, forks=True) as step_of:
         try:
