@@ -287,15 +287,15 @@ class _Evaluation:
     @cached_property
     def _cells(self) -> dict[str, str]:
         """Where in the tree each cell begins, by its name and its aliases."""
-        found: dict[str, str] = {}
+        cells: dict[str, str] = {}
         for section in ("repositories", "cells"):
             if self._config.has_section(section):
-                found |= {name: normal(path or "") for name, path in self._config.items(section, raw=True)}
+                cells |= {name: normal(path or "") for name, path in self._config.items(section, raw=True)}
         for section in ("repository_aliases", "cell_aliases"):
             if self._config.has_section(section):
                 aliases = self._config.items(section, raw=True)
-                found |= {name: found[cell] for name, cell in aliases if cell in found}
-        return found
+                cells |= {name: cells[cell] for name, cell in aliases if cell in cells}
+        return cells
 
     def _in_tree(self, folder: str) -> str | None:
         for prefix, begins in sorted(self.rules.cells.items(), key=lambda cell: -len(cell[0])):
@@ -383,14 +383,14 @@ class _Evaluation:
         return sorted(path[start:] for path in taken - left_out)
 
     def _matched(self, stack: str, pattern: str, among: frozenset[str], *, exclude: bool) -> frozenset[str]:
-        found = self.tree.match(pattern, self.package)
+        paths = self.tree.match(pattern, self.package)
         if inner := self._inner_packages(self.package):
-            found = frozenset(path for path in found if not path.startswith(inner))
+            paths = frozenset(path for path in paths if not path.startswith(inner))
         if exclude:
-            found &= among
+            paths &= among
         place = self._place(stack, pattern)
-        self.side.globs.append(Glob(pattern, self.package, place, found, exclude))
-        return found
+        self.side.globs.append(Glob(pattern, self.package, place, paths, exclude))
+        return paths
 
     def _inner_packages(self, package: str) -> tuple[str, ...]:
         """Directories below a package that are packages themselves; the package's globs stop there."""
@@ -400,8 +400,8 @@ class _Evaluation:
     @cached_property
     def _packages(self) -> tuple[str, ...]:
         names = frozenset(self.rules.files)
-        found = {posixpath.dirname(path) for path in self.tree.files if posixpath.basename(path) in names}
-        return tuple(sorted(found))
+        folders = {posixpath.dirname(path) for path in self.tree.files if posixpath.basename(path) in names}
+        return tuple(sorted(folders))
 
     def _select(self, keys: list[str]) -> tuple[str | None, list[str]]:
         """The branch to take, and a word for each other branch that may apply."""
@@ -526,10 +526,10 @@ class _Evaluation:
         """The first line that names it, from the library's name on."""
         lines = self.tree.read(library.place.file).split("\n")
         at = library.place.line
-        found = (
+        line_numbers = (
             at + more for more, line in enumerate(lines[at - 1 :]) if re.match(rf"\s*{attribute}\b", line)
         )
-        return Place(library.place.file, next(found, at))
+        return Place(library.place.file, next(line_numbers, at))
 
     @cached_property
     def _default_standard(self) -> Item | None:
@@ -602,8 +602,8 @@ def _why(text: str) -> str:
 @lru_cache(maxsize=64)
 def _frames(stack: str) -> tuple[Place, ...]:
     """From the innermost call outwards, without our own functions."""
-    found = [_place_at(match) for match in _FRAME.finditer(stack)]
-    return tuple(place for place in reversed(found) if place.file != _PRELUDE)
+    places = [_place_at(match) for match in _FRAME.finditer(stack)]
+    return tuple(place for place in reversed(places) if place.file != _PRELUDE)
 
 
 def _place_at(match: re.Match[str]) -> Place:
@@ -683,9 +683,9 @@ def twins(label: str) -> set[str]:
 def duplicates(library: Library) -> list[Item]:
     """Sources that a library names more than once, which Buck refuses."""
     seen: set[str] = set()
-    found = []
+    repeated = []
     for item in library.files:
         if item.name in seen and is_source(item.name):
-            found.append(item)
+            repeated.append(item)
         seen.add(item.name)
-    return found
+    return repeated

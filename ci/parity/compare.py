@@ -325,10 +325,10 @@ def _unknown_modules(findings: Findings, tree: Tree, unknown: list[str], known: 
 
 def _folders(path: str) -> list[str]:
     """The directories that contain a file, the innermost first, without the top."""
-    found = []
+    folders = []
     while path := posixpath.dirname(path):
-        found.append(path)
-    return found
+        folders.append(path)
+    return folders
 
 
 def _has_no_code(text: str) -> bool:

@@ -47,10 +47,10 @@ def fix(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[
     changed: dict[str, str] = {}
     current = check(tree)
     given_up: set[tuple[str, str, str]] = set()
-    while found := _next(current, given_up):
-        step = _fixed(tree.changed(changed), mapping, check, current, found)
+    while difference := _next(current, given_up):
+        step = _fixed(tree.changed(changed), mapping, check, current, difference)
         if step is None:
-            given_up.add(_identity(found)[1:])
+            given_up.add(_identity(difference)[1:])
             continue
         path, text, current = step
         changed[path] = text
@@ -88,15 +88,15 @@ def _lines(text: str) -> list[str]:
 
 def _next(checked: Checked, given_up: set[tuple[str, str, str]]) -> Difference | None:
     for rule in ORDER:
-        for found in checked.differences:
-            if found.rule == rule and _identity(found)[1:] not in given_up:
-                return found
+        for difference in checked.differences:
+            if difference.rule == rule and _identity(difference)[1:] not in given_up:
+                return difference
     return None
 
 
-def _identity(found: Difference) -> tuple[str, str, str, str]:
+def _identity(difference: Difference) -> tuple[str, str, str, str]:
     """Without its line number, because lines move as files change."""
-    return found.place.file, found.rule, found.what, found.where
+    return difference.place.file, difference.rule, difference.what, difference.where
 
 
 def _fixed(
@@ -104,25 +104,25 @@ def _fixed(
     mapping: Mapping,
     check: Callable[[Tree], Checked],
     current: Checked,
-    found: Difference,
+    difference: Difference,
 ) -> tuple[str, str, Checked] | None:
     """The first change that removes all findings about the file, else the first that removes this one.
 
     A file for both halves of a condition belongs in the list before it."""
     before = _counted(current)
-    alike = {one for one in before if one[1] == found.rule and one[2] == found.what}
+    alike = {one for one in before if one[1] == difference.rule and one[2] == difference.what}
     second: tuple[str, str, Checked] | None = None
-    for path, text in _candidates(tree, mapping, current, found):
+    for path, text in _candidates(tree, mapping, current, difference):
         checked = check(tree.changed({path: text}))
         after = _counted(checked)
         gone = before.keys() - after.keys()
         if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
             continue  # Something is new.
-        if not all(one in alike or (found.rule in NEW and one[1] in SETTLED_BY_A_FILE) for one in gone):
+        if not all(one in alike or (difference.rule in NEW and one[1] in SETTLED_BY_A_FILE) for one in gone):
             continue  # A finding disappeared that this change was not for.
         if not _package_files(checked) <= _package_files(current):
             continue  # A pattern brings an __init__.py, which may be left out on purpose.
-        if _identity(found) in gone:
+        if _identity(difference) in gone:
             if alike <= gone:
                 return path, text, checked
             second = second or (path, text, checked)
@@ -140,39 +140,41 @@ def _package_files(checked: Checked) -> set[str]:
 def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
     """Each finding with the variants that it is for, and how often."""
     counted = Counter((_identity(one), name) for one in checked.differences for name in one.variants or [""])
-    found: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}
+    variants: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}
     for (identity, name), times in counted.items():
-        found[identity] = found.get(identity, frozenset()) | {(name, number) for number in range(times)}
-    return found
+        variants[identity] = variants.get(identity, frozenset()) | {(name, number) for number in range(times)}
+    return variants
 
 
 def _candidates(
-    tree: Tree, mapping: Mapping, checked: Checked, found: Difference
+    tree: Tree, mapping: Mapping, checked: Checked, difference: Difference
 ) -> Iterator[tuple[str, str]]:
-    if found.rule in NEW:
-        if posixpath.basename(found.what) == "__init__.py":
+    if difference.rule in NEW:
+        if posixpath.basename(difference.what) == "__init__.py":
             return
-        if _swapped(checked, found) or _left_out(checked, found):
+        if _swapped(checked, difference) or _left_out(checked, difference):
             return
-        for file in _buck_files(tree, mapping, checked, found):
-            yield from ((file, text) for text in _with_file(tree, checked, file, found))
-    elif found.rule == "parity-dependency-missing-in-buck":
-        for file in _buck_files(tree, mapping, checked, found):
-            yield from ((file, text) for text in _with_dependency(tree, mapping, file, found.what))
-    elif is_buck(found.place.file):
-        if found.rule == "parity-exclude-empty" and tree.match(
-            found.what, posixpath.dirname(found.place.file)
+        for file in _buck_files(tree, mapping, checked, difference):
+            yield from ((file, text) for text in _with_file(tree, checked, file, difference))
+    elif difference.rule == "parity-dependency-missing-in-buck":
+        for file in _buck_files(tree, mapping, checked, difference):
+            yield from ((file, text) for text in _with_dependency(tree, mapping, file, difference.what))
+    elif is_buck(difference.place.file):
+        if difference.rule == "parity-exclude-empty" and tree.match(
+            difference.what, posixpath.dirname(difference.place.file)
         ):
             return  # The file exists, so somebody left it out on purpose.
-        for text in _without(tree, found):
-            if found.rule != "parity-missing-file" or not _may_be_renamed(tree, checked, found, text):
-                yield found.place.file, text
+        for text in _without(tree, difference):
+            if difference.rule != "parity-missing-file" or not _may_be_renamed(
+                tree, checked, difference, text
+            ):
+                yield difference.place.file, text
 
 
-def _swapped(checked: Checked, found: Difference) -> bool:
+def _swapped(checked: Checked, difference: Difference) -> bool:
     """Whether a file of its directory is missing in Buck, and one of that name in CMake, as when a choice
     between the host's and the device's files is the wrong way round. Adding the file would bring both."""
-    folder = posixpath.dirname(found.what)
+    folder = posixpath.dirname(difference.what)
     names = {
         posixpath.basename(one.what) for one in checked.differences if one.rule == "parity-missing-in-cmake"
     }
@@ -184,57 +186,57 @@ def _swapped(checked: Checked, found: Difference) -> bool:
     )
 
 
-def _may_be_renamed(tree: Tree, checked: Checked, found: Difference, text: str) -> bool:
+def _may_be_renamed(tree: Tree, checked: Checked, difference: Difference, text: str) -> bool:
     """Whether the name of a file that is gone may stand for a new one: there is one of its directory and
     kind, CMake has the old name too, or its library would have no file left."""
     return any(
-        (one.rule in NEW and kind_of(one.what) == kind_of(found.what))
-        or (one.rule == found.rule and one.what == found.what and not is_buck(one.place.file))
+        (one.rule in NEW and kind_of(one.what) == kind_of(difference.what))
+        or (one.rule == difference.rule and one.what == difference.what and not is_buck(one.place.file))
         for one in checked.differences
-    ) or len(_EMPTY_LIST.findall(text)) > len(_EMPTY_LIST.findall(tree.read(found.place.file)))
+    ) or len(_EMPTY_LIST.findall(text)) > len(_EMPTY_LIST.findall(tree.read(difference.place.file)))
 
 
-def _left_out(checked: Checked, found: Difference) -> bool:
+def _left_out(checked: Checked, difference: Difference) -> bool:
     """Whether an exclude names the file, so that it was left out on purpose."""
     globs = (glob for side in checked.buck.values() for glob in side.globs)
-    return any(glob.exclude and found.what in glob.matched for glob in globs)
+    return any(glob.exclude and difference.what in glob.matched for glob in globs)
 
 
-def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Difference) -> list[str]:
+def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, difference: Difference) -> list[str]:
     """The files that declare the library that lacks it."""
     libraries = [library for side in checked.buck.values() for library in side.libraries.values()]
-    if found.rule == "parity-unknown-file":
-        if not is_python(found.what):
+    if difference.rule == "parity-unknown-file":
+        if not is_python(difference.what):
             return []
-        if old := renamed_from(found.what, checked.differences):
+        if old := renamed_from(difference.what, checked.differences):
             named = [one.place.file for one in checked.differences if one.what == old]
             return [path for path in dict.fromkeys(named) if is_buck(path)]
         # Only the nearest package decides about a file, and which of its libraries should have it is certain
         # only if there is one.
-        folder = posixpath.dirname(found.place.file)
+        folder = posixpath.dirname(difference.place.file)
         while folder and not any(posixpath.join(folder, name) in tree.files for name in mapping.buck.names):
             folder = posixpath.dirname(folder)
         own = [one for one in libraries if package_of(one.name) == folder and one.kind.startswith("python_")]
         named = [one.place.file for one in own] if len({one.name for one in own}) == 1 else []
     else:
-        labels = {label for pair in mapping.pairs if pair.name == found.where for label in pair.buck}
+        labels = {label for pair in mapping.pairs if pair.name == difference.where for label in pair.buck}
         named = [one.place.file for one in libraries if one.name in labels]
     return [path for path in dict.fromkeys(named) if path in tree.files]
 
 
-def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> Iterator[str]:
+def _with_file(tree: Tree, checked: Checked, file: str, difference: Difference) -> Iterator[str]:
     text = tree.read(file)
-    wanted = posixpath.relpath(found.what, posixpath.dirname(file))
+    wanted = posixpath.relpath(difference.what, posixpath.dirname(file))
     suffix = PurePosixPath(wanted).suffix
     anchors = [one for one in literals(text) if one.value.endswith(suffix) and one.value != wanted]
     # Of equal anchors, take the one before it in the alphabet.
     anchors.sort(key=lambda literal: literal.value, reverse=True)
     anchors.sort(key=lambda literal: (_distance(literal.value, wanted), literal.value > wanted))
-    dead = set(_dead(checked, file, found))
+    dead = set(_dead(checked, file, difference))
     for literal in anchors:
         if (literal.line, literal.value) in dead:
             yield replaced(text, literal, _as(literal, wanted))
-    if found.rule == "parity-unknown-file":
+    if difference.rule == "parity-unknown-file":
         # A library that names its modules one by one leaves out others on purpose.
         anchors = [literal for literal in anchors if "*" in literal.value]
     for literal in anchors[:MOST_ANCHORS]:
@@ -243,9 +245,9 @@ def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> It
         yield with_after(text, literal, wanted)
 
 
-def _dead(checked: Checked, file: str, found: Difference) -> Iterator[tuple[int, str]]:
+def _dead(checked: Checked, file: str, difference: Difference) -> Iterator[tuple[int, str]]:
     """Lines and values of literals that match no file: patterns, and the renamed file."""
-    old = renamed_from(found.what, checked.differences)
+    old = renamed_from(difference.what, checked.differences)
     for one in checked.differences:
         if one.place.file == file and one.rule == "parity-glob-empty":
             yield one.place.line, one.what
@@ -291,12 +293,12 @@ def _spelt(mapping: Mapping, label: str, package: str) -> str:
     return f"{cell}{label[1:]}" if cell and label.startswith("//") else label
 
 
-def _without(tree: Tree, found: Difference) -> Iterator[str]:
-    text = tree.read(found.place.file)
-    package = posixpath.dirname(found.place.file)
-    names = {found.what, posixpath.relpath(found.what, package)} if found.what else set()
-    if found.rule == "parity-heavy-dependency":
-        names = {one.value for one in literals(text) if one.value.endswith(found.what.lstrip("/"))}
+def _without(tree: Tree, difference: Difference) -> Iterator[str]:
+    text = tree.read(difference.place.file)
+    package = posixpath.dirname(difference.place.file)
+    names = {difference.what, posixpath.relpath(difference.what, package)} if difference.what else set()
+    if difference.rule == "parity-heavy-dependency":
+        names = {one.value for one in literals(text) if one.value.endswith(difference.what.lstrip("/"))}
     for literal in literals(text):
-        if literal.line == found.place.line and literal.value in names:
+        if literal.line == difference.place.line and literal.value in names:
             yield without(text, literal)

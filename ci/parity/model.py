@@ -172,7 +172,7 @@ def is_native(path: str) -> bool:
 
 
 def first_places(items: Iterable[Item]) -> dict[str, Place]:
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for item in items:
-        found.setdefault(item.name, item.place)
-    return found
+        places.setdefault(item.name, item.place)
+    return places

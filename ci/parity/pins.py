@@ -39,13 +39,13 @@ def check(findings: Findings, tree: Tree) -> None:
 
 def _mentions(tree: Tree, where: PinPlace) -> list[Mention]:
     pattern = re.compile(where.pattern, re.MULTILINE)
-    found = []
+    mentions = []
     for path in sorted(tree.match(where.file)):
         text = tree.read(path)
         for match in pattern.finditer(text):
             line = text.count("\n", 0, match.start("value")) + 1
-            found.append(Mention(match["value"], Place(path, line), where.parts))
-    return found
+            mentions.append(Mention(match["value"], Place(path, line), where.parts))
+    return mentions
 
 
 def _agree(pin: Pin, first: Mention, other: Mention) -> bool:

@@ -30,7 +30,7 @@ class Literal:
 @lru_cache(maxsize=256)
 def literals(text: str) -> Sequence[Literal]:
     """In the order of the text. What cannot be parsed is left out: the interpreter reports it."""
-    found: list[Literal] = []
+    strings: list[Literal] = []
     line, counted = 1, 0
     for match in TOKEN.finditer(text):
         if match["string"] is None:
@@ -41,14 +41,14 @@ def literals(text: str) -> Sequence[Literal]:
             value = ast.literal_eval(match["string"])
         except (SyntaxError, ValueError):
             continue
-        found.append(Literal(value, line, match.start(), match.end()))
-    return tuple(found)
+        strings.append(Literal(value, line, match.start(), match.end()))
+    return tuple(strings)
 
 
-def nearest(found: Sequence[Literal], value: str, line: int) -> Literal | None:
+def nearest(strings: Sequence[Literal], value: str, line: int) -> Literal | None:
     """The literal of that value at or after a line, else the last one before it."""
     before = None
-    for literal in found:
+    for literal in strings:
         if literal.value == value:
             if literal.line >= line:
                 return literal

@@ -60,20 +60,20 @@ class Tree:
 
     @cached_property
     def directories(self) -> frozenset[str]:
-        found = {""}
+        folders = {""}
         for path in self.files:
             folder = posixpath.dirname(path)
-            while folder not in found:
-                found.add(folder)
+            while folder not in folders:
+                folders.add(folder)
                 folder = posixpath.dirname(folder)
-        return frozenset(found)
+        return frozenset(folders)
 
     @cached_property
     def _by_directory(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        by_folder: dict[str, list[str]] = {}
         for path in sorted(self.files):
-            found.setdefault(posixpath.dirname(path), []).append(path)
-        return found
+            by_folder.setdefault(posixpath.dirname(path), []).append(path)
+        return by_folder
 
     @cached_property
     def _texts(self) -> dict[str, str]:
@@ -186,12 +186,12 @@ def _walk(root: Path) -> Iterator[str]:
     while pending:
         prefix, folder = pending.pop()
         with os.scandir(folder) as entries:
-            found = list(entries)
-        if prefix and any(entry.name in ("CMakeCache.txt", ".git") for entry in found):
+            children = list(entries)
+        if prefix and any(entry.name in ("CMakeCache.txt", ".git") for entry in children):
             continue
         if prefix == "third-party/":
-            found = [entry for entry in found if not entry.is_dir(follow_symlinks=False)]
-        for entry in found:
+            children = [entry for entry in children if not entry.is_dir(follow_symlinks=False)]
+        for entry in children:
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in SKIPPED and f"{name}/" not in ignored:

@@ -101,15 +101,15 @@ def _check(
     def checked(tree: Tree) -> Checked:
         return check(tree, mapping, source)
 
-    found = checked(tree)
+    result = checked(tree)
     stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)
     stage.metrics["check_cpu_seconds"] = round(time.process_time() - cpu_started, 3)
     if args.fix:
         changed = fix(tree, mapping, checked)
         stage.metrics["mended_files"] = len(changed)
-        before = len(_alike(found))
+        before = len(_alike(result))
         if changed:
-            found = checked(tree.changed(changed))
+            result = checked(tree.changed(changed))
             selection.reports.mkdir(parents=True, exist_ok=True)
             file = selection.reports / "buck_parity.patch"
             texts = {path: with_line_ends_of(tree.original(path), text) for path, text in changed.items()}
@@ -118,14 +118,14 @@ def _check(
             if not args.dry_run:
                 for path, text in texts.items():
                     replace_bytes(root / path, text.encode())
-        stage.metrics["mended"] = before - len(_alike(found))
-    _report(stage, tree, found)
+        stage.metrics["mended"] = before - len(_alike(result))
+    _report(stage, tree, result)
 
 
-def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
+def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
     from provisioning.base.findings import Severity
 
-    for (rule, place, _), group in _alike(found).items():
+    for (rule, place, _), group in _alike(result).items():
         message = group[0].message
         if others := [one.where for one in group[1:]]:
             message += f"; the same in {', '.join(others)}"
@@ -136,15 +136,15 @@ def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
     stage.metrics["files"] = len(names)
     stage.metrics["buck_files"] = sum(name in ("BUCK", "TARGETS") or name.endswith(".bzl") for name in names)
     stage.metrics["cmake_files"] = sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names)
-    stage.metrics["buck_libraries"] = len(next(iter(found.buck.values())).libraries)
-    stage.metrics["cmake_libraries"] = len(next(iter(found.cmake.values())).libraries)
-    stage.metrics["variants"] = len(found.cmake)
+    stage.metrics["buck_libraries"] = len(next(iter(result.buck.values())).libraries)
+    stage.metrics["cmake_libraries"] = len(next(iter(result.cmake.values())).libraries)
+    stage.metrics["variants"] = len(result.cmake)
 
 
-def _alike(found: Checked) -> dict[tuple[str, str, str], list[Difference]]:
+def _alike(result: Checked) -> dict[tuple[str, str, str], list[Difference]]:
     """Two pairs that lack the same header give one finding, because annotations are few."""
     alike: dict[tuple[str, str, str], list[Difference]] = {}
-    for one in found.differences:
+    for one in result.differences:
         alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
     return alike
 

@@ -123,13 +123,13 @@ class _Reader:
     def _line(self, event: Event, element: str) -> int | None:
         command = self.commands[event.file].get((event.line, event.command))
         last = element.rpartition("/")[2].partition("=")[0]
-        found: tuple[int, int] | None = None
+        best: tuple[int, int] | None = None
         for word in command.words if command else ():
             if last and last in word.literal:
                 alike = len(posixpath.commonprefix((element[::-1], word.literal[::-1])))
-                if found is None or alike > found[0]:
-                    found = alike, word.line
-        return found[1] if found else None
+                if best is None or alike > best[0]:
+                    best = alike, word.line
+        return best[1] if best else None
 
     def _declaration(self, target: str) -> Place:
         event = self.declared.get(target)
@@ -206,7 +206,7 @@ class _Reader:
         self, target: Mapping[str, str], name: str, *, linking: bool = True
     ) -> list[tuple[str, str]]:
         """The elements that generator expressions give, each with its original text."""
-        found: list[tuple[str, str]] = []
+        elements: list[tuple[str, str]] = []
         text = ""
         for piece in split(target[name]):
             text = f"{text};{piece}" if text else piece
@@ -224,11 +224,11 @@ class _Reader:
                     place = self._place(target["NAME"], whole, whole)
                     self._trouble(Trouble(place, _plain(whole), f"{target['NAME']} needs {error}"))
                 continue
-            found += [(one, whole) for one in split(value) if one and UNKNOWN not in one]
+            elements += [(one, whole) for one in split(value) if one and UNKNOWN not in one]
         if text:
             place = self._place(target["NAME"], text, text)
             self._trouble(Trouble(place, _plain(text), "a generator expression is not closed"))
-        return found
+        return elements
 
     def _is_target(self, name: str) -> bool:
         return name in self.declared or name in self.project.targets
@@ -316,7 +316,7 @@ def split(value: str) -> list[str]:
     """The elements of a CMake list."""
     if "[" not in value and "\\" not in value:
         return value.split(";") if value else []
-    found, depth, element, position = [], 0, "", 0
+    elements, depth, element, position = [], 0, "", 0
     while position < len(value):
         sign = value[position]
         if sign == "\\" and value[position + 1 : position + 2] == ";":
@@ -325,9 +325,9 @@ def split(value: str) -> list[str]:
             continue
         depth += {"[": 1, "]": -1}.get(sign, 0)
         if sign == ";" and depth <= 0:
-            found.append(element)
+            elements.append(element)
             element, depth = "", 0
         else:
             element += sign
         position += 1
-    return [*found, element]
+    return [*elements, element]

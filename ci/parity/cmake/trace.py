@@ -268,8 +268,8 @@ def _cmake() -> Path:
         program = Path(folder) / "data" / "bin" / "cmake"
         if program.is_file():
             return program
-    if found := shutil.which("cmake"):
-        return Path(found)
+    if on_path := shutil.which("cmake"):
+        return Path(on_path)
     raise EnvironmentLacking("CMake is neither beside this Python nor on PATH", remedy=_REMEDY)
 
 
@@ -294,14 +294,14 @@ def _copy(tree: Tree, source: Path, projects: Sequence[Project], texts: set[str]
 
 def _declared(texts: Iterable[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
-    found: set[str] = set()
+    names: set[str] = set()
     for text in texts:
         for command in words.commands(text):
             if command.name in DECLARING:
-                found.update(word.text for word in command.words[:1])
+                names.update(word.text for word in command.words[:1])
             elif command.name in ("foreach", "set", "list"):
-                found.update(word.text for word in command.words)
-    return found
+                names.update(word.text for word in command.words)
+    return names
 
 
 def _settings(work: Path, project: Project, declared: set[str], includes: Sequence[str]) -> Iterator[str]:

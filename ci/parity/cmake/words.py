@@ -51,7 +51,7 @@ class Command:
 @lru_cache(maxsize=512)
 def commands(text: str) -> tuple[Command, ...]:
     """The commands, as far as the text can be read; CMake itself reports syntax errors."""
-    found: list[Command] = []
+    result: list[Command] = []
     before: Word | None = None
     words: list[Word] | None = None
     name, depth = Word("", 0, plain=True), 0
@@ -66,9 +66,9 @@ def commands(text: str) -> tuple[Command, ...]:
         if depth:
             words.append(word)
         else:
-            found.append(Command(name.text.lower(), name.line, tuple(words)))
+            result.append(Command(name.text.lower(), name.line, tuple(words)))
             words, before = None, None
-    return tuple(found)
+    return tuple(result)
 
 
 def _words(text: str) -> Iterator[Word]:
@@ -92,14 +92,14 @@ def by_line(text: str) -> Mapping[tuple[int, str], Command]:
 
 def block(text: str, line: int) -> list[Command]:
     """The commands from the `if` (or `while`) on this line to the end of it."""
-    found: list[Command] = []
+    body: list[Command] = []
     depth = 0
     for command in commands(text):
         if command.line < line:
             continue
         depth += command.name in ("if", "while")
         depth -= command.name in ("endif", "endwhile")
-        found.append(command)
+        body.append(command)
         if depth <= 0:
             break
-    return found
+    return body
