@@ -78,9 +78,9 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
         if version_key(cmake.version) >= version_key(floor):
             return cmake
         old.append(f"{cmake.version} at {cmake.path}")
-    found = f"found {' and '.join(old)}" if old else "found none"
+    listing = f"found {' and '.join(old)}" if old else "found none"
     raise EnvironmentLacking(
-        f"CMake: expected {floor} or newer, {found}",
+        f"CMake: expected {floor} or newer, {listing}",
         remedy=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
     )
 

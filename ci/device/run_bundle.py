@@ -65,19 +65,19 @@ def wrong_chip(device: Device, wanted: str) -> Finding | None:
         return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
     if int(number) in soc_named(wanted).kernel_ids:
         return None
-    found = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
-    if found is None:
+    chip = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
+    if chip is None:
         message = f"{SOC_ID} says {number}, a chip that manifests/socs.toml does not know"
         return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
-    own, other = soc_named(found), soc_named(wanted)
+    own, other = soc_named(chip), soc_named(wanted)
     runs = own.arch == other.arch and own.vtcm_mb >= other.vtcm_mb
     return Finding(
         "device-chip",
         Severity.NOTE if runs else Severity.ERROR,
         device.name,
-        f"it is a {found} (v{own.arch}, {own.vtcm_mb} MB VTCM; {SOC_ID} says {number}), and the bundle is for"
+        f"it is a {chip} (v{own.arch}, {own.vtcm_mb} MB VTCM; {SOC_ID} says {number}), and the bundle is for"
         f" {wanted} (v{other.arch}, {other.vtcm_mb} MB)",
-        f"compile the program for it and bundle again: {session_command('bundle', '--soc', found)} MODEL",
+        f"compile the program for it and bundle again: {session_command('bundle', '--soc', chip)} MODEL",
     )
 
 
@@ -163,9 +163,9 @@ def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
     models = {Path(place).name: place for place in bundle.models}
     name = args.model or (next(iter(models)) if len(models) == 1 else None)
     if name is None or name not in models:
-        found = ", ".join(models) or "none"
+        names = ", ".join(models) or "none"
         raise UsageError(
-            f"--model: expected one of the bundle's, which are {found}", remedy="name one with --model NAME"
+            f"--model: expected one of the bundle's, which are {names}", remedy="name one with --model NAME"
         )
     flags = ["--model_path", models[name]]
     if bundle.runner == RUNNER.name:
@@ -186,10 +186,10 @@ def _explain(ran: session.RunResult, device: Device, into: Path, stage: StageRun
         _keep(into / "system.log", system, "log", stage)
     if ran.code is None:
         message = f"the runner did not end within {seconds:g} s and was stopped"
-        if ran.left is not None:
+        if ran.still_running is not None:
             message = (
-                f"the runner did not end within {seconds:g} s, and process {ran.left} could not be killed: "
-                "it still runs on the device"
+                f"the runner did not end within {seconds:g} s, and process {ran.still_running} could not be "
+                "killed: it still runs on the device"
             )
     else:
         message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"

@@ -40,7 +40,7 @@ class RunResult:
     code: int | None
     """None: it did not end in time."""
     out: str
-    left: int | None = None
+    still_running: int | None = None
     """The process that could not be ended, and still runs on the device."""
 
 
@@ -143,10 +143,10 @@ def run(
         answer = device.shell(script, seconds=seconds)
     except TimedOut as late:
         try:
-            left = stop(device, folder)
+            still_running = stop(device, folder)
         except ToolkitError as error:
             raise Lost(error.message, error.remedy, late.out) from error
-        return RunResult(None, late.out, left)
+        return RunResult(None, late.out, still_running)
     except KeyboardInterrupt:
         with suppress(ToolkitError):
             stop(device, folder)

@@ -89,8 +89,8 @@ def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection
 
     scheme = scheme_of(named, args.scheme)
     program = program_of(named, scheme, selection.soc, selection)
-    found = resolve(selection, os.environ, needs=(QNN_SDK,))
-    return "executorch", [json.dumps(program.order)], found.merged(os.environ)
+    environment = resolve(selection, os.environ, needs=(QNN_SDK,))
+    return "executorch", [json.dumps(program.order)], environment.merged(os.environ)
 
 
 def move(source: Path, target: Path) -> None:

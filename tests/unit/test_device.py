@@ -110,7 +110,7 @@ def test_a_runner_that_takes_too_long_and_ignores_being_asked_to_end_is_killed(
     (bundle / "run.sh").write_text("trap '' TERM\n: > ready\nwhile :; do sleep 0.1; done\n", encoding="utf-8")
     device = Late(bundle)
     ran = session.run(device, str(bundle), [])
-    assert (ran.code, ran.out, ran.left) == (None, "step 1\n", None)
+    assert (ran.code, ran.out, ran.still_running) == (None, "step 1\n", None)
     assert device.running.wait(timeout=30) == 137
 
 
