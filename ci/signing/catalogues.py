@@ -47,10 +47,10 @@ def verify(path: Path, expected: Expected) -> Verification:
 
 def verify_library(library: Path, expected: Expected) -> Verification | None:
     """The library by the catalogue beside it; None where there is none for it."""
-    found = catalogues.beside(library)
-    if found is None:
+    nearest = catalogues.beside(library)
+    if nearest is None:
         return None
-    path, catalogue = found
+    path, catalogue = nearest
     if isinstance(catalogue, Damaged):
         return _of(path, (Check(STRUCTURE, Status.FAILED, catalogue.message),))
     return _of(path, (*_file(library, catalogue), *_authority(catalogue, expected)))
@@ -95,12 +95,12 @@ def _may_be_library(path: Path) -> bool:
 
 def _why(path: Path, catalogue: Catalogue) -> str:
     """Whether it is another build or a change: the build's id has its date, and so does the catalogue."""
-    made = f"the catalogue is of {catalogue.created:%Y-%m-%d}"
+    date = f"the catalogue is of {catalogue.created:%Y-%m-%d}"
     for build in build_ids(path):
         built = _day(build)
         if built is not None and abs(catalogue.created - built) > _SAME_BUILD:
-            return f"it is of another build, {build}, and {made}"
-    return f"it was changed, for {made}, as is its build" if build_ids(path) else f"it was changed; {made}"
+            return f"it is of another build, {build}, and {date}"
+    return f"it was changed, for {date}, as is its build" if build_ids(path) else f"it was changed; {date}"
 
 
 def _day(build: str) -> dt.datetime | None:

@@ -232,18 +232,18 @@ def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
     except Malformed as error:
         yield Check("metadata", Status.FAILED, error.message)
         return
-    for part, wanted, found in (
+    for part, wanted, actual in (
         ("software id", expected.software_id, facts.software_id),
         ("hardware id", expected.hardware_id, facts.hardware_id),
     ):
         if wanted is None:
             continue
-        if found is None:
+        if actual is None:
             message = f"MBN v{signed.container.version} does not show its {part}"
             yield Check(part, Status.UNCHECKED, message, asked=True)
         else:
-            same = found == wanted
-            message = f"{found:#x}" if same else f"expected {wanted:#x}, found {found:#x}"
+            same = actual == wanted
+            message = f"{actual:#x}" if same else f"expected {wanted:#x}, found {actual:#x}"
             yield Check(part, Status.PASSED if same else Status.FAILED, message)
     if facts.serials is None:
         if expected.serial is not None:

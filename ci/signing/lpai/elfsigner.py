@@ -349,9 +349,9 @@ def _candidates(below: tuple[int, ...]) -> Iterable[str]:
             yield path
     if uv := shutil.which("uv"):
         request = f">={_dotted(_OLDEST)},<{_dotted(below)}"
-        found = _output([uv, "python", "find", "--no-project", "--no-python-downloads", request])
-        if found:
-            yield found.strip()
+        python = _output([uv, "python", "find", "--no-project", "--no-python-downloads", request])
+        if python:
+            yield python.strip()
 
 
 def _version(python: str) -> tuple[int, ...] | None:

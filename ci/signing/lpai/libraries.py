@@ -183,18 +183,18 @@ def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip
 def _by_arch(text: str, table: Mapping[str, Soc]) -> list[tuple[str, Soc]]:
     match = re.fullmatch(r"v?(\d{1,3})", text)
     number = int(match.group(1)) if match else -1
-    found = [
+    matches = [
         (name, soc) for name, soc in table.items() if soc.lpai is not None and number in (soc.lpai, soc.arch)
     ]
-    if not found:
+    if not matches:
         known = sorted({f"v{n}" for soc in table.values() if soc.lpai for n in (soc.lpai, soc.arch)})
         raise UsageError(f"no chip with LPAI has arch {text}", remedy=f"use one of: {', '.join(known)}")
-    if len({(soc.lpai, soc.arch) for _, soc in found}) > 1:
+    if len({(soc.lpai, soc.arch) for _, soc in matches}) > 1:
         raise UsageError(
-            f"--arch {text} fits different chips: {', '.join(name for name, _ in found)}",
+            f"--arch {text} fits different chips: {', '.join(name for name, _ in matches)}",
             remedy="name one with --soc",
         )
-    return found
+    return matches
 
 
 def _distinct(paths: Iterable[Path]) -> list[Path]:
@@ -211,8 +211,8 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
 def _qnn_version(root: Root | None, files: Sequence[Path]) -> str:
     if root is not None and (version := version_of("qnn-sdk", root)):
         return version
-    found = sorted({build.lstrip("v") for path in files for build in build_ids(path)}, key=_numbers)
-    return found[0] if found else ""
+    versions = sorted({build.lstrip("v") for path in files for build in build_ids(path)}, key=_numbers)
+    return versions[0] if versions else ""
 
 
 def version_of(component: str, root: Root) -> str:
