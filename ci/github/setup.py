@@ -64,8 +64,8 @@ def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> di
 def _build_id(library: Path) -> str:
     from provisioning.build_id import build_ids
 
-    found = build_ids(library) if library.is_file() else ()
-    return found[0] if len(found) == 1 else ""
+    ids = build_ids(library) if library.is_file() else ()
+    return ids[0] if len(ids) == 1 else ""
 
 
 def _component_outputs(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:

@@ -29,9 +29,9 @@ def page() -> str:
     lines = ["| image | of the last release |", "| --- | --- |"]
     lines += [f"| `{name}` | `{reference}` |" for name, reference in published.items()]
     text = "\n".join(lines) if published else "No release has published them yet: build them."
-    found = PAGE.read_text(encoding="utf-8")
+    content = PAGE.read_text(encoding="utf-8")
     return re.sub(
-        f"(?<={re.escape(BEGIN)}\n).*(?={re.escape(END)})", lambda _: f"{text}\n", found, flags=re.DOTALL
+        f"(?<={re.escape(BEGIN)}\n).*(?={re.escape(END)})", lambda _: f"{text}\n", content, flags=re.DOTALL
     )
 
 

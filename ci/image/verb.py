@@ -285,10 +285,10 @@ def newest_base(system: System, engine: Engine) -> System:
     dated = re.compile(r"-\d{8}(?=-|$)")
     rolling = dated.sub("", system.image)
     engine.pull(rolling)
-    found = engine.attributes(rolling)
-    day = dt.datetime.fromisoformat(str(found["Created"])[:10]).replace(tzinfo=dt.timezone.utc)
+    attributes = engine.attributes(rolling)
+    day = dt.datetime.fromisoformat(str(attributes["Created"])[:10]).replace(tzinfo=dt.timezone.utc)
     image = dated.sub(f"-{day:%Y%m%d}", system.image)
-    digest = found["RepoDigests"][0].partition("@")[2]
+    digest = attributes["RepoDigests"][0].partition("@")[2]
     engine.pull(image)
     if engine.attributes(image)["RepoDigests"][0].partition("@")[2] != digest:
         raise UpstreamError(f"{image} is not what {rolling} is", remedy="pin the base by hand in images.toml")

@@ -111,7 +111,7 @@ def pairs(path: Path) -> dict[str, str]:
     A line is `NAME=value`, or `NAME<<DELIMITER` and lines up to one that is only the delimiter; whichever of
     `=` and `<<` comes first decides.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     lines = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n").split("\n")
     at = 0
     while at < len(lines):
@@ -137,8 +137,8 @@ def pairs(path: Path) -> dict[str, str]:
             raise _wrong(path, line, "NAME=value or NAME<<DELIMITER")
         if not name:
             raise _wrong(path, line, "a name")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def entries(path: Path) -> list[str]:

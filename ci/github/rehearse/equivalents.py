@@ -56,14 +56,14 @@ class Machine:
         """The repository of `OWNER/NAME/PATH@REF` and the path in it; None if it is not on this machine."""
         place, _, _ = uses.partition("@")
         owner, _, rest = place.partition("/")
-        short, _, path = rest.partition("/")
-        name = f"{owner}/{short}"
+        repository_name, _, path = rest.partition("/")
+        name = f"{owner}/{repository_name}"
         if not path:
             return None
         if self.toolkit is not None and (self.toolkit.root / path).exists():
             self.called.add(name)
-        found = self.named(name)
-        return (found, path) if found else None
+        repository = self.named(name)
+        return (repository, path) if repository else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +189,19 @@ def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Done:
     version = _cache_version(paths, place)
     entries = [e for e in _cache_entries(place) if e["version"] == version]
     key = inputs["key"]
-    found = _cached(entries, (place.ref, place.default_ref), key, _lines(inputs.get("restore-keys", "")))
-    if found is None:
+    cache = _cached(entries, (place.ref, place.default_ref), key, _lines(inputs.get("restore-keys", "")))
+    if cache is None:
         if inputs.get("fail-on-cache-miss") == "true":
             raise CheckFailed(f"no cache has the key {key}")
         place.log(f"no cache has the key {key}")
         return Done({"cache-primary-key": key})
     if inputs.get("lookup-only") != "true":
-        with tarfile.open(str(found["file"])) as archive:
+        with tarfile.open(str(cache["file"])) as archive:
             for number, path in enumerate(paths):
                 _unpack(archive, number, place.path(path))
-    place.log(f"restored the cache {found['key']}")
-    hit = "true" if found["key"] == key else "false"
-    return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(found["key"])})
+    place.log(f"restored the cache {cache['key']}")
+    hit = "true" if cache["key"] == key else "false"
+    return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(cache["key"])})
 
 
 def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Done:
@@ -422,11 +422,11 @@ def _search_roots(patterns: str, place: JobSpace) -> list[Path]:
 def _files(pattern: str, place: JobSpace) -> list[Path]:
     import glob
 
-    found: list[Path] = []
+    files: list[Path] = []
     for name in glob.glob(str(place.path(pattern)), recursive=True):  # noqa: PTH207  (may be absolute)
         path = Path(name)
-        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    return found
+        files += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return files
 
 
 def _hidden(file: Path, place: JobSpace) -> bool:

@@ -282,9 +282,10 @@ def used(node: Node) -> Used:
             own, inner = frozenset(), (of,)
         case _:
             return Used(frozenset(), frozenset())
-    found = [used(part) for part in inner]
+    inner_uses = [used(part) for part in inner]
     return Used(
-        frozenset().union(*(one.contexts for one in found)), own.union(*(one.functions for one in found))
+        frozenset().union(*(one.contexts for one in inner_uses)),
+        own.union(*(one.functions for one in inner_uses)),
     )
 
 
@@ -459,10 +460,10 @@ def plain(value: Value) -> object:
 
 def _from_json(text: Value) -> Value:
     try:
-        found: Value = json.loads(as_text(text))
+        value: Value = json.loads(as_text(text))
     except ValueError as error:
         raise UsageError(f"fromJSON({as_text(text)!r}): {error}", remedy="give it JSON") from error
-    return found
+    return value
 
 
 FUNCTIONS: dict[str, tuple[Function, int, int]] = {

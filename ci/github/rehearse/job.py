@@ -206,9 +206,9 @@ class JobRun:
             return scope.repository, self.workspace, uses[2:]
         if uses.startswith("$/"):
             return scope.repository, self._downloaded(scope.repository), uses[2:]
-        if (found := self.rehearsal.machine.used(uses)) is None:
+        if (location := self.rehearsal.machine.used(uses)) is None:
             return None
-        repository, path = found
+        repository, path = location
         self._log(f"{uses}: this checkout stands in, at {repository.sha[:12]}")
         return repository, self._downloaded(repository), path
 
@@ -460,15 +460,15 @@ def _own_folder(scratch: Path, name: str) -> Path:
 
 def hash_files(workspace: Path, *patterns: Value) -> str:
     """The SHA-256 of the SHA-256 of each matching file; empty if no file matches."""
-    found: dict[str, None] = {}
+    files: dict[str, None] = {}
     for pattern in map(as_text, patterns):
         for path in workspace.glob(pattern.removeprefix("!")):
             name = str(path)
             if pattern.startswith("!"):
-                found.pop(name, None)
+                files.pop(name, None)
             elif path.is_file():
-                found[name] = None
+                files[name] = None
     total = hashlib.sha256()
-    for name in sorted(found):
+    for name in sorted(files):
         total.update(hashlib.sha256(Path(name).read_bytes()).digest())
-    return total.hexdigest() if found else ""
+    return total.hexdigest() if files else ""

@@ -142,12 +142,12 @@ def fresh_environment(environ: Mapping[str, str], settings: Sequence[str], hidde
 
 
 def pairs(flag: str, settings: Sequence[str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise UsageError(
                 f"{flag} {shlex.quote(setting)}: expected NAME=VALUE", remedy=f"{flag} QNN_CI_SOC=SM8750"
             )
-        found[name] = value
-    return found
+        values[name] = value
+    return values

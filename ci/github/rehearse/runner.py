@@ -49,10 +49,10 @@ class _WorkflowRun:
     errors: list[BaseException] = field(default_factory=list)
 
     def ancestors(self, job: Job) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for need in job.needs:
-            found |= {need} | self.ancestors(self.workflow.jobs[need])
-        return found
+            names |= {need} | self.ancestors(self.workflow.jobs[need])
+        return names
 
 
 def run_workflow(
@@ -121,12 +121,12 @@ def _run_all(rehearsal: Rehearsal, run: _WorkflowRun, jobs: Sequence[threading.T
 
 def combined(results: Iterable[Result]) -> Result:
     """The result of several jobs together."""
-    found = set(results)
+    distinct = set(results)
     order: tuple[Result, ...] = ("failure", "cancelled", "success")
     for result in order:
-        if result in found:
+        if result in distinct:
             return result
-    return "left out" if found == {"left out"} else "skipped"
+    return "left out" if distinct == {"left out"} else "skipped"
 
 
 def _chosen(workflow: Workflow, choice: Choice) -> tuple[frozenset[str], Choice]:
@@ -305,10 +305,10 @@ def called_from(rehearsal: Rehearsal, repository: Repository, uses: str) -> tupl
     """The repository of a called workflow, and its path there."""
     if uses.startswith(OWN):
         return repository, uses[2:]
-    found = rehearsal.machine.used(uses)
-    if found is None:
+    location = rehearsal.machine.used(uses)
+    if location is None:
         raise UsageError(
             f"{uses}: expected a workflow of {repository.name} or of this toolkit", remedy="rehearse it there"
         )
-    rehearsal.print(f"{uses}: this checkout stands in, at {found[0].sha[:12]}")
-    return found
+    rehearsal.print(f"{uses}: this checkout stands in, at {location[0].sha[:12]}")
+    return location

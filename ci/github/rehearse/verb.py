@@ -279,8 +279,8 @@ def _base_of(event: Event) -> str:
     for name, key in (("pull_request", "base"), ("merge_group", "base_sha")):
         part = event.payload.get(name)
         if isinstance(part, Mapping):
-            found = part[key]
-            return str(found["sha"] if isinstance(found, Mapping) else found)[:12]
+            base = part[key]
+            return str(base["sha"] if isinstance(base, Mapping) else base)[:12]
     return str(event.payload.get("before", "none"))[:12]
 
 
@@ -296,8 +296,8 @@ def _list(rehearsal: Rehearsal, repository: Repository, workflow: Workflow, inde
         for step in job.steps:
             _print(f"{indent}  - {step.title}")
         if job.uses:
-            found, path = called_from(rehearsal, repository, job.uses)
-            _list(rehearsal, found, read_workflow(found.root, path), indent + "  ")
+            called_repository, path = called_from(rehearsal, repository, job.uses)
+            _list(rehearsal, called_repository, read_workflow(called_repository.root, path), indent + "  ")
 
 
 def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> int:
