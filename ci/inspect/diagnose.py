@@ -82,8 +82,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     path = Path(name)
     if not path.exists() and (number := _as_number(name)) is not None:
         return [explain_code(number)]
-    if not path.exists() and (asked := OPERATOR.fullmatch(name)):
-        return [_diagnose_operator(name, *asked.groups())]
+    if not path.exists() and (match := OPERATOR.fullmatch(name)):
+        return [_diagnose_operator(name, *match.groups())]
     try:
         logs = list(_logs(path))
     except (OSError, zipfile.BadZipFile) as error:

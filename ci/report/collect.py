@@ -132,8 +132,8 @@ def _stages_of(gate: Report | None) -> Iterable[str]:
 
 def _agreeing(report: Report) -> Report:
     """The report; if its outcome and findings contradict each other, a failure that says so."""
-    found = outcome_of(report.findings, strict=report.outcome is not Outcome.PASS)
-    if (report.outcome is Outcome.PASS) == (found is Outcome.PASS):
+    implied_outcome = outcome_of(report.findings, strict=report.outcome is not Outcome.PASS)
+    if (report.outcome is Outcome.PASS) == (implied_outcome is Outcome.PASS):
         return report
     errors = sum(finding.severity is Severity.ERROR for finding in report.findings)
     contradiction = Finding(

@@ -83,9 +83,9 @@ def _place(build: str, order: Sequence[str]) -> int:
 
 
 def _judgement(verdict: str) -> Element:
-    found = badge(BADGES[verdict])
-    found.text = verdict
-    return found
+    mark = badge(BADGES[verdict])
+    mark.text = verdict
+    return mark
 
 
 def _worst(builds: Mapping[str, Row]) -> str:

@@ -79,7 +79,7 @@ def number_cell(text: str, key: float, label: str) -> Element:
     return element("td", text, class_="number", data_key=f"{key:.6f}", data_label=label)
 
 
-def short(text: str, label: str) -> Element:
+def short_cell(text: str, label: str) -> Element:
     return element("td", text, class_="short", data_label=label)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from ci.report.comparison import comparison_section
-from ci.report.elements import badge, element, file_link, number_cell, path, short, sortable
+from ci.report.elements import badge, element, file_link, number_cell, path, short_cell, sortable
 from ci.report.lanes import lanes_section
 from ci.report.page import asset, page_of
 from ci.report.profiles import profiles_section
@@ -145,9 +145,9 @@ def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
             "tr",
             element("th", report.stage, scope="row"),
             element("td", badge(verdict(report), SYMBOLS[verdict(report)])),
-            short(report.profile, "profile"),
-            short(report.target, "target"),
-            short(_clock(report.started), "began"),
+            short_cell(report.profile, "profile"),
+            short_cell(report.target, "target"),
+            short_cell(_clock(report.started), "began"),
             element("td", summary_of(report), *_logs(report, folder, "log")),
             number_cell(duration(report), report.seconds, "time"),
         )
@@ -185,7 +185,7 @@ def _finding(report: Report, finding: Finding, rank: int, anchor: str | None) ->
     return element(
         "tr",
         element("td", badge(finding.severity.value), data_key=str(rank)),
-        short(report.stage, "stage"),
+        short_cell(report.stage, "stage"),
         element("td", element("code", one_line(finding.rule)), class_="short", data_label="rule"),
         element("td", element("a", subject, href=f"#{anchor}") if anchor else subject, class_="subject"),
         message,
@@ -230,7 +230,7 @@ def _artifacts(reports: Sequence[Report], folder: Path | None) -> Element | None
         element(
             "tr",
             element("th", artifact.kind, scope="row"),
-            short(report.stage, "stage"),
+            short_cell(report.stage, "stage"),
             element("td", _file(artifact.path, folder), class_="subject"),
             number_cell(size(artifact.size), artifact.size, "size"),
             element("td", element("code", artifact.sha256)),

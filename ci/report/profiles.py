@@ -56,18 +56,18 @@ def profile_page(title: str, measured: Measured) -> str:
 
 def profiles_section(reports: Sequence[Report]) -> Element | None:
     """None if nothing was profiled."""
-    found = {
+    profiles = {
         name: costs
         for report in reports
         if report.stage == STAGE
         for name, profile in rows_of(report, "profiles").items()
         if (costs := _costs(profile))
     }
-    if not found:
+    if not profiles:
         return None
     heads = element("h2", "Profiles"), element("p", NOTE, class_="soft")
     section = element("section", *heads, id="profiles")
-    for name, costs in found.items():
+    for name, costs in profiles.items():
         section.extend([element("h3", name), _branch("the model", tree_of(costs), open_=True)])
     return section
 
@@ -105,10 +105,10 @@ def _row(
 
 def _costs(profile: Row) -> list[Cost]:
     """Operators of another form than expected are left out."""
-    found = []
+    costs = []
     for row in map(mapping, entries(profile.get("operators"))):
         share, name = number(row, "share"), row.get("operator")
         if share is not None and isinstance(name, str):
             line, module = word(row, "line"), word(row, "module")
-            found.append(Cost(name, 0, min(1.0, max(0.0, share)), line=line, module=module))
-    return found
+            costs.append(Cost(name, 0, min(1.0, max(0.0, share)), line=line, module=module))
+    return costs

@@ -74,17 +74,17 @@ def programs_section(reports: Sequence[Report]) -> Element | None:
 
 def collected(reports: Iterable[Report]) -> list[Shown]:
     """The programs in the order of the suite. Rows in an unexpected form are left out."""
-    found: dict[str, Shown] = {}
+    programs: dict[str, Shown] = {}
     for report in reports:
         if report.stage not in STAGES:
             continue
         for name, values in rows_of(report, "programs").items():
             case, run, scheme, soc = (word(values, key) for key in ("case", "run", "scheme", "soc"))
-            found.setdefault(name, Shown(name, case, run, scheme, soc)).rows[report.stage] = values
+            programs.setdefault(name, Shown(name, case, run, scheme, soc)).rows[report.stage] = values
         for finding in report.findings:
-            if finding.subject in found:
-                found[finding.subject].add(finding)
-    return list(found.values())
+            if finding.subject in programs:
+                programs[finding.subject].add(finding)
+    return list(programs.values())
 
 
 def _matrix(programs: Sequence[Shown]) -> Element:

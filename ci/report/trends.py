@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from ci.report.elements import drawing, drawn_bar, element, short, table, tick
+from ci.report.elements import drawing, drawn_bar, element, short_cell, table, tick
 from ci.report.values import Row, entries, mapping, number, passed
 from provisioning.base.findings import Metric
 from provisioning.base.units import size
@@ -47,7 +47,7 @@ def _accuracy(rows: Sequence[Row]) -> Element:
         number(_merged(rows, group), "sqnr_db") for group in ("figures", "thresholds", "baseline")
     )
     if value is None:
-        return short("–", "SQNR")
+        return short_cell("–", "SQNR")
     good = threshold is None or value >= threshold
     text = f"{value:.1f} dB" + (f", at least {threshold:.1f}" if threshold is not None else "")
     label = text + (f", baseline {baseline:.1f}" if baseline is not None else "")
