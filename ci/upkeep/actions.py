@@ -37,10 +37,10 @@ def table(root: Path = ROOT) -> str:
                 )
     lines = [HEAD]
     for name, pattern in (("runner", _RUNNER), ("python", _PYTHON)):
-        found = sorted({match[1] for text in texts.values() for match in pattern.finditer(text)})
-        if len(found) != 1:
-            raise CheckFailed(f".github/: expected one {name}, found {', '.join(found) or 'none'}")
-        lines.append(f'{name} = "{found[0]}"\n')
+        values = sorted({match[1] for text in texts.values() for match in pattern.finditer(text)})
+        if len(values) != 1:
+            raise CheckFailed(f".github/: expected one {name}, found {', '.join(values) or 'none'}")
+        lines.append(f'{name} = "{values[0]}"\n')
     lines.append("\n[actions]\n")
     lines += [
         f'"{name}" = {{ version = "{version}", commit = "{commit}" }}\n'

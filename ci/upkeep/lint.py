@@ -195,16 +195,16 @@ def _line_findings(subject: str, line: str, *, code: bool) -> Iterator[Finding]:
     for host in REGISTRY_HOSTS:
         if host in line.replace("/", "."):
             yield _finding("tree-registry-host", subject, f"names {host}", 'write "the package index"')
-    if found := MACHINE_PATH.search(line):
+    if match := MACHINE_PATH.search(line):
         yield _finding(
             "tree-machine-path",
             subject,
-            f"an absolute path: {found[0]}…",
+            f"an absolute path: {match[0]}…",
             "use a relative path or a variable",
         )
-    if code and (found := LEFT_BEHIND.search(line)):
+    if code and (match := LEFT_BEHIND.search(line)):
         yield _finding(
-            "tree-left-behind", subject, f"{found[0]!r} is work left for later", "do it, or open an issue"
+            "tree-left-behind", subject, f"{match[0]!r} is work left for later", "do it, or open an issue"
         )
 
 
@@ -310,14 +310,14 @@ def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) ->
         return [_finding(f"lint-{name}", tool.command[0], "is not installed here", "nox -s lint")]
     if done.returncode == 0:
         return []
-    found = []
+    findings = []
     for line in done.stdout.splitlines():
         if match := _COMPLAINT.fullmatch(line):
             file = (places or {}).get(match["file"])
             subject = file or f"{match['file'].removeprefix(f'{ROOT}/')}:{match['line']}"
-            found.append(_finding(f"lint-{name}", subject, match["message"], tool.remedy))
+            findings.append(_finding(f"lint-{name}", subject, match["message"], tool.remedy))
     program = Path(tool.command[0]).name
-    return found or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.remedy)]
+    return findings or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.remedy)]
 
 
 def _environment() -> dict[str, str]:

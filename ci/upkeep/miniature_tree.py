@@ -104,23 +104,23 @@ def write(root: Path) -> Path:
 
 
 def files() -> dict[str, str]:
-    found = {
+    texts = {
         path.relative_to(_BUILD_FILES).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(_BUILD_FILES.rglob("*"))
         if path.is_file()
     }
-    beside_targets = found.pop("BUCK")
-    found |= _libraries_of_python()
-    found[f"{BACKENDS}/CMakeLists.txt"] += _plain_libraries()
-    found[f"{WHISPER}/targets.bzl"] = found[f"{LLAMA}/targets.bzl"].replace("llama", "whisper")
-    runner = found[f"{LLAMA}/CMakeLists.txt"].replace("llama", "whisper")
-    found[f"{WHISPER}/CMakeLists.txt"] = runner.replace("decoder_runner", "decoder").replace(
+    beside_targets = texts.pop("BUCK")
+    texts |= _libraries_of_python()
+    texts[f"{BACKENDS}/CMakeLists.txt"] += _plain_libraries()
+    texts[f"{WHISPER}/targets.bzl"] = texts[f"{LLAMA}/targets.bzl"].replace("llama", "whisper")
+    runner = texts[f"{LLAMA}/CMakeLists.txt"].replace("llama", "whisper")
+    texts[f"{WHISPER}/CMakeLists.txt"] = runner.replace("decoder_runner", "decoder").replace(
         "kv_manager", "encoder"
     )
-    for path in [path for path in found if path.endswith("/targets.bzl")]:
-        found[path.replace("targets.bzl", "BUCK")] = beside_targets
-    found[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
-    return {**found, **_native(), **_python(), **_examples(), **_pins()}
+    for path in [path for path in texts if path.endswith("/targets.bzl")]:
+        texts[path.replace("targets.bzl", "BUCK")] = beside_targets
+    texts[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
+    return {**texts, **_native(), **_python(), **_examples(), **_pins()}
 
 
 def _native() -> dict[str, str]:
@@ -151,18 +151,18 @@ def _native() -> dict[str, str]:
 
 
 def _python() -> dict[str, str]:
-    found = {f"{QUALCOMM}/{name}.py": "# module\n" for name in ("qnn_preprocess", "export_utils")}
-    found |= {f"{QUALCOMM}/recipes/{name}.py": "# module\n" for name in ("__init__", "provider", "types")}
-    found[f"{QUALCOMM}/__init__.py"] = "from .scripts.download_qnn_sdk import VERSION\n"
+    texts = {f"{QUALCOMM}/{name}.py": "# module\n" for name in ("qnn_preprocess", "export_utils")}
+    texts |= {f"{QUALCOMM}/recipes/{name}.py": "# module\n" for name in ("__init__", "provider", "types")}
+    texts[f"{QUALCOMM}/__init__.py"] = "from .scripts.download_qnn_sdk import VERSION\n"
     # Of the tests Buck has a few.
-    found |= {f"{QUALCOMM}/tests/{name}.py": "# tests\n" for name in ("models", "utils", "conftest")}
-    found[f"{QUALCOMM}/tests/test_qnn_delegate.py"] = "# tests\n"
-    found |= {f"{QUALCOMM}/tests/rework/htp/op/v{arch}/test.py": "# tests\n" for arch in (68, 73, 79)}
-    found |= {f"{QUALCOMM}/{folder}/__init__.py": "# (c)\n" for folder in ("aot", "aot/python", "tests")}
+    texts |= {f"{QUALCOMM}/tests/{name}.py": "# tests\n" for name in ("models", "utils", "conftest")}
+    texts[f"{QUALCOMM}/tests/test_qnn_delegate.py"] = "# tests\n"
+    texts |= {f"{QUALCOMM}/tests/rework/htp/op/v{arch}/test.py": "# tests\n" for arch in (68, 73, 79)}
+    texts |= {f"{QUALCOMM}/{folder}/__init__.py": "# (c)\n" for folder in ("aot", "aot/python", "tests")}
     for package, count in PYTHON.items():
         name = package.rpartition("/")[2].strip("_")
-        found |= {f"{QUALCOMM}/{package}/{name}_{number}.py": "# module\n" for number in range(count)}
-    return found
+        texts |= {f"{QUALCOMM}/{package}/{name}_{number}.py": "# module\n" for number in range(count)}
+    return texts
 
 
 def _libraries_of_python() -> dict[str, str]:
@@ -207,12 +207,12 @@ fbcode_target(
 
 
 def _plain_libraries() -> str:
-    made = ""
+    text = ""
     for library, names in LIBRARIES.items():
         headers = "\n         ".join(f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.h" for name in names)
         sources = "\n          ".join(f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.cpp" for name in names)
-        made += f"\ntarget_sources(\n  {library}\n  PUBLIC {headers}\n  PRIVATE {sources}\n)\n"
-    return made
+        text += f"\ntarget_sources(\n  {library}\n  PUBLIC {headers}\n  PRIVATE {sources}\n)\n"
+    return text
 
 
 def _examples() -> dict[str, str]:

@@ -124,14 +124,14 @@ def judged(patch: bytes) -> list[str]:
 def _end_of_hunks(lines: list[str], at: int) -> int:
     begun = at
     while at < len(lines) and (hunk := _HUNK.fullmatch(lines[at])):
-        left = {"-": int(hunk["old"] or 1), "+": int(hunk["new"] or 1)}
+        remaining = {"-": int(hunk["old"] or 1), "+": int(hunk["new"] or 1)}
         at += 1
-        while any(left.values()):
+        while any(remaining.values()):
             if at >= len(lines) or lines[at][:1] not in (" ", "-", "+", "\\"):
                 raise _refused(f"line {at + 1}: a hunk ends early")
             for side in {" ": "-+", "-": "-", "+": "+"}.get(lines[at][0], ""):
-                left[side] -= 1
-            if min(left.values()) < 0:
+                remaining[side] -= 1
+            if min(remaining.values()) < 0:
                 raise _refused(f"line {at + 1}: a hunk has more lines than it says")
             at += 1
         while at < len(lines) and lines[at] == "\\ No newline at end of file":

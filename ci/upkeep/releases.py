@@ -27,8 +27,8 @@ def table() -> str:
     lines = ["## Releases", "", "| | pinned | newest |", "| --- | --- | --- |"]
     for name, pinned, newest in rows:
         try:
-            found = newest(name)
-            shown = found if Version(found) <= max(map(Version, pinned)) else f"**{found}**: not tried"
+            version = newest(name)
+            shown = version if Version(version) <= max(map(Version, pinned)) else f"**{version}**: not tried"
         except ToolkitError as error:
             shown = f"not known: {error.message.splitlines()[0]}"
         lines.append(f"| {name} | {', '.join(sorted(pinned))} | {shown} |")

@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write(f"{name}  {verb.summary}\n")
         return 0
     if args.name not in BENCHMARKS:
-        found = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
-        raise UsageError(found, remedy=f"name one of: {', '.join(BENCHMARKS)}")
+        problem = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
+        raise UsageError(problem, remedy=f"name one of: {', '.join(BENCHMARKS)}")
     reports = reports_path(args.reports)
     if args.store is not None:
         # Benchmarks, and the processes that they time, read it from there.

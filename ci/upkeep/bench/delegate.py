@@ -42,10 +42,10 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     sample = passing[: QUICK if quick else None]
     if not sample:
         raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in its ledger")
-    found = resolve(default_selection(work / "reports"), os.environ)
-    sdk = str(found.root(QNN_SDK).path)
+    environment = resolve(default_selection(work / "reports"), os.environ)
+    sdk = str(environment.root(QNN_SDK).path)
     ours = {**os.environ, "QNN_SDK_ROOT": sdk}
-    plain = worker_environment(found, os.environ, find_runner(os.environ), 1)
+    plain = worker_environment(environment, os.environ, find_runner(os.environ), 1)
     for name in ("OMP_NUM_THREADS", "PYTHONWARNINGS"):
         plain.pop(name)
     kept = work / "kept"
@@ -57,7 +57,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             Contender(CACHED, lambda into: _ours(sample, ours, kept, into), _check(len(sample), len(sample))),
         ),
         aims=AIMS,
-        facts={"tests": len(sample), "sdk": found.root(QNN_SDK).version or sdk},
+        facts={"tests": len(sample), "sdk": environment.root(QNN_SDK).version or sdk},
     )
 
 
@@ -69,10 +69,10 @@ def _ours(sample: Sequence[str], environment: Mapping[str, str], store: Path, in
 def _check(tests: int, cached: int) -> Callable[[Path], None]:
     def check(into: Path) -> None:
         metrics = Report.read(into / "test_delegate.json").metrics
-        found = metrics.get("passed"), metrics.get("cached")
-        if found != (tests, cached):
+        counts = metrics.get("passed"), metrics.get("cached")
+        if counts != (tests, cached):
             raise CheckFailed(
-                f"expected {tests} passed tests of which {cached} cached, found {found}",
+                f"expected {tests} passed tests of which {cached} cached, found {counts}",
                 remedy="nox -s test_delegate -- --sample",
             )
 

@@ -36,9 +36,9 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", remedy="nox -s build_runner")
     words = QUICK if quick else ()
     programs = choose(all_programs([]), tags=["pr"], words=words)
-    found = resolve(default_selection(work / "reports"), os.environ)
-    ours = {**os.environ, "QNN_SDK_ROOT": str(found.root(QNN_SDK).path)}
-    plain = found.merged(os.environ)
+    environment = resolve(default_selection(work / "reports"), os.environ)
+    ours = {**os.environ, "QNN_SDK_ROOT": str(environment.root(QNN_SDK).path)}
+    plain = environment.merged(os.environ)
     kept = work / "kept"
     _ours(words, ours, kept, work / "first")
     yield Benchmark(
@@ -50,7 +50,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             ),
         ),
         aims=AIMS,
-        facts={"programs": len(programs), "sdk": found.root(QNN_SDK).version or "directory"},
+        facts={"programs": len(programs), "sdk": environment.root(QNN_SDK).version or "directory"},
     )
 
 
@@ -69,9 +69,9 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
     def check(into: Path) -> None:
         for stage in STAGES:
             metrics = Report.read(into / f"{stage}.json").metrics
-            found = metrics.get("selected"), metrics.get("failed")
+            counts = metrics.get("selected"), metrics.get("failed")
             # The emulator's stage reuses what lowering has just compiled.
-            if found != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
+            if counts != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
                 raise CheckFailed(
                     f"{stage}: expected {programs} good programs, {cached} of them kept, found {metrics}",
                     remedy=session(stage, "--tag", "pr"),

@@ -48,8 +48,8 @@ def _run(program: Program, folder: Path, facts: dict[str, Any]) -> float:
             ]
             for rows in (inputs, outputs)
         )
-        found = method.execute(arguments)
-        worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)))
+        actual = method.execute(arguments)
+        worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True)))
     return worst
 
 

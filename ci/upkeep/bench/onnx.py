@@ -89,10 +89,10 @@ def _ours(words: tuple[str, ...], store: Path, into: Path) -> None:
 def _check(programs: int, cached: int) -> Callable[[Path], None]:
     def check(into: Path) -> None:
         metrics = Report.read(into / "test_onnx.json").metrics
-        found = metrics.get("selected"), metrics.get("failed"), metrics.get("cached")
-        if found != (programs, 0, cached):
+        counts = metrics.get("selected"), metrics.get("failed"), metrics.get("cached")
+        if counts != (programs, 0, cached):
             raise CheckFailed(
-                f"expected {programs} programs, none failed and {cached} cached, found {found}",
+                f"expected {programs} programs, none failed and {cached} cached, found {counts}",
                 remedy="nox -s test_onnx -- --tag pr",
             )
 

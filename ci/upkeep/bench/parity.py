@@ -65,8 +65,8 @@ def _check(root: Path) -> None:
     from ci.parity.tree import Tree
 
     source = Source("manifests/parity.toml", MAPPING.read_text(encoding="utf-8"))
-    if found := check(Tree(root), load_mapping(), source).differences:
-        raise CheckFailed(f"expected a clean tree, found {found[0].message}", remedy=REMEDY)
+    if differences := check(Tree(root), load_mapping(), source).differences:
+        raise CheckFailed(f"expected a clean tree, found {differences[0].message}", remedy=REMEDY)
 
 
 def _parity(root: Path, into: Path) -> None:

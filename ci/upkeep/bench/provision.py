@@ -197,10 +197,10 @@ def run_shell(tools: dict[str, str], sdk: Sdk, into: Path) -> None:
 
 
 def shell_tools() -> dict[str, str]:
-    found = {name: shutil.which(name) for name in ("curl", "sha256sum", "unzip")}
-    if missing := [name for name, path in found.items() if path is None]:
+    programs = {name: shutil.which(name) for name in ("curl", "sha256sum", "unzip")}
+    if missing := [name for name, path in programs.items() if path is None]:
         raise EnvironmentLacking(
-            f"expected {', '.join(found)} on PATH, found no {' and no '.join(missing)}",
+            f"expected {', '.join(programs)} on PATH, found no {' and no '.join(missing)}",
             remedy="apt-get install curl coreutils unzip",
         )
-    return {name: path for name, path in found.items() if path is not None}
+    return {name: path for name, path in programs.items() if path is not None}

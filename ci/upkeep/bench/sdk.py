@@ -129,11 +129,11 @@ def _members(seed: int, scale: float) -> Iterator[Member]:
 
 def _content(pool: bytes, size: int, seed: int) -> Iterator[bytes]:
     draw = random.Random(seed)  # noqa: S311 -- repeatable on purpose
-    left = size
-    while left > 0:
+    remaining = size
+    while remaining > 0:
         at = draw.randrange(len(pool) - SLICE)
-        block = pool[at : at + min(left, draw.randrange(SLICE // 4, SLICE))]
-        left -= len(block)
+        block = pool[at : at + min(remaining, draw.randrange(SLICE // 4, SLICE))]
+        remaining -= len(block)
         yield block
 
 
