@@ -75,8 +75,8 @@ def table_of(
                     parts[operator, soc, scheme] += [(case, part) for part in row.parts]
                     measured[soc] = record.measured
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
-    for (operator, soc, scheme), found in sorted(parts.items()):
-        cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(operator, found)
+    for (operator, soc, scheme), rows in sorted(parts.items()):
+        cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(operator, rows)
     for program, costs in sorted(onnx.items()):
         operator, precision, soc = program.split("/")
         place, scheme = soc + THROUGH_ONNX, PRECISIONS[precision].executorch
@@ -103,10 +103,10 @@ def _key(test: str) -> tuple[str, str, str] | None:
     return test.partition(".")[0].removeprefix("test_"), scheme, ""
 
 
-def _cell(operator: str, found: list[tuple[str, Part]]) -> Cell:
+def _cell(operator: str, rows: list[tuple[str, Part]]) -> Cell:
     """The suite's own models and the plain case decide; other values that fail are named beside it."""
     inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
-    judged = [row for row in found if row[1].result != "bad_test"] or found
+    judged = [row for row in rows if row[1].result != "bad_test"] or rows
     usual = [part for case, part in judged if case in ("", "plain")] or [part for _, part in judged]
     result = min((_result(part) for part in usual), key=ORDER.index)
     bad = {
@@ -179,7 +179,7 @@ def upstream_files() -> dict[str, list[str]]:
     """What the installed ExecuTorch has for each operator of aten; empty if it is not installed."""
     spec = importlib.util.find_spec("executorch")
     roots = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
-    found: dict[str, list[str]] = defaultdict(list)
+    by_operator: dict[str, list[str]] = defaultdict(list)
     for root in roots:
         backend = root / "backends" / "qualcomm"
         for word, pattern, files in (
@@ -188,8 +188,8 @@ def upstream_files() -> dict[str, list[str]]:
         ):
             text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
             for name in sorted({key_of(each) for each in re.findall(pattern, text)}):
-                found[name].append(word)
-    return dict(found)
+                by_operator[name].append(word)
+    return dict(by_operator)
 
 
 def markdown() -> str:

@@ -63,9 +63,9 @@ def first_on_path(tree: Path, package: str, version: str, environ: Mapping[str, 
     done = subprocess.run(
         [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False
     )
-    if (found := done.stdout.strip()) != version:
+    if (actual := done.stdout.strip()) != version:
         raise EnvironmentLacking(
-            f"expected {package} {version} from {tree}, found {found or done.stderr}",
+            f"expected {package} {version} from {tree}, found {actual or done.stderr}",
             remedy=f"remove what puts another {package} before PYTHONPATH",
         )
     return variables

@@ -212,18 +212,18 @@ def make_plan(
 ) -> Plan:
     """Everything except the list of tests, which may need a worker."""
     suite.check()
-    found = resolve(selection, environ)
-    found.explain()
+    qnn_environment = resolve(selection, environ)
+    qnn_environment.explain()
     runner = ready_runner(environ, selection.reports)
     slots = args.jobs or default_slots()
-    environment = worker_environment(found, environ, runner, slots)
+    environment = worker_environment(qnn_environment, environ, runner, slots)
     logs = Path(selection.reports).absolute()
     logs /= suite.name if suite is DELEGATE else f"upstream/{suite.name}"
     record = load_record(suite.name, selection.profile, selection.soc)
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
     return Plan(
         suite=suite,
-        machinery=machinery(found, environment, runner),
+        machinery=machinery(qnn_environment, environment, runner),
         setup=setup_of(suite, environment, logs, args.timeout),
         judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
         costs={**usual.tests, **record.tests},
@@ -291,11 +291,11 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
     The list is no verdict, so --no-cache does not apply."""
     memo = memo_of(plan, selection, reuse=True)
     key = {"suite": plan.suite.name, "python": plan.machinery.versions["python"]}
-    found = memo.find("the tests of the suite", key)
-    if not isinstance(found, Entry):
+    answer = memo.find("the tests of the suite", key)
+    if not isinstance(answer, Entry):
         tests, touched = workers.tests()
-        found = memo.remember("the tests of the suite", key, {"tests": tests}, touched)
-    return [str(name) for name in found.result["tests"]]
+        answer = memo.remember("the tests of the suite", key, {"tests": tests}, touched)
+    return [str(name) for name in answer.result["tests"]]
 
 
 def run_tests(

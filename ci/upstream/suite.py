@@ -53,8 +53,8 @@ class Suite:
                 remedy=f"nox -s {self.stage}, which installs it",
             )
         for root in spec.submodule_search_locations:
-            if (found := Path(root, self.path)).exists():
-                return found
+            if (path := Path(root, self.path)).exists():
+                return path
         raise EnvironmentLacking(
             f"the installed executorch {_version('executorch')} has no {self.path}",
             remedy=f"install the profile's version: nox -s {self.stage}",
@@ -169,13 +169,13 @@ class Machinery:
         }
 
 
-def machinery(found: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
+def machinery(qnn_environment: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
     from ci.upstream.shims import OPTIONAL
     from provisioning.build_id import build_ids
     from provisioning.components import QNN_SDK
     from provisioning.environment import HOST_LIBRARIES
 
-    sdk = found.root(QNN_SDK).path
+    sdk = qnn_environment.root(QNN_SDK).path
     emulator = sdk / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
     if not emulator.is_file():
         raise EnvironmentLacking(
@@ -185,7 +185,7 @@ def machinery(found: Environment, environment: Mapping[str, str], runner: Path) 
     return Machinery(
         sdk=sdk,
         runner=runner,
-        soc=found.soc,
+        soc=qnn_environment.soc,
         environment=environment,
         versions={name: _version(name) for name in PACKAGES} | {"python": sys.version.split()[0]},
         absent=tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None),
@@ -194,13 +194,13 @@ def machinery(found: Environment, environment: Mapping[str, str], runner: Path) 
 
 
 def worker_environment(
-    found: Environment, environ: Mapping[str, str], runner: Path, slots: int
+    qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """The variables that ExecuTorch's QNN tests are run with."""
     return {
-        **found.merged(environ),
+        **qnn_environment.merged(environ),
         "QNN_DELEGATE_TEST": "1",
-        "QNN_SOC_MODEL": found.soc,
+        "QNN_SOC_MODEL": qnn_environment.soc,
         "QNN_EXECUTOR_RUNNER": str(runner),
         "QNN_BUILD_FOLDER": str(runner.parent.parent),
         # The workers share the cores.

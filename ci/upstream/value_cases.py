@@ -104,7 +104,7 @@ def onnx_suite() -> str:
 @cache
 def cases() -> tuple[Case, ...]:
     values = load(VALUES, Values)
-    found = []
+    all_cases = []
     for name, operator in values.operators.items():
         ranges = values.domain[operator.domain]
         first, *others = (
@@ -116,5 +116,5 @@ def cases() -> tuple[Case, ...]:
         for label, each, shape in rows:
             expression = operator.call or operator.module.replace("{n}", str(shape[1]))
             words = (expression, bool(operator.module), each, shape, values.seed, operator.blocks)
-            found.append(Case(name, label, *words))
-    return tuple(found)
+            all_cases.append(Case(name, label, *words))
+    return tuple(all_cases)

@@ -164,10 +164,10 @@ def verdict_of(
     outcome, reason = "passed", ""
     missing = next((each["what"] for each in problems if each["what"].startswith("ModuleNotFoundError")), "")
     tools = [
-        f"it starts {found[1]}, which {why}"
+        f"it starts {match[1]}, which {why}"
         for each in problems
         for error, why in NO_TOOL
-        if (found := error.search(each["what"]))
+        if (match := error.search(each["what"]))
     ]
     if problems and (touched or missing or tools):
         outcome = "absent"

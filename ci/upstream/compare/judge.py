@@ -47,38 +47,38 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
         return [Difference("the program", old, new, "better" if taken[1] else "worse")]
     if not all(taken):
         return []
-    found: list[Difference] = []
+    changes: list[Difference] = []
     for name, was, now in _pairs(before, after, "figures", ACCURACY):
         # Another answer is a difference, however small the error that gives it.
         if abs(now - was) > (1e-6 if name == "top1" else tolerances.sqnr_margin_db):
-            found.append(Difference(name, was, now, "worse" if now < was else "better"))
+            changes.append(Difference(name, was, now, "worse" if now < was else "better"))
     for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
         tolerance = tolerances.costs[name]
         if now > tolerance.most(was):
-            found.append(Difference(name, was, now, "worse"))
+            changes.append(Difference(name, was, now, "worse"))
         elif was > tolerance.most(now):
-            found.append(Difference(name, was, now, "better"))
+            changes.append(Difference(name, was, now, "better"))
     for name, was, now in _pairs({"nodes": dict(before)}, {"nodes": dict(after)}, "nodes", NODES):
         # Older providers do not report how many graphs there are, so they are not compared.
         if was != now and (name != "graphs" or (was and now)):
-            found.append(Difference(name, was, now, "worse" if now > was else "better"))
+            changes.append(Difference(name, was, now, "worse" if now > was else "better"))
     errors = [str(row.get("error", "")) for row in (before, after)]
     if bool(errors[0]) != bool(errors[1]):
         old, new = (f"fails ({each})" if each else "passes" for each in errors)
         change: Verdict = "worse" if errors[1] else "better"
         # A figure that says so already is not said twice.
-        if change not in {each.verdict for each in found}:
-            found.append(Difference("the program", old, new, change))
-    return found
+        if change not in {each.verdict for each in changes}:
+            changes.append(Difference("the program", old, new, change))
+    return changes
 
 
-def verdict_of(found: Sequence[Difference]) -> Verdict:
-    return min((each.verdict for each in found), key=RANK.__getitem__, default="same")
+def verdict_of(changes: Sequence[Difference]) -> Verdict:
+    return min((each.verdict for each in changes), key=RANK.__getitem__, default="same")
 
 
-def severity_of(found: Sequence[Difference], tolerances: Tolerances) -> Severity:
+def severity_of(changes: Sequence[Difference], tolerances: Tolerances) -> Severity:
     """The worst severity of what became worse; a cost has that of its tolerance."""
-    worse = [each.figure for each in found if each.verdict == "worse"]
+    worse = [each.figure for each in changes if each.verdict == "worse"]
     grave = {
         Severity(tolerances.costs[name].severity) if name in tolerances.costs else Severity.ERROR
         for name in worse

@@ -108,15 +108,15 @@ def stacks(choice: Choice) -> list[Stack]:
     table = compat.load_builds()
     names = list(dict.fromkeys(choice.executorch)) or releases.versions(table)
     builds = chosen(choice.builds, least=1) if choice.builds else [own_build(table)]
-    found = [
+    candidates = [
         Stack(build, name, releases.release_named(name, table), len(builds) > 1)
         for name in names
         for build in builds
     ]
-    if len(found) < 2:
+    if len(candidates) < 2:
         known = ", ".join(releases.versions(table))
         raise UsageError("one stack cannot be compared", remedy=f"name a second --executorch of: {known}")
-    return found
+    return candidates
 
 
 def own_build(table: Builds) -> Build:
@@ -129,12 +129,12 @@ def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
     builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
     if unknown := [name for name in names if name not in builds]:
         raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
-    found = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
-    if len(found) < least:
+    selected_builds = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
+    if len(selected_builds) < least:
         raise UsageError(
             "one build cannot be compared", remedy=f"name a second --qnn of: {', '.join(builds)}"
         )
-    return found
+    return selected_builds
 
 
 def measure(
@@ -174,8 +174,8 @@ def measure(
 
 def another_build(report: Report, build: Build) -> str:
     """The QNN that the programs were compiled with, where it is not this build's."""
-    found = str(report.metrics.get("build_id", "unknown"))
-    return "" if found in (build.build_id, "unknown") else found
+    build_id = str(report.metrics.get("build_id", "unknown"))
+    return "" if build_id in (build.build_id, "unknown") else build_id
 
 
 def error_of(program: str, report: Report) -> str:
@@ -229,14 +229,14 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
         row: dict[str, Metric] = {base.stack.name: _shown(before)}
         for other in others:
             after = other.programs.get(name, {})
-            found = differences(before, after, tolerances)
-            verdict = verdict_of(found)
+            changes = differences(before, after, tolerances)
+            verdict = verdict_of(changes)
             counts[other.stack.name][verdict] += 1
             row[other.stack.name] = {
                 **_shown(after),
                 "judgement": verdict,
-                "differences": [str(each) for each in found],
-                "worse": [each.figure for each in found if each.verdict == "worse"],
+                "differences": [str(each) for each in changes],
+                "worse": [each.figure for each in changes if each.verdict == "worse"],
             }
             earlier, later = sorted((base, other), key=lambda each: each.stack.age)
             stage.findings += _losses(name, earlier, later, tolerances)
@@ -246,7 +246,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                     "compare-worse",
                     Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
-                    _words(found) + _reason(after),
+                    _words(changes) + _reason(after),
                     f"{title_of(base.stack.name)} does better",
                 )
             if not before.get("figures") and not after.get("figures"):
@@ -274,13 +274,13 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
 def _losses(name: str, earlier: Measurement, later: Measurement, tolerances: Tolerances) -> Iterator[Finding]:
     """What the later of two stacks does worse with a program."""
     after = later.programs.get(name, {})
-    found = differences(earlier.programs.get(name, {}), after, tolerances)
-    if verdict_of(found) == "worse":
+    changes = differences(earlier.programs.get(name, {}), after, tolerances)
+    if verdict_of(changes) == "worse":
         yield Finding(
             "compare-worse",
-            severity_of(found, tolerances),
+            severity_of(changes, tolerances),
             f"{name} on {title_of(later.stack.name)}",
-            f"beside {title_of(earlier.stack.name)}: {_words(found)}{_reason(after)}",
+            f"beside {title_of(earlier.stack.name)}: {_words(changes)}{_reason(after)}",
             f"stay with {title_of(earlier.stack.name)} for it, or measure it on a device: the emulator"
             " does not show everything; reports/compare/ has both reports",
         )
@@ -291,8 +291,8 @@ def _reason(row: Row) -> str:
     return f": {row['error']}" if "error" in row and not row.get("figures") else ""
 
 
-def _words(found: Sequence[Difference]) -> str:
-    return "; ".join(str(each) for each in found if each.verdict == "worse")
+def _words(changes: Sequence[Difference]) -> str:
+    return "; ".join(str(each) for each in changes if each.verdict == "worse")
 
 
 def _shown(row: Row) -> dict[str, Metric]:

@@ -150,10 +150,10 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
         progress=progress.for_stream(),
     )
     library = tree.root / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-    found = build_ids(library)
-    if found != (build.build_id,):
+    ids = build_ids(library)
+    if ids != (build.build_id,):
         raise IntegrityError(
-            f"{build.package} {build.version}: expected build id {build.build_id}, found {', '.join(found)}",
+            f"{build.package} {build.version}: expected build id {build.build_id}, found {', '.join(ids)}",
             remedy="correct build_id in manifests/compat.toml",
         )
     return tree.root

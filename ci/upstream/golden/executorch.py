@@ -55,7 +55,7 @@ def measure_all(
             f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
             remedy=f"add --executorch {releases.own_version(table)}",
         )
-    found: dict[str, dict[str, MakerResult]] = {program: {} for program in golden.executorch}
+    results: dict[str, dict[str, MakerResult]] = {program: {} for program in golden.executorch}
     for maker, release in makers.items():
         # The wheels of earlier versions have no runtime; the oldest one there is stands in.
         own = runners.get(maker) or next(iter(runners.values()))
@@ -87,8 +87,8 @@ def measure_all(
                     else held(sqnr(_outputs(place, place / OWN), _outputs(place, outputs)), golden)
                 )
             show(program, f"executorch {maker}", met)
-            found[program][maker] = MakerResult(sha256=hash_file(place / PROGRAM), runtimes=met)
-    return found
+            results[program][maker] = MakerResult(sha256=hash_file(place / PROGRAM), runtimes=met)
+    return results
 
 
 def _runner(

@@ -124,7 +124,7 @@ def measure(
     kept: Path | None = None,
 ) -> dict[str, MakerResult]:
     """Each build's result with the contexts of all. Contexts that are in `kept` are not compiled again."""
-    made: dict[str, MakerResult] = {}
+    results: dict[str, MakerResult] = {}
     for maker in runtimes:
         place = folder / maker.qnn / program
         context = place / "context" / MODEL
@@ -149,8 +149,8 @@ def measure(
             met[runtime.qnn] = result
         show(program, f"QNN {maker.qnn}", {qnn: each for qnn, each in met.items() if qnn != maker.qnn})
         binary = next(iter(context.parent.glob("*.bin")), context)
-        made[maker.qnn] = MakerResult(sha256=hash_file(binary), runtimes=met)
-    return made
+        results[maker.qnn] = MakerResult(sha256=hash_file(binary), runtimes=met)
+    return results
 
 
 def take(stored: Path | None, place: Path) -> bool:
@@ -161,8 +161,8 @@ def take(stored: Path | None, place: Path) -> bool:
         listed = (stored / SUMS).read_text(encoding="utf-8")
     except FileNotFoundError:
         listed = ""
-    if listed != (found := _sums(stored)):
-        changed = {line.partition("  ")[2] for line in {*listed.splitlines()} ^ {*found.splitlines()}}
+    if listed != (sums := _sums(stored)):
+        changed = {line.partition("  ")[2] for line in {*listed.splitlines()} ^ {*sums.splitlines()}}
         raise CheckFailed(
             f"{stored}: not what {SUMS} lists: {', '.join(sorted(changed))}",
             remedy="take the files of the release again, or remove the folder: they are then made anew",
@@ -204,21 +204,21 @@ def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:
 
 def judge(
     stage: StageRun,
-    found: Mapping[str, Mapping[str, MakerResult]],
+    results: Mapping[str, Mapping[str, MakerResult]],
     agreed: Mapping[str, Mapping[str, MakerResult]],
 ) -> None:
     """An error for a program that ran before and does not any more, that a runtime no older than itself does
     not run, or that a runtime refuses for another reason than its own age."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
-    for program, makers in found.items():
-        for maker, made in makers.items():
+    for program, makers in results.items():
+        for maker, maker_result in makers.items():
             known = agreed.get(program, {}).get(maker)
-            for runtime, met in made.runtimes.items():
+            for runtime, met in maker_result.runtimes.items():
                 counts[met.result] += 1
                 before = known.runtimes.get(runtime) if known else None
                 if finding := _judged(f"{program} of {maker} on {runtime}", maker, runtime, before, met):
                     stage.findings.append(finding)
-    stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in found.items()}}
+    stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in results.items()}}
 
 
 def _judged(
@@ -303,28 +303,28 @@ def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: flo
 def _sqnr(reference: Path, other: Path) -> float:
     import numpy as np
 
-    with np.load(reference) as wanted, np.load(other) as given:
-        return sqnr({name: wanted[name] for name in wanted}, {name: given[name] for name in given})
+    with np.load(reference) as wanted, np.load(other) as actual:
+        return sqnr({name: wanted[name] for name in wanted}, {name: actual[name] for name in actual})
 
 
-def sqnr(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> float:
+def sqnr(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
     """In dB, the worst of all outputs; -infinite where one is absent or not finite."""
-    if wanted.keys() != given.keys():
+    if wanted.keys() != actual.keys():
         return -math.inf
     try:
-        figures = compare([(name, array, given[name]) for name, array in wanted.items()])
+        figures = compare([(name, array, actual[name]) for name, array in wanted.items()])
     except Unusable:
         return -math.inf
     return figures["sqnr_db"]
 
 
-def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
-    programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in found}
-    for name, makers in found.items():
-        for maker, made in makers.items():
+def write(agreed: Measured, results: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
+    programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in results}
+    for name, makers in results.items():
+        for maker, maker_result in makers.items():
             before = programs.setdefault(name, {}).get(maker)
-            runtimes = {**(before.runtimes if before else {}), **made.runtimes}
-            programs[name][maker] = MakerResult(sha256=made.sha256, runtimes=runtimes)
+            runtimes = {**(before.runtimes if before else {}), **maker_result.runtimes}
+            programs[name][maker] = MakerResult(sha256=maker_result.sha256, runtimes=runtimes)
     measured = agreed.model_copy(update={"programs" if lane == "onnx" else "executorch": programs})
     text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
     replace_text(MEASURED, text)
@@ -334,8 +334,8 @@ def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane
 def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
     """One row a maker, one column a runtime: the worst of all programs."""
     makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
-    measured = [(maker, made) for each in programs.values() for maker, made in each.items()]
-    runtimes = sorted({name for _, made in measured for name in made.runtimes}, key=Version)
+    measured = [(maker, maker_result) for each in programs.values() for maker, maker_result in each.items()]
+    runtimes = sorted({name for _, maker_result in measured for name in maker_result.runtimes}, key=Version)
     lines = ["| made by | " + " | ".join(f"on {name}" for name in runtimes) + " |"]
     lines.append("| --- |" + " --- |" * len(runtimes))
     order: Sequence[Result] = ("refused", "differs", "same")
@@ -344,9 +344,9 @@ def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
         cells = []
         for runtime in runtimes:
             met = [
-                made.runtimes[runtime].result
-                for name, made in measured
-                if name == maker and runtime in made.runtimes
+                maker_result.runtimes[runtime].result
+                for name, maker_result in measured
+                if name == maker and runtime in maker_result.runtimes
             ]
             worst = next((result for result in order if result in met), None)
             cells.append(marks[worst] if worst else "not measured")

@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         measure_all = stage.measure_all if args.lane == "onnx" else executorch.measure_all
         versions = args.qnn or args.executorch
-        found = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
-        stage.judge(run, found, found if args.update else agreed.lane(args.lane))
+        results = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
+        stage.judge(run, results, results if args.update else agreed.lane(args.lane))
         run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
         if args.update and not any(finding.severity is Severity.ERROR for finding in run.findings):
-            stage.write(agreed, found, args.lane)
+            stage.write(agreed, results, args.lane)
     return run.close(selection.reports)
