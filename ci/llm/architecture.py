@@ -134,9 +134,9 @@ def _config(folder: Path) -> dict[str, Any]:
         )
     if not path.is_file():
         gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
-        found = f"found {gguf.name}" if gguf else "found none"
+        listing = f"found {gguf.name}" if gguf else "found none"
         raise UsageError(
-            f"{folder}: expected a Hugging Face checkpoint with config.json; {found}",
+            f"{folder}: expected a Hugging Face checkpoint with config.json; {listing}",
             remedy="name the folder of the checkpoint as it was published, not a conversion of it",
         )
     try:
@@ -170,19 +170,19 @@ def shards_of(folder: Path) -> dict[str, Path]:
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         files = ["model.safetensors"]
-    found: dict[str, Path] = {}
+    shards: dict[str, Path] = {}
     for name in files:
         path = folder / name
         if not path.is_file():
             raise CheckFailed(f"{folder} lacks {name}", remedy="download the checkpoint again")
         try:
             with safe_open(path, framework="np") as shard:
-                found |= dict.fromkeys(shard.keys(), path)
+                shards |= dict.fromkeys(shard.keys(), path)
         except SafetensorError as error:
             raise CheckFailed(
                 f"{path} is damaged or incomplete: {error}", remedy="download it again"
             ) from None
-    return found
+    return shards
 
 
 def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:

@@ -68,14 +68,14 @@ def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
 
 def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds that a token takes, by reader."""
-    compiled, found = Compiled.of(order), {}
+    compiled, paces = Compiled.of(order), {}
     row = _rows(compiled, order)[0]
     for kind in KINDS:
         for name, reader in compiled.readers(kind, cpu=order["cpu"]).items():
             began = time.monotonic()
             reader.read(row[: reader.count])
-            found[name] = (time.monotonic() - began) / reader.count
-    return {"pace": found}
+            paces[name] = (time.monotonic() - began) / reader.count
+    return {"pace": paces}
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         written = publish(files)
         # Of an earlier compile, in more parts or for another runtime.
-        for left in {each for each in output.iterdir() if each.is_file()} - set(written):
-            left.unlink()
+        for leftover in {each for each in output.iterdir() if each.is_file()} - set(written):
+            leftover.unlink()
     count, large = result.facts["binaries"], size(result.facts["bytes"])
     sys.stdout.write(f"{args.output}: {f'{count} binaries' if genie else 'a program'}, {large};")
     sys.stdout.write(" see its README.md\n")
@@ -126,9 +126,9 @@ def _compile_order(
         )
     shards_of(folder)
     if not (folder / "tokenizer.json").is_file():
-        found = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
+        tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
         raise UsageError(
-            f"{folder}: expected tokenizer.json, which the device reads; found {found}",
+            f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
             remedy="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
         )
     if shape.bos is None or not shape.eos:
@@ -163,26 +163,28 @@ def _compile_order(
 
 def _precision(name: str, through: str) -> str:
     known = PRECISIONS[through]
-    found = scheme_named(name) if through == "executorch" else precision_named(name).name
-    if found not in known:
+    precision = scheme_named(name) if through == "executorch" else precision_named(name).name
+    if precision not in known:
         raise UsageError(
             f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
             remedy="take 16a8w",
         )
-    return found
+    return precision
 
 
 def _compiled(
     order: Mapping[str, Any], args: argparse.Namespace, selection: Selection, folder: Path
 ) -> Result:
     lowered = order["do"] == "compile program"
-    found = ready_environment(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
-    variables = executorch_environment(found) if found else environment()
+    qnn_environment = (
+        ready_environment(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
+    )
+    variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     logs = selection.reports.absolute() / "llm"
     roots = roots_of(folder / "config.json", selection.store)
     memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=not args.no_cache)
     timeout = LONG if args.timeout == TIMEOUT else args.timeout
-    common = Common(memo, logs, timeout, basis_of(selection.store, found))
+    common = Common(memo, logs, timeout, basis_of(selection.store, qnn_environment))
     task = compile_task(order, common, selection.store)
     setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
     results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))

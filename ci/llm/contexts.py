@@ -98,10 +98,10 @@ def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
     file. Returns the wrapper with the new name."""
     wrapping = onnx.load(str(wrapper))
     [node] = wrapping.graph.node
-    data, found = binary.read_bytes(), GRAPH.fullmatch(node.name.encode())
-    if found is None or found[0] not in data:
+    data, match = binary.read_bytes(), GRAPH.fullmatch(node.name.encode())
+    if match is None or match[0] not in data:
         raise CheckFailed(f"{binary}: expected the graph {node.name}, found none of that name")
-    old = found[1]
+    old = match[1]
     new = (b"%03d" % number).ljust(len(old), b"0")
     binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))
     node.name = node.name.replace(old.decode(), new.decode())

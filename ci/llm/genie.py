@@ -139,7 +139,7 @@ def _rope(shape: Architecture) -> dict[str, Any]:
 def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
     """Differences between a configuration and the model. Genie does not report most of them."""
     dialog = config["dialog"]
-    said = {
+    settings = {
         "context": dialog["context"],
         "engine.model.positional-encoding": dialog["engine"]["model"].get("positional-encoding", {}),
         "engine.backend.QnnHtp": dialog["engine"]["backend"]["QnnHtp"],
@@ -153,10 +153,10 @@ def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
         "sampler": {"top-k": 1},
     }
     return [
-        f"{where}.{key}: expected {value}, found {said[where].get(key)}"
+        f"{where}.{key}: expected {value}, found {settings[where].get(key)}"
         for where, keys in wanted.items()
         for key, value in keys.items()
-        if said[where].get(key) != value
+        if settings[where].get(key) != value
     ]
 
 
@@ -242,8 +242,8 @@ def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:
 def refusal(output: str, how: str) -> CheckFailed:
     """Genie's message."""
     known = explain(f"{output}\nGenie {how}")
-    said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
-    words = f": {said[-1][:300]}" if said else ""
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
+    words = f": {lines[-1][:300]}" if lines else ""
     if known:
         return CheckFailed(f"Genie {how}{words}. {known[0].cause}", remedy=known[0].fix, output=output)
     return CheckFailed(f"Genie {how}{words}", remedy="python -m ci diagnose LOG", output=output)

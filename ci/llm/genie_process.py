@@ -84,10 +84,10 @@ class Dialog:
         tokens: list[int] = []
         times: list[float] = []
 
-        def take(given: Any, count: int, _code: int, _: Any) -> None:
+        def take(values: Any, count: int, _code: int, _: Any) -> None:
             times.append(time.monotonic())
             for index in range(count):
-                tokens.append(int(given[index]))
+                tokens.append(int(values[index]))
                 print(json.dumps({"token": tokens[-1]}), flush=True)
 
         began = time.monotonic()

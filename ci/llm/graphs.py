@@ -191,7 +191,7 @@ def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encodin
     """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
     float's, of whole rows."""
     limits = np.iinfo(cache)
-    found = {
+    encodings = {
         "position_ids_cos": Encoding("uint16", 2 / 65535, 32768),
         "position_ids_sin": Encoding("uint16", 2 / 65535, 32768),
         "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
@@ -205,32 +205,32 @@ def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encodin
         if name.startswith("past_"):
             largest = max(-low, high) * MARGIN
             # Around the middle, so that zero, an empty place, is exact.
-            found[name.replace("_out", "_in")] = Encoding(
+            encodings[name.replace("_out", "_in")] = Encoding(
                 cache, 2 * largest / limits.max, int(limits.max + 1) // 2
             )
         elif name.startswith(HIDDEN):
             scale = max(high - low, 1e-6) / 65535
-            found[name] = Encoding("uint16", scale, round(-low / scale))
-    return found
+            encodings[name] = Encoding("uint16", scale, round(-low / scale))
+    return encodings
 
 
 def _sharing(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
     """A cache's output, its inputs through operators that only move data, and their concatenation have the
     encoding of the cache's input."""
     makers = {output: node for node in graph.node for output in node.output}
-    found = dict(encodings)
+    by_tensor = dict(encodings)
     for name, encoding in encodings.items():
         if not name.startswith("past_"):
             continue
-        found[
+        by_tensor[
             next(node.output[0] for node in graph.node if node.op_type == "Concat" and name in node.input)
         ] = encoding
         tensor = name.replace("_in", "_out")
-        found[tensor] = encoding
+        by_tensor[tensor] = encoding
         while makers[tensor].op_type in ("Transpose", "Reshape", "Unsqueeze"):
             tensor = makers[tensor].input[0]
-            found[tensor] = encoding
-    return found
+            by_tensor[tensor] = encoding
+    return by_tensor
 
 
 def _integers_at_the_edges(path: Path) -> None:
@@ -282,10 +282,10 @@ def edge_encodings(path: Path) -> dict[str, Encoding]:
     graph = onnx.load(str(path)).graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     edges = {value.name for value in (*graph.input, *graph.output)}
-    found: dict[str, Encoding] = {}
+    encodings: dict[str, Encoding] = {}
     for node in graph.node:
         name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
         if name and name[0] in edges:
             scale, zero = (numpy_helper.to_array(constants[each]) for each in node.input[1:3])
-            found[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
-    return found
+            encodings[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
+    return encodings

@@ -74,15 +74,15 @@ def compare_text(
 ) -> Comparison:
     """Compare a text with float's. If it differs at a choice that `excuses`, float's token is forced and both
     continue."""
-    place, found, reason = 0, list[int](), ""
+    place, tokens, reason = 0, list[int](), ""
     comparison = Comparison(tuple(prompt), tuple(expected), stopped, (), "")
     while True:
         spoken, reason = speak(tuple(expected[:place]))
-        found = [*expected[:place], *spoken][:most]
-        if len(found) == most and reason == "eos":
+        tokens = [*expected[:place], *spoken][:most]
+        if len(tokens) == most and reason == "eos":
             reason = "length"
-        comparison.found, comparison.found_stop = tuple(found), reason
-        difference = _first_difference(expected, stopped, found, reason, logits, ends)
+        comparison.found, comparison.found_stop = tuple(tokens), reason
+        difference = _first_difference(expected, stopped, tokens, reason, logits, ends)
         if difference is None:
             return comparison
         if not excuses(difference):
@@ -98,20 +98,20 @@ def compare_text(
 def _first_difference(
     expected: Sequence[int],
     stopped: str,
-    found: Sequence[int],
+    tokens: Sequence[int],
     reason: str,
     logits: Array,
     ends: Collection[int],
 ) -> Difference | None:
     same = 0
-    while same < min(len(expected), len(found)) and expected[same] == found[same]:
+    while same < min(len(expected), len(tokens)) and expected[same] == tokens[same]:
         same += 1
-    if same == len(expected) == len(found) and stopped == reason:
+    if same == len(expected) == len(tokens) and stopped == reason:
         return None
     end = max(ends, key=lambda token: float(logits[min(same, len(logits) - 1)][token]))
     row = logits[min(same, len(logits) - 1)]
     one = expected[same] if same < len(expected) else -1
-    other = found[same] if same < len(found) else -1
+    other = tokens[same] if same < len(tokens) else -1
     if one == other:
         # Both ended, for different reasons.
         return Difference(same, -1, -1, float("inf"), 0.0)
@@ -188,17 +188,17 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
 
 def misses(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[str]:
     """Each figure beyond its limit, as text."""
-    found = []
+    problems = []
     for name, limit in limits.items():
         figure = figures[name]
         higher = name in HIGHER_IS_BETTER
         # NaN passes no limit.
         if not (figure.value >= limit if higher else figure.value <= limit):
-            found.append(
+            problems.append(
                 f"{name.replace('_', ' ')}: expected {'at least' if higher else 'at most'} {limit:g},"
                 f" found {figure.value:.4g} ± {figure.error:.2g}"
             )
-    return found
+    return problems
 
 
 def close(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[str]:

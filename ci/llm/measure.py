@@ -43,14 +43,14 @@ def windows(
     tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
     length = context - 1
     assert bos is not None
-    found = [[bos, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][:most]
-    if len(found) < most:
+    rows = [[bos, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][:most]
+    if len(rows) < most:
         needed = quoted("wc", "-w", str(text))
         raise CheckFailed(
             f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
             remedy=f"give a longer text ({needed} counts its words), or {instead}",
         )
-    return found
+    return rows
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def texts(
     prompts = [tuple(prompt) for _, _, _, prompt in plans]
     plans.append((True, 2 * place.context, place.endless().eos, stream[:1]))
     spoken = dict(zip(prompts, speak(prompts, MOST, endless=False), strict=True))
-    found = []
+    rows = []
     for endless, most, ends, prompt in plans:
         assert place.shape.bos is not None
         expected = text_of(reference, [place.shape.bos, *prompt], most, ends, place.context)
@@ -137,10 +137,10 @@ def texts(
         comparison = compare_text(
             prompt, expected.tokens, expected.stopped, expected.logits, ends, most, again
         )
-        found.append(_as_row(place, comparison))
+        rows.append(_as_row(place, comparison))
     every = [one for one in spoken.values() if len(one.tokens) > 1]
     later = sum(one.seconds - one.first_seconds for one in every)
-    return found, {
+    return rows, {
         "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
         "first_token_seconds": round(sum(one.first_seconds for one in every) / max(1, len(every)), 2),
     }
@@ -178,8 +178,8 @@ def figures_on(
             on_cpu = name.replace("_htp", "_cpu")
             if on_cpu != name and on_cpu in read:
                 windows.setdefault(f"{name}_cpu", []).append(window_of(logits, read[on_cpu], row[1:]))
-    found = {name: _as_json(each) for name, each in windows.items()}
-    return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **found}
+    readings = {name: _as_json(each) for name, each in windows.items()}
+    return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **readings}
 
 
 def _read(reader: Reader, row: Sequence[int]) -> Array:

@@ -82,13 +82,13 @@ class RunnerLayout(nn.Module):
 
     def calibration(self, samples: Iterable[Sample]) -> list[tuple[Tensor, ...]]:
         """The inputs of this layout for those of Genie's."""
-        found = []
+        inputs = []
         for sample in samples:
             caches = [torch.from_numpy(sample[name]).transpose(0, 1) for name in self.decoder.inputs[4:]]
             position = _position(sample["attention_mask"])
             tokens = sample["input_ids"][0].tolist()
-            found.append(self.inputs(tokens, position, [*caches[0::2], *caches[1::2]]))
-        return found
+            inputs.append(self.inputs(tokens, position, [*caches[0::2], *caches[1::2]]))
+        return inputs
 
 
 def _position(mask: Array) -> int:

@@ -61,7 +61,7 @@ def work(
     # Genie needs nothing that is provisioned.
     lowered = any(program.run.through == "executorch" for program in programs)
     here = replace(selection, target=DEFAULT_TARGET)
-    found = ready_environment(here, os.environ) if lowered else None
+    qnn_environment = ready_environment(here, os.environ) if lowered else None
 
     def workers(kind: str, variables: Mapping[str, str] | None = None) -> Callable[[int, int], Worker]:
         return lambda threads, count: Worker(setup_of(kind, logs, args.timeout, variables))
@@ -82,10 +82,10 @@ def work(
 
     commons = {"genie": common}
     special: dict[str, Callable[[int, int], Worker]] = {}
-    if found:
-        variables = executorch_environment(found)
+    if qnn_environment:
+        variables = executorch_environment(qnn_environment)
         other = Memo(selection.store, "llm-executorch", roots, environ=variables, reuse=reuse)
-        commons["executorch"] = Common(other, logs, args.timeout, basis_of(selection.store, found))
+        commons["executorch"] = Common(other, logs, args.timeout, basis_of(selection.store, qnn_environment))
         lower = workers("lower", variables)
         special = {program.name: lower for program in programs if program.run.through == "executorch"}
     tasks = [

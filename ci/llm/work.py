@@ -58,9 +58,9 @@ def environment() -> dict[str, str]:
     return variables
 
 
-def executorch_environment(found: Environment) -> dict[str, str]:
+def executorch_environment(qnn_environment: Environment) -> dict[str, str]:
     """Of the workers that lower and run ExecuTorch's programs: with the profile's QNN."""
-    return {**environment(), **found.variables}
+    return {**environment(), **qnn_environment.variables}
 
 
 def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> Setup:
@@ -140,15 +140,15 @@ class ModelTask:
         return Failure(gone.kind, gone.sentence(self.log), remedy, self.log, of_machine=gone.of_machine)
 
 
-def basis_of(store: Path, found: Environment | None = None) -> dict[str, Metric]:
-    """What work depends on beside its order; `found` where ExecuTorch does it."""
-    variables = executorch_environment(found) if found else environment()
+def basis_of(store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:
+    """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
+    variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     basis: dict[str, Metric] = {
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
         "variables": native_variables(variables),
     }
-    if found:
-        basis["QNN"] = dict(host_libraries(found.root(QNN_SDK).path, "compiles for the HTP", store))
+    if qnn_environment:
+        basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, "compiles for the HTP", store))
     return basis
 
 
