@@ -357,14 +357,14 @@ def _targets_exist(findings: Findings, variant: str, pair: Pair, buck: Side, cma
 
 
 def _files(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    left, right = (
+    in_buck, in_cmake = (
         first_places(item for item in _native(side, names) if findings.mapping.scope.holds(item.name))
         for side, names in ((buck, pair.buck), (cmake, pair.cmake))
     )
-    for path in sorted(right.keys() - left.keys()):
+    for path in sorted(in_cmake.keys() - in_buck.keys()):
         findings.report(
             "parity-missing-in-buck",
-            right[path],
+            in_cmake[path],
             path,
             pair.name,
             variant,
@@ -374,11 +374,11 @@ def _files(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side
     reach = [
         item.name for name in pair.cmake if name in cmake.libraries for item in cmake.libraries[name].includes
     ]
-    for path in sorted(left.keys() - right.keys()):
+    for path in sorted(in_buck.keys() - in_cmake.keys()):
         if is_header(path) and any(folder in ("", "..") or path.startswith(f"{folder}/") for folder in reach):
             continue
         library = _which_has(buck, pair.buck, path)
-        findings.report("parity-missing-in-cmake", left[path], path, pair.name, variant, library=library)
+        findings.report("parity-missing-in-cmake", in_buck[path], path, pair.name, variant, library=library)
 
 
 def _which_has(side: Side, names: Iterable[str], path: str) -> str:
@@ -411,9 +411,9 @@ def _dependencies(
                 elif node != f"pair {pair.name}" and node not in one_sided:
                     linked.setdefault(node, item)
         sides.append(linked)
-    left, right = sides
-    for node in sorted(right.keys() - left.keys()):
-        item = right[node]
+    in_buck, in_cmake = sides
+    for node in sorted(in_cmake.keys() - in_buck.keys()):
+        item = in_cmake[node]
         findings.report(
             "parity-dependency-missing-in-buck",
             item.place,
@@ -424,8 +424,8 @@ def _dependencies(
             lacking=_lack(pair.buck),
             file=_targets_file(pair),
         )
-    for node in sorted(left.keys() - right.keys()):
-        item = left[node]
+    for node in sorted(in_buck.keys() - in_cmake.keys()):
+        item = in_buck[node]
         rule = "parity-dependency-missing-in-cmake"
         findings.report(rule, item.place, node, pair.name, variant, name=item.name)
 
@@ -453,47 +453,48 @@ def _dependencies_within(findings: Findings, variant: str, pair: Pair, buck: Sid
     linked: dict[tuple[str, str], Item] = {}
     for name, owners in part.items():
         for item in cmake.libraries[name].dependencies:
-            for left in owners:
-                for right in part.get(item.name, ()):
-                    if left != right:
-                        linked.setdefault((left, right), item)
-    for (left, right), item in linked.items():
-        if right not in {_twin_of(buck, one.name) for one in buck.libraries[left].dependencies}:
+            for dependent in owners:
+                for dependency in part.get(item.name, ()):
+                    if dependent != dependency:
+                        linked.setdefault((dependent, dependency), item)
+    for (dependent, dependency), item in linked.items():
+        if dependency not in {_twin_of(buck, one.name) for one in buck.libraries[dependent].dependencies}:
             findings.report(
                 "parity-dependency-missing-in-buck",
                 item.place,
-                right,
+                dependency,
                 pair.name,
                 variant,
-                message=f"CMake links {item.name} (of {right}) here, and {left} does not depend on that",
-                fix=f"add it to the deps of {left}",
+                message=f"CMake links {item.name} (of {dependency}) here,"
+                f" and {dependent} does not depend on that",
+                fix=f"add it to the deps of {dependent}",
             )
 
 
 def _flags(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    left = [buck.libraries[name] for name in pair.buck if name in buck.libraries]
-    right = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
-    if not left or not right:
+    buck_libraries = [buck.libraries[name] for name in pair.buck if name in buck.libraries]
+    cmake_libraries = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
+    if not buck_libraries or not cmake_libraries:
         return
     compared = findings.mapping.flags.options
     for rule, ours, theirs in (
         (
             "parity-definition-differs",
-            [item for library in left for item in library.definitions],
-            [item for library in right for item in library.definitions],
+            [item for library in buck_libraries for item in library.definitions],
+            [item for library in cmake_libraries for item in library.definitions],
         ),
         (
             "parity-option-differs",
-            [item for library in left for item in library.options if _any_of(item.name, compared)],
-            [item for library in right for item in library.options if _any_of(item.name, compared)],
+            [item for library in buck_libraries for item in library.options if _any_of(item.name, compared)],
+            [item for library in cmake_libraries for item in library.options if _any_of(item.name, compared)],
         ),
     ):
         here, there = first_places(ours), first_places(theirs)
         for name in sorted(here.keys() ^ there.keys()):
             place = here.get(name) or there[name]
             findings.report(rule, place, name, pair.name, variant, **_has_and_lacks(name in here))
-    standard = next((one.standard for one in left if one.standard), None)
-    other = next((one.standard for one in right if one.standard), None)
+    standard = next((one.standard for one in buck_libraries if one.standard), None)
+    other = next((one.standard for one in cmake_libraries if one.standard), None)
     if standard and other and standard.name != other.name:
         everywhere = standard.place.file == ".buckconfig"
         findings.report(
@@ -506,7 +507,10 @@ def _flags(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side
             other=other.name,
             cmake=other.place,
         )
-    whole = [one.whole for one in left if one.whole], [one.whole for one in right if one.whole]
+    whole = (
+        [one.whole for one in buck_libraries if one.whole],
+        [one.whole for one in cmake_libraries if one.whole],
+    )
     if bool(whole[0]) != bool(whole[1]):
         place = (whole[0] or whole[1])[0]
         rule = "parity-whole-archive-differs"
@@ -548,16 +552,16 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
                 inputs |= {one.name: rule for one in (*rule.inputs, *exported) if one.name.endswith(suffixes)}
         return inputs
 
-    left, right = by_input(bucks), by_input(cmakes)
+    in_buck, in_cmake = by_input(bucks), by_input(cmakes)
 
     def report(place: Place, what: str, path: str, has: str, how: str) -> None:
         findings.report("parity-schema-differs", place, what, path, has=has, how=how)
 
-    for path in sorted(left.keys() | right.keys()):
-        one, other = left.get(path), right.get(path)
+    for path in sorted(in_buck.keys() | in_cmake.keys()):
+        one, other = in_buck.get(path), in_cmake.get(path)
         if not (one and other):
             sides = _has_and_lacks(one is not None)
-            place = (one or other or left[path]).place
+            place = (one or other or in_buck[path]).place
             report(place, path, path, sides["has"], f", and {sides['lacks']} does not")
             continue
         here, there = _chosen(findings, one), _chosen(findings, other)
