@@ -20,7 +20,7 @@ from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_fo
 from ci.builds.programs import Program, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
-from ci.builds.runner_verb import BUILD_TYPES
+from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from ci.engine.memo import Entry, Memo, Miss, Roots
 from provisioning import elf
@@ -145,7 +145,7 @@ def plan_of(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
         refuse_foreign(args.output, str(RUNNER), "--output", FOLDERS)
     if args.build_dir:
         refuse_foreign(args.build_dir, RECORD, "--build-dir")
-    suffix = "" if args.build_type == BUILD_TYPES[0] else f"-{args.build_type}"
+    suffix = "" if args.build_type == RUNNER_BUILD_TYPES[0] else f"-{args.build_type}"
     return RunnerPlan(
         target=target,
         build_type=args.build_type,
@@ -293,7 +293,7 @@ def _build_and_replace(
     started = time.time()
     cmake_build.run(clean=True)
     with part_of(plan.dist) as part:
-        strip = ["--strip"] if plan.build_type == BUILD_TYPES[0] else []
+        strip = ["--strip"] if plan.build_type == RUNNER_BUILD_TYPES[0] else []
         tree = str(plan.folder / "build")
         argv = (str(plan.cmake.path), "--install", tree, "--prefix", str(part), *strip)
         execute(Command("installing the runner", argv), cmake_build.log, cmake_build.environ(os.environ))
@@ -349,9 +349,8 @@ def _plan_here(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
     # Do not overwrite a build from source in dist/: it has a backend beside its runner.
     from_source = (outputs_path() / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
     aside = outputs_path() / "build" / "runner" / "dist" if from_source else None
-    here = argparse.Namespace(
-        **{**vars(args), "executorch": None, "output": aside, "build_dir": None, "build_type": BUILD_TYPES[0]}
-    )
+    changed = {"executorch": None, "output": aside, "build_dir": None, "build_type": RUNNER_BUILD_TYPES[0]}
+    here = argparse.Namespace(**{**vars(args), **changed})
     return plan_of(here, replace(selection, target=DEFAULT_TARGET))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.builds.verb import add_build_flags
+from ci.builds.verb import RUNNER_BUILD_TYPES, add_build_flags
 from provisioning.base.command_line import repeatable
 
 EXAMPLES = """\
@@ -15,13 +15,11 @@ EXAMPLES = """\
   python -m ci build_runner --executorch DIR --dry-run
 """
 
-BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_build_flags(
         parser,
-        BUILD_TYPES,
+        RUNNER_BUILD_TYPES,
         executorch="the executorch package to build against [this Python's; for aarch64-linux the store's]",
         jobs="all cores",
         folder="build/runner/TARGET",

@@ -12,6 +12,8 @@ from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import DEFAULT_TARGET, add_selection
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
+RUNNER_BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
+"""The first is the default."""
 
 
 def add_build_flags(
