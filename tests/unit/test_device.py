@@ -93,7 +93,7 @@ class Late(Local):
     def shell(self, script: str, *, seconds: float = 0) -> Answer:
         if "run.sh" in script:
             self.running = subprocess.Popen(["sh", "-c", script], stdout=subprocess.DEVNULL)
-            while not list(self.folder.glob("run.pid")):
+            while not (self.folder / "run.pid").is_file() or not (self.folder / "ready").is_file():
                 time.sleep(0.01)
             raise TimedOut("ssh", 1, "step 1\n")
         return super().shell(script)
