@@ -100,7 +100,10 @@ def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
     [node] = wrapping.graph.node
     data, match = binary.read_bytes(), GRAPH.fullmatch(node.name.encode())
     if match is None or match[0] not in data:
-        raise CheckFailed(f"{binary}: expected the graph {node.name}, found none of that name")
+        raise CheckFailed(
+            f"{binary}: expected the graph {node.name}, found none of that name",
+            remedy="report it, with the version of onnxruntime-qnn",
+        )
     old = match[1]
     new = (b"%03d" % number).ljust(len(old), b"0")
     binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))

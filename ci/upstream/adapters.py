@@ -168,6 +168,7 @@ class Rework(Plain):
             return test
 
         htp.with_htp_context = bind
+        # Five tests of `feature` run on a phone even with --enable_x86_64. They are not run here, and say so.
         export: Any = importlib.import_module("executorch.backends.qualcomm.export_utils")
         export.SimpleADB._adb = lambda *args, **named: pytest.skip("needs a device over adb")
 
