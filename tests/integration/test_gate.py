@@ -21,6 +21,7 @@ from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from tests.support.gate_stage import MODULE
+from tests.support.typed import parsed
 
 
 @pytest.fixture
@@ -44,9 +45,7 @@ def _run(reports: Path, *stages: GateStage, chosen: list[str] | None = None) -> 
 
 
 def _whole(reports: Path, monkeypatch: pytest.MonkeyPatch, *stages: GateStage, **flags: object) -> int:
-    parser = argparse.ArgumentParser()
-    gate.configure(parser)
-    args = parser.parse_args(["--reports", str(reports)])
+    args = parsed(gate, "--reports", str(reports))
     vars(args).update(flags)
     return gate.run_gate(args, stages)
 

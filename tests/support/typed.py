@@ -1,11 +1,13 @@
-"""Our commands as a user types them: in a process of their own."""
+"""Our commands as a user types them: in a process of their own, or here."""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from provisioning.base.settings import ROOT
 
@@ -27,3 +29,16 @@ def typed(
         timeout=timeout,
         check=False,
     )
+
+
+def parsed(verb: Any, *words: object) -> argparse.Namespace:
+    """The arguments of a verb's module, as its own command line reads these words."""
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+def run_here(verb: Any, *words: object) -> int:
+    """The exit code of a verb's module, run in this process."""
+    code: int = verb.run(parsed(verb, *words))
+    return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -19,6 +18,7 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Metric, Outcome
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.stage_run import StageRun
+from tests.support.typed import run_here
 
 NAME = "net/8a8w/SM8650"
 
@@ -67,9 +67,7 @@ def bundle(content: object, kind: str = "application/vnd.in-toto+json") -> str:
 def inspect(program: Path, text: str) -> int:
     file = program.parents[5] / "attestation.json"
     file.write_text(text, encoding="utf-8")
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    return verb.run(parser.parse_args([str(program), "--attestation", str(file), "--json"]))
+    return run_here(verb, str(program), "--attestation", str(file), "--json")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ci.engine.jobs import available_memory
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
+from tests.support.typed import parsed
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,7 @@ def test_what_cmake_notices_is_built_incrementally(tmp_path: Path, change: dict[
 
 
 def request(*flags: str, store: Path) -> SourcePlan:
-    parser = argparse.ArgumentParser()
-    X86.configure(parser)
-    args = parser.parse_args([*flags, "--store", str(store)])
+    args = parsed(X86, *flags, "--store", str(store))
     return plan_of(args, selection_of(args, {}), {})
 
 

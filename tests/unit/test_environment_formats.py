@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import shutil
@@ -22,6 +21,7 @@ from provisioning.base.rendering.variables import dotenv as as_dotenv
 from provisioning.base.settings import ROOT
 from provisioning.verbs import env
 from tests.support.readers import HARD, read_docker, read_github
+from tests.support.typed import run_here
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 
@@ -117,9 +117,7 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _run(*argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    env.configure(parser)
-    return env.run(parser.parse_args(argv))
+    return run_here(env, *argv)
 
 
 def test_eval_sets_the_environment_whatever_the_paths_hold(sdk: Path) -> None:

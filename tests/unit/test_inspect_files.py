@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import struct
@@ -16,13 +15,12 @@ from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.elves import skel
 from tests.support.onnx_models import context_model
 from tests.support.programs import BUILD_ID, context, program
+from tests.support.typed import run_here
 from tests.support.windows import dll
 
 
 def inspect(*words: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    return verb.run(parser.parse_args([str(word) for word in words]))
+    return run_here(verb, *words)
 
 
 def framed(data: bytes) -> bytes:

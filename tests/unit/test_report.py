@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import re
@@ -23,6 +22,7 @@ from ci.suites.profile import Cost, Measured, OnCpu
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
 from tests.support.program_reports import reports as program_reports
+from tests.support.typed import run_here
 
 
 def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:
@@ -81,9 +81,7 @@ def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name:
 
 
 def _run(reports: Path, *argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    return verb.run(parser.parse_args(["--reports", str(reports), *argv]))
+    return run_here(verb, "--reports", str(reports), *argv)
 
 
 EXPECT = ("--expect", "provision", "--expect", "validate")

@@ -18,6 +18,7 @@ from ci.builds.qemu_check import judge
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection, selection_of
+from tests.support.typed import parsed
 
 
 def test_outputs_within_the_tolerance_have_no_finding() -> None:
@@ -42,9 +43,7 @@ def test_a_runner_that_hangs_on_the_probe_is_an_error(
 
 
 def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:
-    parser = argparse.ArgumentParser()
-    runner_verb.configure(parser)
-    args = parser.parse_args(flags)
+    args = parsed(runner_verb, *flags)
     return args, selection_of(args, {})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from provisioning.environment import Environment, Root
 from tests.support import chains, hexagon_sdk
 from tests.support.scripts import script
 from tests.support.skels import Skel
+from tests.support.typed import parsed
 
 CHIP = libraries.Chip("SM8850", 6, 81)
 
@@ -34,9 +34,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def sign_lpai(*argv: object) -> int:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    args = parser.parse_args([str(word) for word in argv])
+    args = parsed(verb, *argv)
     return guarded(lambda: verb.run(args), debug=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from provisioning.base.command_line import guarded
 from provisioning.base.findings import Report, Severity
 from tests.support import chains
 from tests.support.skels import Skel
+from tests.support.typed import parsed
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,7 @@ def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def signing(*argv: object) -> int:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    args = parser.parse_args([str(word) for word in argv])
+    args = parsed(verb, *argv)
     return guarded(lambda: verb.run(args), debug=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import html
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from provisioning.validation.tables import rule_texts
 from provisioning.verbs import validate
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
+from tests.support.typed import run_here
 
 FILES_ONLY = ("--rule", "elf-readable", "--rule", "hexagon-arch")
 
@@ -43,9 +43,7 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*flags: str) -> int:
-    parser = argparse.ArgumentParser()
-    validate.configure(parser)
-    return validate.run(parser.parse_args(flags))
+    return run_here(validate, *flags)
 
 
 def report_in(tmp_path: Path) -> Report:
