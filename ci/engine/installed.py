@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,14 @@ from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
 
 RUNNER = outputs_path() / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
+
+
+def require_packages(modules: Iterable[str], remedy: str) -> None:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise EnvironmentLacking(
+                f"{module.replace('_', '-')} is not installed in {sys.executable}", remedy=remedy
+            )
 
 
 def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> dict[str, str]:

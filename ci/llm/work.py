@@ -4,25 +4,22 @@ depend on.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import host_libraries
+from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Digests, Memo, Touched, native_variables
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.llm.suite import Program
 from provisioning.base.commands import session
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
@@ -34,12 +31,7 @@ JUDGED_LATER = {"limits", "tags", "socs", "label"}
 
 
 def require_installed() -> None:
-    for module in NEEDED:
-        if importlib.util.find_spec(module) is None:
-            raise EnvironmentLacking(
-                f"{module.replace('_', '-')} is not installed in {sys.executable}",
-                remedy="nox -s test_llm makes .nox/llm, whose bin/python has it",
-            )
+    require_packages(NEEDED, "nox -s test_llm makes .nox/llm, whose bin/python has it")
 
 
 def environment() -> dict[str, str]:

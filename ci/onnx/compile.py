@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo, Roots, Touched, python_name, search_key
 from ci.engine.work import Done, Failure, empty_folder
@@ -24,7 +24,7 @@ from ci.suites.stage import memos_of
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Metric
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
@@ -105,12 +105,7 @@ def setup_of(
 
 
 def require_installed() -> None:
-    for module in NEEDED:
-        if importlib.util.find_spec(module) is None:
-            raise EnvironmentLacking(
-                f"{module.replace('_', '-')} is not installed in {sys.executable}",
-                remedy="nox -s test_onnx makes .nox/onnx, whose bin/python has it",
-            )
+    require_packages(NEEDED, "nox -s test_onnx makes .nox/onnx, whose bin/python has it")
 
 
 def versions() -> dict[str, Metric]:
