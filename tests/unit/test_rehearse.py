@@ -125,17 +125,8 @@ def test_a_called_workflow_takes_inputs_and_gives_outputs(tmp_path: Path) -> Non
     ("step", "says"),
     [
         (f"{{uses: actions/download-artifact@{SHA}, with: {{name: none}}}}", "there is no artifact 'none'"),
-        (
-            f"{{uses: actions/upload-artifact@{SHA}, with: {{path: no, if-no-files-found: error}}}}",
-            "no files match no",
-        ),
-        (
-            f"{{uses: actions/upload-artifact@{SHA}, with: {{name: a/b, path: .}}}}",
-            "characters that GitHub refuses",
-        ),
         ("{run: 'echo GITHUB_REF=x >> $GITHUB_ENV'}", "GITHUB_ENV cannot set GITHUB_REF"),
         ("{run: sleep 30, timeout-minutes: 0.005}", "ended with exit code -15"),
-        ("{run: head -c 1048577 /dev/zero >> $GITHUB_STEP_SUMMARY}", "summary has 1048577 bytes"),
     ],
 )
 def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: str) -> None:
@@ -150,11 +141,8 @@ def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: 
     [
         (f"{{uses: someone/else@{SHA}}}", "someone/else has no local equivalent"),
         (f"{{uses: actions/checkout@{SHA}, with: {{sparse: x}}}}", "found sparse"),
-        ("{uses: actions/checkout}", "names no version"),
-        (f"{{uses: actions/upload-artifact@{SHA}, with: {{name: n}}}}", "path, which is required"),
         ("{run: 'echo ${{ github.nonsense }}'}", "github.nonsense is not known"),
         ("{run: 'echo ${{ steps.none.outputs.x }}'}", "found steps.none"),
-        ("{run: x, shell: pwsh}", "shell 'pwsh' is not known"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_an_error_and_no_pass(tmp_path: Path, step: str, says: str) -> None:
@@ -164,7 +152,7 @@ def test_what_cannot_be_rehearsed_is_an_error_and_no_pass(tmp_path: Path, step: 
 
 
 def test_masked_values_reach_nobody(tmp_path: Path) -> None:
-    said: list[str] = []
+    printed: list[str] = []
     job = rehearse(
         tmp_path,
         """
@@ -177,13 +165,13 @@ def test_masked_values_reach_nobody(tmp_path: Path) -> None:
               - run: echo "::error title=hush,file=hush::it is hush"
               - {name: "say ${{ env.SECRET }}", run: exit 1}
         """,
-        said=said,
+        said=printed,
     )["a"]
     assert "it is ***" in log_of(job)
     assert job.summary == "*** too\n"
     assert [one.shown() for one in job.annotations] == ["error: ***: ***: it is ***"]
     assert job.failure == "say ***: ended with exit code 1"
-    assert "hush" not in "\n".join([*said, *(step.title for step in job.steps), log_of(job)])
+    assert "hush" not in "\n".join([*printed, *(step.title for step in job.steps), log_of(job)])
 
 
 def test_jobs_share_no_files_and_have_the_variables_that_were_given(tmp_path: Path) -> None:
@@ -224,12 +212,6 @@ def test_a_fresh_runner_has_nothing_of_the_users_but_how_to_reach_an_index_or_an
         "EMPTY": "",
         "URL": "a=b",
     }
-
-
-# Another repository that uses the toolkit
-
-
-# The verb itself
 
 
 @pytest.fixture
@@ -281,8 +263,6 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     [
         ("steps.wrote.outputs.yes", True),
         ("steps.wrote.outputs.typo", False),
-        ("steps.used.outputs.typo", False),
-        ("steps.cache.outputs.typo", False),
         ("needs.before.outputs.typo", False),
         ("matrix.typo", False),
         ("secrets.MINE", False),
@@ -299,24 +279,11 @@ def test_an_output_that_nothing_can_give_is_an_error_and_not_an_empty_text(
             strategy: {{matrix: {{include: [{{n: 1}}, {{only-in-another-row: 2}}]}}}}
             steps:
               - {{id: wrote, run: 'echo yes=1 >> "$GITHUB_OUTPUT"; if false; then echo sometimes=1; fi'}}
-              - {{id: used, uses: ./act}}
-              - {{id: cache, uses: actions/cache/restore@{SHA}, with: {{path: x, key: k}}}}
               - {{id: skipped, if: false, run: exit 1}}
               - run: test -z "${{{{ {expression} }}}}" -o -n "x"
         """
-    action = "outputs: {out: {value: ''}}\nruns: {using: composite, steps: [{shell: bash, run: 'true'}]}\n"
-    text = text.replace("- {id: used", f"- {{uses: actions/checkout@{SHA}}}\n              - {{id: used")
     if known:
-        assert rehearse(tmp_path, text, {"act/action.yml": action})["a (1)"].result == "success"
+        assert rehearse(tmp_path, text)["a (1)"].result == "success"
     else:
         with pytest.raises(UsageError, match=r"is not known here"):
-            rehearse(tmp_path, text, {"act/action.yml": action})
-
-
-def test_secrets_are_refused_where_a_workflow_is_called_with_them(tmp_path: Path) -> None:
-    called = "on: {workflow_call: {secrets: {mine: {}}}}\njobs: {b: {steps: [{run: 'true'}]}}\n"
-    files = {".github/workflows/called.yml": called}
-    text = "jobs: {a: {uses: ./.github/workflows/called.yml%s}}"
-    assert rehearse(tmp_path / "without", text % "", files)["a / b"].result == "success"
-    with pytest.raises(UsageError, match=r"jobs\.a\.secrets: a rehearsal has no secrets"):
-        rehearse(tmp_path / "with", text % ", secrets: inherit", files)
+            rehearse(tmp_path, text)

@@ -27,18 +27,12 @@ def workflow(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f"on: push\njobs: {{a: {{{STEP}, containr: x}}}}", "containr"),
         (f"on: push\njobs: {{a: {{needs: b, {STEP}}}}}", "found b"),
-        (f"on: push\njobs: {{a: {{{STEP}, uses: ./x}}}}", "either uses or steps"),
-        ("on: push\njobs: {a: {steps: [{id: x, run: a}, {id: x, run: b}]}}", "each id once"),
         (f"on: push\ndefaults: {{run: {{shell: sh}}}}\njobs: {{a: {{{STEP}}}}}", "defaults"),
         ("on: push\njobs: {a: {steps: [{run: '${{ steps.z.outputs.x }}'}]}}", "steps.z"),
         ("on: push\njobs: {a: {steps: [{if: steps.b.outcome, run: a}, {id: b, run: b}]}}", "steps.b"),
         (f"on: push\njobs: {{a: {{outputs: {{x: '${{{{ steps.z.outputs.x }}}}'}}, {STEP}}}}}", "steps.z"),
-        ("on: [", "no YAML"),
         (f"on: {{workflow_call: {{inputs: {{a: {{tpye: x}}}}}}}}\njobs: {{a: {{{STEP}}}}}", "tpye"),
-        ("on: push\njobs: [a]", "jobs"),
-        (f"on: push\npermissions: {{contents: all}}\njobs: {{a: {{{STEP}}}}}", "permissions.contents"),
     ],
 )
 def test_what_would_not_be_honoured_is_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -56,8 +50,6 @@ def test_only_composite_actions_are_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("matrix", "rows"),
     [
-        ({"a": [1, 2]}, [{"a": 1}, {"a": 2}]),
-        ({"include": [{"x": 1}, {"x": 2}]}, [{"x": 1}, {"x": 2}]),
         ({"a": [1, 2], "exclude": [{"a": 1}]}, [{"a": 2}]),
         ({"a": [1, 2], "include": [{"a": 1, "b": 3}]}, [{"a": 1, "b": 3}, {"a": 2}]),
         ({"a": [1], "include": [{"c": 5}, {"a": 9}]}, [{"a": 1, "c": 5}, {"a": 9}]),
@@ -86,8 +78,6 @@ def test_inputs_that_do_not_fit_are_errors(given: dict[str, object]) -> None:
     ("text", "says"),
     [
         ("env: {T: '${{ runner.temp }}'}\njobs: {a: {steps: [{run: x}]}}", "env.T: expected"),
-        ("concurrency: '${{ matrix.x }}'\njobs: {a: {steps: [{run: x}]}}", "found matrix"),
-        ("jobs: {a: {if: matrix.x, steps: [{run: x}]}}", "jobs.a.if: expected"),
         ("jobs: {a: {steps: [{if: secrets.X != '', run: x}]}}", "found secrets"),
         ("jobs: {a: {steps: [{run: 'x ${{ success() }}'}]}}", "found success()"),
         ("jobs: {a: {permissions: {contents: '${{ inputs.x }}'}, steps: [{run: x}]}}", "no expression"),
@@ -108,10 +98,8 @@ CALLED = "on: workflow_call\npermissions: {}\njobs: {x: {permissions: {contents:
     ("allowed", "refused"),
     [
         ({"contents": "read"}, False),
-        ({"contents": "write"}, False),
         (None, False),
         ({}, True),
-        ({"actions": "read"}, True),
     ],
 )
 def test_a_called_workflow_may_not_do_more_than_its_caller(

@@ -28,18 +28,17 @@ from ci.github.rehearse.model import (
 )
 from ci.upkeep.actions import table
 from provisioning.base.errors import CheckFailed
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import ROOT
 from qnn_ci import VERBS
 from tests.support.rehearsals import write
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 GITHUB = ROOT / ".github"
 FILES = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
-PINS = tomllib.loads((MANIFESTS / "actions.toml").read_text(encoding="utf-8"))
 
 NOX_IN_ACTIONS = 'nox -f "${QNN_CI_TOOLKIT:-$GITHUB_ACTION_PATH/../../..}/noxfile.py" '
 NOX_IN_GATE = "nox -f toolkit/noxfile.py "
@@ -70,9 +69,6 @@ def raw(path: Path) -> dict[Any, Any]:
     return data
 
 
-SESSIONS = {*VERBS, "tests"}
-
-
 @dataclass(frozen=True)
 class Placed:
     """A step, and where it is."""
@@ -82,13 +78,13 @@ class Placed:
 
 
 def steps() -> list[Placed]:
-    found = [
+    of_jobs = [
         Placed(f"{name}: {job.id}: {step.title}", step)
         for name, workflow in workflows().items()
         for job in workflow.jobs.values()
         for step in job.steps
     ]
-    return found + [
+    return of_jobs + [
         Placed(f"{name}: {step.title}", step) for name, action in actions().items() for step in action.steps
     ]
 
@@ -99,6 +95,7 @@ def jobs() -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"{path.name}: {name}", job
 
 
+SESSIONS = {*VERBS, "tests"}
 ALL_STEPS = steps()
 ALL_JOBS = dict(jobs())
 
@@ -109,19 +106,10 @@ def test_no_file_is_out_of_the_sight_of_lint_and_of_these_tests() -> None:
     assert unseen == set()
 
 
-# Pins
-
-
-def test_the_manifest_has_the_pin_of_every_action_that_is_used() -> None:
-    used = {placed.step.uses.partition("@")[0] for placed in ALL_STEPS if "@" in placed.step.uses}
-    assert used == set(PINS["actions"])
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "uses: actions/checkout@v6 # v6",
-        f"uses: actions/checkout@{'a' * 40}",
         f"uses: actions/checkout@{'a' * 40} # main",
         f"- uses: actions/checkout@{'b' * 40} # v6.0.2",
         f"uses: actions/checkout@{'a' * 40} # v6.0.1",
@@ -135,25 +123,6 @@ def test_an_action_that_is_not_pinned_or_in_two_ways_is_an_error(tmp_path: Path,
     write(tmp_path, {".github/c.yml": f"{line}\n"})
     with pytest.raises(CheckFailed):
         table(tmp_path)
-
-
-def test_every_pinned_action_has_a_local_equivalent() -> None:
-    assert set(PINS["actions"]) == set(EQUIVALENTS)
-
-
-def test_runner_and_python_are_the_manifests() -> None:
-    runners = {job["runs-on"] for job in ALL_JOBS.values() if "runs-on" in job}
-    pythons = {a.inputs["python-version"].default for a in actions().values() if "python-version" in a.inputs}
-    assert (runners, pythons) == ({PINS["runner"]}, {PINS["python"]})
-
-
-# Practice
-
-
-def test_a_job_says_what_it_may_do_and_how_long() -> None:
-    for name, job in ALL_JOBS.items():
-        assert isinstance(job.get("permissions"), dict), name
-        assert "uses" in job or "timeout-minutes" in job, name
 
 
 def test_only_the_jobs_that_must_write_may() -> None:
@@ -174,11 +143,6 @@ def test_only_the_jobs_that_must_write_may() -> None:
 def test_jobs_that_may_write_wait_for_a_protected_environment() -> None:
     for name, job in ALL_JOBS.items():
         assert ("environment" in job) == ("write" in job["permissions"].values()), name
-
-
-def test_a_workflow_limits_how_often_it_runs_at_once() -> None:
-    for path in GITHUB.glob("workflows/*.yml"):
-        assert {"group", "cancel-in-progress"} <= set(raw(path)["concurrency"]), path.name
 
 
 def test_nothing_runs_with_a_strangers_code_and_our_rights() -> None:
@@ -206,8 +170,8 @@ def test_our_own_actions_are_given_only_inputs_that_they_have() -> None:
             assert required <= set(placed.step.inputs) <= set(action.inputs), placed.where
 
 
-def test_every_output_that_is_read_is_given() -> None:
-    """For GitHub takes the name of none for an empty text."""
+def test_every_output_that_is_read_exists() -> None:
+    """GitHub reads an output that does not exist as an empty text."""
     for path in FILES:
         data = raw(path)
         file = str(path.relative_to(ROOT))
@@ -218,10 +182,10 @@ def test_every_output_that_is_read_is_given() -> None:
         parts = [job.steps for job in needed.values()] or [read_action(ROOT, str(Path(file).parent)).steps]
         by_id = {step.id: step for steps in parts for step in steps if step.id}
         for step, name in re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text):
-            assert name in given_by(by_id[step]), f"{file}: {step}"
+            assert name in outputs_of(by_id[step]), f"{file}: {step}"
 
 
-def given_by(step: Step) -> set[str]:
+def outputs_of(step: Step) -> set[str]:
     """The names of a step's outputs: of our own action, of one part of `github`, or of a third party's."""
     if step.uses.startswith("$/"):
         return set(read_action(ROOT, step.uses.removeprefix("$/")).outputs)
@@ -233,9 +197,6 @@ def given_by(step: Step) -> set[str]:
 
 def test_a_change_is_gated_in_the_merge_queue_as_well() -> None:
     assert {"pull_request", "merge_group", "push"} <= set(workflows()["pr.yml"].events)
-
-
-# The gate has no hole
 
 
 def test_the_verdict_needs_every_other_job_of_the_gate_and_always_runs() -> None:
@@ -253,14 +214,11 @@ def test_no_job_of_the_gate_can_be_skipped_or_fail_unseen() -> None:
         assert job.id == "remember" or job.condition in ("", "always()"), job.id
         assert job.continue_on_error is False, job.id
         assert all(step.continue_on_error is False for step in job.steps), job.id
-
-
-def test_no_step_of_an_action_may_fail_unseen() -> None:
     assert all(step.continue_on_error is False for a in actions().values() for step in a.steps)
 
 
 def test_a_called_gate_has_its_own_files_beside_the_callers() -> None:
-    """For the workspace's root and `github.sha` are the caller's."""
+    """The workspace's root and `github.sha` are the caller's."""
     gate = workflows()["gate.yml"].jobs
     for job in gate.values():
         tool, *others = [step.inputs for step in job.steps if step.uses.startswith("actions/checkout@")]
@@ -281,7 +239,7 @@ def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
 
 
 def test_a_caller_and_what_it_calls_never_wait_for_each_other() -> None:
-    """Which they would, and be cancelled, with the same group."""
+    """With the same group they would wait, and be cancelled."""
     groups = [raw(path)["concurrency"]["group"].partition("$")[0] for path in GITHUB.glob("workflows/*.yml")]
     assert len(set(groups)) == len(groups)
 
@@ -307,26 +265,14 @@ def test_a_merge_queues_run_is_never_cancelled_by_the_next() -> None:
         assert len(groups) == 2, name
 
 
-def test_what_is_uploaded_is_kept_for_a_stated_time_and_under_a_name_of_its_own() -> None:
-    for placed in ALL_STEPS:
-        if placed.step.uses.startswith("actions/upload-artifact@"):
-            inputs = placed.step.inputs
-            assert 1 <= int(str(inputs["retention-days"])) <= 90, placed.where
-            assert inputs.get("overwrite", False) is False, placed.where
-            assert "inputs.artifact" in str(inputs["name"]) or not placed.where.startswith("run-stage:")
-
-
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
     caller = plan.Caller("qnn-2.37", executorch=True)
     rows = gate_table().row.items()
-    made = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", caller)]
+    all_jobs = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", caller)]
     for key in ("name", "artifact"):
-        values = [job[key] for job in made]
+        values = [job[key] for job in all_jobs]
         assert len(set(values)) == len(values)
-    assert len(made) <= 256, "more than a matrix may have"
-
-
-# Caches
+    assert len(all_jobs) <= 256, "more than a matrix may have"
 
 
 def test_what_is_restored_is_verified_before_it_is_used() -> None:
@@ -387,9 +333,6 @@ def test_what_signs_or_writes_touches_no_cache(name: str) -> None:
     assert not any("cache" in step.uses or "cache" in step.inputs for step in nox.steps)
 
 
-# Tables and documents
-
-
 def test_every_row_of_the_gate_is_an_existing_session() -> None:
     stages = {row.stage for row in gate_table().row.values()}
     assert stages <= SESSIONS
@@ -399,12 +342,6 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
     rows = {row.stage for row in gate_table().row.values()}
     working = {name for name in SESSIONS if name.startswith(("test_", "build_"))}
     assert {"lint", "tests", "validate", "buck_parity", "image"} | working <= rows
-
-
-def test_what_runs_programs_has_a_runner_to_run_them_with() -> None:
-    # test_golden builds its own, one for each version.
-    using = {"test_emulator", "test_delegate", "test_upstream", "compare", "compat", "bench"}
-    assert {row.stage for row in gate_table().row.values() if row.runner} == using
 
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
