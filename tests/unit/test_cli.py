@@ -92,7 +92,7 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_who_is_asked_to_end_ends_as_if_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_ends_a_command_as_an_interrupt_does(capsys: pytest.CaptureFixture[str]) -> None:
     tidied = []
 
     def work() -> int:
@@ -125,28 +125,6 @@ def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
-
-
-def test_a_reader_that_left_does_not_change_a_verdict() -> None:
-    program = (
-        "import os, sys; from provisioning.base.command_line import guarded\n"
-        "def work():\n    print('y'); return 1\n"
-        "sys.exit(guarded(work, debug=False))"
-    )
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        run = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    finally:
-        os.close(writing)
-    assert (run.returncode, run.stderr) == (1, b"")
 
 
 def test_output_that_nothing_can_take_is_a_clear_error() -> None:
@@ -198,20 +176,10 @@ def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:
     assert ran.stdout == ""
 
 
-def test_a_verb_offers_what_the_frame_needs() -> None:
-    for name in MODULES:
-        module = importlib.import_module(name)
-        assert module.EXAMPLES.strip(), name
-        assert all(line.startswith("  ") for line in module.EXAMPLES.splitlines()), name
-        assert callable(module.configure) and callable(module.run), name
-
-
 MAY_BE_NOTHING = {
     *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
     *("--perplexity-ratio", "--divergence", "--divergence-99", "--regret"),
 }
-"""Numbers for which 0 has a meaning."""
-MAY_BE_NOTHING |= {"--perplexity-ratio", "--divergence", "--divergence-99", "--regret"}
 """Numbers for which 0 has a meaning."""
 
 
@@ -233,13 +201,6 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
                 yield from _actions(each)
-
-
-MAY_BE_NOTHING = {
-    *("--wait", "--anti-rollback", "--passphrase-fd", "--least"),
-    *("--perplexity-ratio", "--divergence", "--divergence-99", "--regret"),
-}
-"""Numbers for which 0 has a meaning."""
 
 
 def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
