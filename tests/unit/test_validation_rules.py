@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.support.environments import (
     ANDROID,
     BUILD,
     OTHER_BUILD,
-    PIN,
     PROFILE,
     SOCS,
     X86,
@@ -48,13 +46,13 @@ def result_of(rule: str, context: Context) -> Result:
     return check([context], [catalogue()[rule]])[0]
 
 
-def placed(place: str, made: Library | bytes) -> Arrange:
+def placed(place: str, content: Library | bytes) -> Arrange:
     """The healthy environment with one library more, or another one in its place."""
 
     def arrange(base: Path) -> Context:
         path = write_sdk(base / "sdk") / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(made if isinstance(made, bytes) else made.encode())
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return context_of(base)
 
     return arrange
@@ -125,28 +123,12 @@ def versioned_sdk(text: str) -> Arrange:
     return arrange
 
 
-def sdk_in_directory_named(name: str) -> Arrange:
-    def arrange(base: Path) -> Context:
-        sdk = write_sdk(base / name)
-        context = context_of(base)
-        return replace(
-            context, trees={**context.trees, "qnn-sdk": users_tree("qnn-sdk", "QNN_SDK_ROOT", sdk)}
-        )
-
-    return arrange
-
-
 def ndk_of(revision: str) -> Arrange:
     def arrange(base: Path) -> Context:
         write_ndk(base / "ndk", revision)
         return context_of(base)
 
     return arrange
-
-
-def no_ndk(base: Path) -> Context:
-    (base / "ndk").mkdir(parents=True)
-    return context_of(base)
 
 
 def hexagon_sdk_named(version: str) -> Arrange:
@@ -162,30 +144,6 @@ def hexagon_sdk_named(version: str) -> Arrange:
 
 def answered(answer: Answer) -> Arrange:
     return changed(answers={SOCS[0]: answer})
-
-
-def stale_sdk_variable(base: Path) -> Context:
-    context = context_of(base)
-    sdk = replace(context.trees["qnn-sdk"], origin="store")
-    return replace(
-        context,
-        trees={**context.trees, "qnn-sdk": sdk},
-        environ={**context.environ, "QNN_SDK_ROOT": "/opt/elsewhere"},
-    )
-
-
-def foreign_only(base: Path) -> Context:
-    """The only libfoo.so on the library path is of another machine."""
-    Library(machine=AARCH64, soname="libfoo.so").write(base / "sdk2" / "libfoo.so")
-    needing = Library(soname="libQnnSystem.so", needed=("libfoo.so",))
-    context = placed(f"lib/{X86}/libQnnSystem.so", needing)(base)
-    variables = {**context.variables, "LD_LIBRARY_PATH": str(base / "sdk2")}
-    return replace(context, variables=variables)
-
-
-def dangling_link(base: Path) -> Context:
-    (write_sdk(base / "sdk") / "lib" / X86 / "libGone.so").symlink_to("libGone.so.1")
-    return context_of(base)
 
 
 def no_constraints(base: Path) -> Context:
@@ -234,9 +192,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("qnn-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("one-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("qnn-version", "/sdk", versioned_sdk("product: QAIRT\nversion: 2.31.0.250130\n")),
-    ("qnn-build-id", HTP, placed(HTP, Library(content=f"{OTHER_BUILD}\0".encode()))),
     ("ndk-revision", "/ndk", ndk_of("26.3.11579264")),
-    ("ndk-revision", "/ndk", no_ndk),
     ("hexagon-sdk-version", "5.5.5.0", hexagon_sdk_named("5.5.5.0")),
     ("python-packages", "torch", machine(packages={**PACKAGES, "torch": "2.1.0+cpu"})),
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.25.1"))),
@@ -248,20 +204,14 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("soc-known", "SM7950", changed(socs={"SM7950": soc_named("SM7950")})),
     ("soc-libraries", f"{IN_DSP}/{SKEL}", removed(f"{IN_DSP}/{SKEL}")),
     ("lpai-libraries", "libQnnLpaiSkel.so", removed("lib/lpai-v6/unsigned/libQnnLpaiSkel.so")),
-    ("one-build-id", SKEL, dsp(SKEL, skel(75, OTHER_BUILD))),
     ("elf-readable", HTP, placed(HTP, Library(soname="libQnnHtp.so").encode()[:-8])),
-    ("elf-readable", HTP, placed(HTP, b"<!DOCTYPE html><html>")),
-    ("elf-readable", "libGone.so", dangling_link),
     ("elf-machine", f"lib/{ANDROID}/libX.so", placed(f"lib/{ANDROID}/libX.so", library("libX.so", X86_64))),
     ("elf-machine", f"{IN_DSP}/libX.so", dsp("libX.so", library("libX.so", AARCH64))),
     ("hexagon-arch", "libQnnHtpV79Skel.so", dsp("libQnnHtpV79Skel.so", skel(79, BUILD))),
-    ("hexagon-arch", "libX.so", dsp("libX.so", Library(machine=HEXAGON, flags=0x79))),
     ("needed-resolved", SYSTEM, host("libQnnSystem.so", needed=("libc++.so.1",), runpath="$ORIGIN/../b")),
-    ("needed-resolved", SYSTEM, foreign_only),
     ("needed-resolved", "libQnnHtp.so", android(needed=("libfoo.so",))),
     ("symbol-versions", HTP, host("libQnnHtp.so", versions=TOO_NEW)),
     ("symbol-versions", HTP, host("libQnnHtp.so", versions=WITHOUT_NUMBER)),
-    ("symbol-versions", SYSTEM, host("libQnnSystem.so", versions={"libstdc++.so.6": ["GLIBCXX_3.4.31"]})),
     ("android-api", f"lib/{ANDROID}/libQnnHtp.so", android(android_api=35)),
     ("text-relocations", "libX.so", host("libX.so", textrel=True)),
     ("executable-stack", "libX.so", host("libX.so", execstack=True)),
@@ -285,8 +235,6 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
     ("absolute-rpath", "libX.so", host("libX.so", runpath="$ORIGIN:/build/out/lib")),
     ("library-path-missing", "LD_LIBRARY_PATH", library_path("{sdk}", "{base}/nowhere")),
     ("variables-contradict", "QNN_CI_PROFILE", environ({"QNN_CI_PROFILE": "wheels"})),
-    ("variables-contradict", "QNN_SDK_ROOT", stale_sdk_variable),
-    ("qnn-compat", BUILD, changed(measured=measured(OTHER_BUILD))),
     ("qnn-compat", BUILD, machine(packages={"executorch": "1.4.0"})),
 ]
 NOTES: list[tuple[str, str, Arrange]] = [
@@ -305,7 +253,6 @@ FIRING = [
 
 SILENT: list[tuple[str, Arrange]] = [
     # Beside the healthy environment, in which every rule is silent.
-    ("qnn-version", sdk_in_directory_named(PIN.version)),
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("compiler-version", changed(host=with_tool("gcc", "8.5.0"))),
     ("required-libraries", placed(f"lib/{X86}/libHtpPrepare.so", library("libSnpeHtp.so"))),
@@ -382,15 +329,9 @@ def test_a_rule_without_anything_to_look_at_says_so(rule: str, arrange: Arrange,
 @pytest.mark.parametrize(
     ("rule", "arrange", "reason"),
     [
-        (
-            "compiler-answers",
-            answered(Answer("absent", detail="executorch is not installed")),
-            "is not installed",
-        ),
         ("python-packages", changed(host=this_host(packages={})), "none of executorch, torch, torchao"),
         ("cmake-version", changed(host=with_tool("cmake", "")), "does not say its version"),
         ("qnn-build-id", changed(libraries=()), "holds a QNN build id"),
-        ("one-build-id", changed(libraries=()), "holds a QNN build id"),
         ("hexagon-sdk-version", hexagon_sdk_named("latest"), "holds no version"),
         ("glibc-version", changed(host=None), "was not looked at"),
     ],
@@ -405,14 +346,8 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
     ]
 
 
-def test_a_missing_directory_is_reported_once(tmp_path: Path) -> None:
-    shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
-    results = check([context_of(tmp_path)], [catalogue()["required-libraries"], catalogue()["soc-libraries"]])
-    assert [len(result.findings) for result in results] == [1, 0]
-
-
 def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
     Library(soname="libX.so", needed=("libfoo.so",)).write(tmp_path / "package" / "libX.so")
-    found = tuple(libraries(tmp_path / "package"))
-    (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=found)).findings
+    package = tuple(libraries(tmp_path / "package"))
+    (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=package)).findings
     assert finding.severity is Severity.ERROR
