@@ -65,11 +65,9 @@ class TestProblems:
         ("model", "rule", "subject", "remedy"),
         [
             (conv_model(("batch", 3, 8, 8)), "onnx-dynamic-shape", "x", "--dimension batch=1"),
-            (conv_model(("n + 1", "n + 1", 8, 8)), "onnx-dynamic-shape", "x", "--dimension 'n + 1=1'"),
             (loop("Loop"), "onnx-control-flow", "flow", "unrolled"),
             (if_model(branch("Sigmoid", (1, 3, 64))), "onnx-control-flow", "flow", "of the same type"),
             (if_model(branch("Loop", body=BODY)), "onnx-control-flow", "Loop_0", "unrolled"),
-            (relu(opset=99), "onnx-opset", "opset", "up to"),
             (counting("NonZero", (4, None)), "onnx-dynamic-shape", "count", "HTP pads with -1"),
             (relu(kind=TensorProto.DOUBLE), "onnx-type", "x", "export in float32"),
             (
@@ -130,13 +128,6 @@ class TestGather:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("content", [b"", b"\x00" * 64])
-    def test_other_files_are_reported_as_no_models(self, tmp_path: Path, content: bytes) -> None:
-        path = tmp_path / "model.onnx"
-        path.write_bytes(content)
-        with pytest.raises(CheckFailed, match="expected an ONNX model"):
-            load_graph(path)
-
     def test_any_part_of_a_model_is_refused_in_words(self, tmp_path: Path) -> None:
         whole = write(conv_model(), tmp_path / "model.onnx").read_bytes()
         part = tmp_path / "part.onnx"
@@ -178,14 +169,6 @@ class TestExternalData:
         model.graph.initializer[0].external_data[0].value = name
         with pytest.raises(CheckFailed, match="expected a file below"):
             external_files(model, tmp_path / "in")
-
-    @pytest.mark.parametrize("location", [".", "a\0b", "absent.bin"])
-    def test_under_a_name_that_no_file_has_is_refused(self, tmp_path: Path, location: str) -> None:
-        (tmp_path / "circle").symlink_to("circle")
-        model = load_graph(with_external_data(tmp_path / "model.onnx"))
-        model.graph.initializer[0].external_data[0].value = location
-        with pytest.raises(CheckFailed, match="external data of w: "):
-            external_files(model, tmp_path)
 
     @pytest.mark.parametrize(
         "entries", [{"offset": "1"}, {"offset": "-1"}, {"length": "-1"}, {"length": "433"}, {"offset": "abc"}]
