@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ci.builds.link_tree import changed_since, install, link_with_copies, make_overlay
-from provisioning import overlay
 
 COPIED = ("third-party/flatcc",)
 FILES = (
@@ -39,10 +38,6 @@ def shown(tree: Path, tmp_path: Path) -> Path:
     into = tmp_path / "build" / "tree" / "executorch"
     link_with_copies(tree, COPIED, into)
     return into
-
-
-def links(root: Path) -> dict[str, Path]:
-    return {str(path.relative_to(root)): path.readlink() for path in root.rglob("*") if path.is_symlink()}
 
 
 def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
@@ -87,16 +82,6 @@ def test_an_overlay_has_the_tree_and_our_files_instead_of_earlier_ones(
     assert old.exists()
     packages = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
     assert [(root / each / "__init__.py").exists() for each in packages] == [False, True, True, True]
-
-
-def test_an_overlay_names_its_tree_and_is_made_anew(
-    tree: Path, tmp_path: Path, files: dict[str, Path]
-) -> None:
-    make_overlay(tree, files, tmp_path / "overlay")
-    (tree / "exir" / "core.py").unlink()
-    make_overlay(tree, files, tmp_path / "overlay")
-    assert overlay.tree_of(tmp_path / "overlay") == tree
-    assert not (tmp_path / "overlay" / "executorch" / "exir" / "core.py").exists()
 
 
 def test_installing_replaces_earlier_adaptors(tree: Path, files: dict[str, Path]) -> None:

@@ -41,10 +41,8 @@ def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good:
         ({"interpreter": "/system/bin/linker64"}, "build-loader"),
         ({"needed": ["libmine.so"]}, "build-needed"),
         ({"runpath": "/opt/build/lib"}, "build-search-path"),
-        ({"rpath": "$ORIGIN:/opt/build/lib"}, "build-search-path"),
         ({"versions": {"libc.so.6": ["GLIBC_2.4", "GLIBC_2.35"]}}, "build-glibc"),
         ({"versions": {"libc.so.6": ["GLIBC_ABI_DT_RELR"]}}, "build-glibc"),
-        ({"versions": {"libc.so.6": ["GLIBC_ABI_OF_TOMORROW"]}}, "build-glibc"),
         ({"textrel": True}, "build-relocations"),
         ({"execstack": True}, "build-stack"),
         ({"content": b"/srv/me/src/runner.cpp\0"}, "build-paths"),
@@ -61,7 +59,6 @@ def test_each_error_of_a_linux_runner_is_reported_alone(
     [
         ({"alignment": 0x1000}, "build-page-size"),
         ({"android_api": 31}, "build-android-api"),
-        ({"android_api": None}, "build-android-api"),
         ({"needed": ["libc++_shared.so"]}, "build-needed"),
     ],
 )
@@ -86,10 +83,3 @@ def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
     assert check(built, "aarch64-linux", "2.34", []) == []
     elsewhere = [built[0], replace(built[1], place="python/libqnn_executorch_backend.so")]
     assert [each.rule for each in check(elsewhere, "aarch64-linux", "2.34", [])] == ["build-needed"]
-
-
-def test_a_file_that_is_no_elf_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "runner"
-    path.write_text("<html>", encoding="utf-8")
-    found = check([Built("runner", path, "bin/r")], "aarch64-linux", "2.34", [])
-    assert [each.rule for each in found] == ["build-elf"]

@@ -13,7 +13,7 @@ from ci.builds.source_plan import MEMORY_PER_JOB, Sdk, SourcePlan
 from ci.builds.toolchain import Toolchain, cross
 from ci.builds.verb import X86
 from ci.engine.jobs import available_memory
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
 from tests.support.typed import parsed
@@ -39,9 +39,9 @@ def test_a_containers_limit_counts(
     assert available_memory(tmp_path / "meminfo", tmp_path) == available
 
 
-@pytest.mark.parametrize("given", ["BUILD_TESTING=ON", "-DBUILD_TESTING=ON", "-DBUILD_TESTING:BOOL=ON"])
-def test_the_users_definitions_win_and_other_arguments_are_passed_on(tmp_path: Path, given: str) -> None:
-    plan = make_plan(tmp_path, extra=(given, "--fresh"))
+@pytest.mark.parametrize("definition", ["BUILD_TESTING=ON", "-DBUILD_TESTING:BOOL=ON"])
+def test_the_users_definitions_win_and_other_arguments_are_passed_on(tmp_path: Path, definition: str) -> None:
+    plan = make_plan(tmp_path, extra=(definition, "--fresh"))
     project = plan.cmake_build().projects[1]
     assert (project.definitions["BUILD_TESTING"], project.arguments) == ("ON", ("--fresh",))
 
@@ -61,16 +61,6 @@ def test_what_cmake_does_not_notice_starts_anew(tmp_path: Path, change: dict[str
     assert other.cmake_build().identity != plan.cmake_build().identity
 
 
-@pytest.mark.parametrize(
-    "change", [{"build_type": "Debug"}, {"extra": ("A=B",)}, {"launcher": Path("/bin/ccache")}]
-)
-def test_what_cmake_notices_is_built_incrementally(tmp_path: Path, change: dict[str, object]) -> None:
-    plan = make_plan(tmp_path)
-    other = replace(plan, **change)  # type: ignore[arg-type]
-    assert other.cmake_build().identity == plan.cmake_build().identity
-    assert other.cmake_build().settings != plan.cmake_build().settings
-
-
 def request(*flags: str, store: Path) -> SourcePlan:
     args = parsed(X86, *flags, "--store", str(store))
     return plan_of(args, selection_of(args, {}), {})
@@ -82,21 +72,6 @@ def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place:
     (tmp_path / place).touch()
     with pytest.raises(UsageError, match="of something else"):
         request("--output", str(tmp_path), store=tmp_path / "store")
-
-
-def test_an_earlier_builds_folders_are_taken_with_what_is_beside_them(tmp_path: Path) -> None:
-    places = (
-        "bin/qnn_executor_runner",
-        "lib/libx.so",
-        "overlay/overlay.json",
-        "notes/a",
-        "work/made-by.json",
-    )
-    for place in places:
-        (tmp_path / place).parent.mkdir()
-        (tmp_path / place).touch()
-    with pytest.raises(EnvironmentLacking, match="without the headers"):
-        request("--output", str(tmp_path), "--build-dir", str(tmp_path / "work"), store=tmp_path / "store")
 
 
 def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Programs of a build are found, or the command that installs them is named; recipes are data."""
+"""Programs of a build are found, or the command that installs them is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ci.builds.programs import Program, find_cmake, find_compiler
 from ci.builds.recipes import for_tree, load_recipe
-from provisioning.base.errors import EnvironmentLacking, ManifestError
+from provisioning.base.errors import EnvironmentLacking
 from tests.support.scripts import script
 
 
@@ -26,11 +26,10 @@ def path_of(*folders: Path) -> dict[str, str]:
     return {"PATH": ":".join(map(str, folders))}
 
 
-@pytest.mark.parametrize("version", ["3.28.0-rc1", "3.100.0"])
-def test_the_first_cmake_that_is_new_enough_is_taken(tmp_path: Path, version: str) -> None:
+def test_the_first_cmake_that_is_new_enough_is_taken(tmp_path: Path) -> None:
     program(tmp_path / "old", "cmake", "cmake version 3.25.1")
     program(tmp_path / "broken", "cmake", "cmake version 4.0.0", code=1)
-    new = program(tmp_path / "new", "cmake", f"cmake version {version}")
+    new = program(tmp_path / "new", "cmake", "cmake version 3.100.0")
     path = path_of(tmp_path / "old", tmp_path / "broken", tmp_path / "new")
     assert find_cmake("3.28", path).path == new
 
@@ -46,33 +45,6 @@ def test_cxx_names_the_compiler_by_a_path_from_here_too(
         find_compiler({**path_of(tmp_path / "bin"), "CXX": "nothing-c++"})
 
 
-def test_a_compiler_with_a_launcher_is_refused_with_the_reason(tmp_path: Path) -> None:
-    program(tmp_path / "bin", "g++", "g++ 12.2.0")
-    with pytest.raises(EnvironmentLacking) as caught:
-        find_compiler({"CXX": "ccache g++", **path_of(tmp_path / "bin")})
-    assert caught.value.remedy == "name the program alone, without a launcher or arguments"
-
-
-GOOD = """
-schema = 1
-summary = "a recipe"
-toolchain = "host"
-[[projects]]
-name = "all"
-source = "."
-build = "."
-[[outputs]]
-kind = "library"
-files = ["lib/a.so"]
-to = "lib"
-"""
-
-
-def recipe(folder: Path, text: str) -> Path:
-    (folder / "mine.toml").write_text(text, encoding="utf-8")
-    return folder
-
-
 def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path) -> None:
     (tmp_path / "examples" / "models" / "llama").mkdir(parents=True)
     (tmp_path / "examples" / "models" / "llama" / "CMakeLists.txt").touch()
@@ -82,17 +54,3 @@ def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path)
         "qnn_executor_runner",
         "llama_main",
     ]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "key"),
-    [
-        ('source = "."', 'source = "../elsewhere"', "source"),
-        ('to = "lib"', 'to = "/usr/lib"', "to"),
-        ('build = "."', 'build = "."\noptions = { A = "{nowhere}" }', "(top)"),
-    ],
-)
-def test_a_recipe_that_cannot_be_taken_names_its_key(tmp_path: Path, old: str, new: str, key: str) -> None:
-    with pytest.raises(ManifestError) as caught:
-        load_recipe("mine", recipe(tmp_path, GOOD.replace(old, new)))
-    assert key in caught.value.key

@@ -26,11 +26,6 @@ def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
     assert trees.open_tree(root).changed
 
 
-def test_a_repository_around_the_tree_is_not_the_trees(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert trees.open_tree(make_tree(tmp_path, commit=False)).commit == ""
-
-
 def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking, match="must be named executorch, found et"):
         trees.open_tree(make_tree(tmp_path, commit=False, name="et"))
@@ -59,11 +54,8 @@ def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None
     assert found == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
 
 
-def test_new_trees_define_one_adaptor(tree: Path) -> None:
+def test_new_trees_define_one_adaptor_and_old_ones_two(tree: Path) -> None:
     assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor"]
-
-
-def test_old_trees_define_two(tree: Path) -> None:
     make_old(tree)
     assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"]
 

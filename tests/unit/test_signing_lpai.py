@@ -61,31 +61,15 @@ def own(path: Path, variable: str = "QNN_SDK_ROOT") -> Root:
     return Root(path, "directory", variable)
 
 
-def test_a_chip_without_lpai_is_refused_and_that_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sign_lpai("--soc", "SM8650") == 2
-    assert (report(tmp_path)["outcome"], report(tmp_path)["findings"][0]["rule"]) == (
-        "error",
-        "signing.stopped",
-    )
-    error = capsys.readouterr().err
-    assert "SM8650 has no LPAI" in error and "SM8850" in error
-
-
-@pytest.mark.parametrize("version", ["2.38.9", "2.9.0"])
-def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path, version: str) -> None:
-    sdk = hexagon_sdk.qnn_sdk(tmp_path, version)
-    with pytest.raises(EnvironmentLacking, match=f"needs QNN 2.39 or later, found {version}") as caught:
+def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path) -> None:
+    sdk = hexagon_sdk.qnn_sdk(tmp_path, "2.9.0")
+    with pytest.raises(EnvironmentLacking, match=r"needs QNN 2\.39 or later, found 2\.9\.0"):
         libraries.check_qnn(CHIP, own(sdk), [])
-    assert "--profile" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("version", "arch", "good"),
     [
-        ("5.5.4.0", 73, False),
-        ("6.0.0.0", 79, True),
         ("6.3.0.0", 81, False),
         ("6.4.0.0", 81, True),
     ],
@@ -117,12 +101,12 @@ def direct_world(tmp_path: Path) -> Environment:
 
 
 def test_direct_mode_signs_all_that_the_dsp_loads(tmp_path: Path) -> None:
-    found = libraries.to_sign(CHIP, direct_world(tmp_path), [], direct=True)
-    assert {path.parts[-9] for path in found if path.name == "libc++.so.1"} == {"19.0.07"}
+    paths = libraries.to_sign(CHIP, direct_world(tmp_path), [], direct=True)
+    assert {path.parts[-9] for path in paths if path.name == "libc++.so.1"} == {"19.0.07"}
     mine = Skel(arch=81).write(tmp_path / "mine" / "libqnn_executorch_skel.so")
     replaced = libraries.to_sign(CHIP, direct_world(tmp_path / "again"), [mine], direct=True)
     assert [path for path in replaced if path.name == mine.name] == [mine]
-    assert sorted(path.name for path in found) == [
+    assert sorted(path.name for path in paths) == [
         "libQnnLpai.so",
         "libQnnLpaiSkel.so",
         "libQnnSystem.so",
@@ -184,9 +168,9 @@ def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
     assert (
         sign_lpai("--soc", "SM8850", "--signer", "dev", "--serial", "0x1A2B3C4D", "-o", tmp_path / "o") == 0
     )
-    made = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
+    signature = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
     expected = checks.Expected(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
-    assert verification.verify_file(made, expected).verdict() == "verified"
+    assert verification.verify_file(signature, expected).verdict() == "verified"
 
 
 def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) -> None:
@@ -206,29 +190,7 @@ def test_what_is_no_serial_is_refused(text: str) -> None:
         device_serial.parse_serial(text)
 
 
-def fake_adb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    adb = script(tmp_path / "tools" / "adb", text)
-    monkeypatch.setenv("PATH", f"{adb.parent}:/usr/bin:/bin")
-
-
 def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_adb(
-        tmp_path, monkeypatch, '[ "$*" = "-s abc shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
-    )
+    text = '[ "$*" = "-s abc shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
+    monkeypatch.setenv("PATH", f"{script(tmp_path / 'tools' / 'adb', text).parent}:/usr/bin:/bin")
     assert device_serial.read_serial("abc") == 0x1234
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("echo 'error: no devices/emulators found' >&2; exit 1", "no devices/emulators"),
-        ("echo 99999999999", "expected 32 bits"),
-        ("exit 0", "no answer"),
-    ],
-)
-def test_a_device_that_does_not_tell_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
-) -> None:
-    fake_adb(tmp_path, monkeypatch, text)
-    with pytest.raises(EnvironmentLacking, match=words):
-        device_serial.read_serial()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -86,14 +85,6 @@ def test_findings_tell_a_known_signer_an_unknown_one_and_none_apart(
     }
     signing("verify", Skel().write(tmp_path / "plain.so"), "--allow-unchecked", "root")
     assert rules(reports) == {"signing.unsigned": Severity.ERROR}
-
-
-@pytest.mark.parametrize("action", ["inspect", "verify"])
-def test_what_is_no_file_is_a_usage_error_and_is_reported(action: str, tmp_path: Path, reports: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.so")
-    assert [signing(action, path) for path in ("gone.so", tmp_path, "pipe.so")] == [2, 2, 2]
-    if action == "verify":
-        assert rules(reports) == {"signing.stopped": Severity.ERROR}
 
 
 def test_a_file_of_several_certificates_does_not_say_which_to_trust(
