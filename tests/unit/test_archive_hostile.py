@@ -44,12 +44,6 @@ def overlapping() -> bytes:
     return build(Item("a", b"shared"), Item("b", b"shared", offset=0))
 
 
-def nested() -> bytes:
-    """The second member lives inside the first one's stored data."""
-    inner = build(Item("b", b"inner"))
-    return build(Item("a", inner, method=STORED), Item("b", b"inner", offset=31))
-
-
 def stretched() -> bytes:
     """An extra field in the local header pushes the data into the next member."""
     extra = struct.pack("<2H", 0xCAFE, 20) + bytes(20)
@@ -67,13 +61,11 @@ def two_ends() -> bytes:
 NAMES = [
     Case("absolute name", zipped(Item("/etc/passwd")), "found an absolute path"),
     Case("parent at the start", zipped(Item("../evil")), "found the part '..'"),
-    Case("parent in the middle", zipped(Item("a/../../evil")), "found the part '..'"),
     Case("empty part", zipped(Item("a//b")), "found an empty part"),
     Case("empty name", zipped(Item("")), "found an empty name"),
     Case("drive letter", zipped(Item("C:/Windows/evil")), "found a drive letter"),
     Case("backslashes up", zipped(Item("..\\..\\evil")), "found a backslash"),
     Case("NUL", zipped(Item("good\0.so")), "found a control character"),
-    Case("newline", zipped(Item("a\nb")), "found a control character"),
     Case("name too long for a file system", zipped(Item("a" * 256)), "found a part longer than 255 bytes"),
     Case("name that is not UTF-8", zipped(Item(b"caf\xe9")), "found b'caf\\xe9'"),
 ]
@@ -85,25 +77,21 @@ COLLISIONS = [
     Case("case beyond ASCII", zipped(Item("STRASSE"), Item("straße")), "they differ only by case"),
     Case("normalisation", zipped(Item("caf\u00e9"), Item("cafe\u0301")), "composed differently"),
     Case("file where a directory is needed", zipped(Item("a"), Item("a/b")), "found a file"),
-    Case("directory where a file is", zipped(Item("a/b"), Item("a")), "found a directory"),
 ]
 
 LINKS = [
     Case("absolute link", zipped(link("l", "/etc/passwd")), "found the absolute '/etc/passwd'"),
     Case("link up and out", zipped(link("d/l", "../../evil")), "found target '../../evil'"),
-    Case("link out by way of a directory", zipped(folder("d/"), link("l", "d/../..")), "inside the tree"),
     Case("link out by a link", zipped(link("a/up", "../b"), link("l", "a/up/../../evil")), "inside the tree"),
     Case("in other case", zipped(link("a/b/Up", "../.."), link("a/l", "b/uP/../evil")), "inside the tree"),
     Case("circle of links", zipped(link("a", "b"), link("b", "a")), "found a circle"),
     Case("member through a link", zipped(link("l", "d"), Item("l/evil")), "found a symbolic link"),
     Case("link over a directory", zipped(Item("l/f"), link("l", "d")), "found a directory"),
-    Case("link with an empty target", zipped(link("l", "")), "expected a link target of 1 to 1024 bytes,"),
     Case("link named like a directory", zipped(Item("l/", b"d", mode=0o120777)), "found a symbolic link"),
 ]
 
 KINDS = [
     Case("character device", zipped(Item("null", b"", mode=0o020666)), "found a special file"),
-    Case("fifo", zipped(Item("pipe", b"", mode=0o010644)), "found a special file"),
     Case("directory with content", zipped(Item("d/", b"hidden", mode=0o040755)), "found 6 bytes"),
 ]
 
@@ -115,17 +103,13 @@ BOMBS = [
     Case("count without members", zipped(Item("a"), count=4_000_000_000, zip64=True), "found 4000000000"),
     Case("declared terabytes", zipped(Item("a", size=0xFFFFFFFE, compressed_size=9)), "its packed size"),
     Case("overlapping entries", overlapping, "found an overlap with 'a'"),
-    Case("entry inside another", nested, "found an overlap with 'a'"),
     Case("data pushed into the next member", stretched, "found an overlap with the next member"),
 ]
 
 LIES = [
     Case("local name", zipped(Item("good", local={"name": b"evil"})), "found b'evil'"),
-    Case("longer local name", zipped(Item("a", local={"name": b"a/../b"})), "found b'a/../b'"),
     Case("local method", zipped(Item("a", local={"method": 0})), "found method 0"),
-    Case("local signature", zipped(Item("a", local={"signature": b"PK\1\2"})), "at offset 0"),
     Case("descriptor", zipped(replace(Item("a").described(), descriptor=bytes(16))), "a data descriptor"),
-    Case("position", zipped(Item("a", offset=3)), "found data up to offset"),
     Case(
         "data in the directory", zipped(replace(large("a", 9), local={"extra": b"12"}), start=38), "that ends"
     ),
@@ -140,7 +124,6 @@ LIES = [
 UNKNOWN = [
     Case("encrypted", zipped(Item("a", flags=1)), "expected a member that is not encrypted"),
     Case("patch data", zipped(Item("a", flags=0x20)), "found patch data"),
-    Case("bzip2", zipped(Item("a", method=12, raw=b"BZh9")), "found method 12 (bzip2)"),
     Case("part of a split archive", zipped(Item("a"), disk=1), "found one part of a split zip"),
     Case("page of a web server", lambda: b"<html>Access denied</html>", "found none in the last of 26 bytes"),
 ]
@@ -193,12 +176,6 @@ def test_a_destination_that_escapes_is_refused_like_a_name(tmp_path: Path) -> No
     (tmp_path / "a.zip").write_bytes(build(Item("a")))
     with pytest.raises(ArchiveError, match=re.escape("found the part '..' in '../a'")):
         archive.extract(tmp_path / "a.zip", tmp_path / "out", lambda name: f"../{name}")
-
-
-def test_two_members_for_one_destination_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(build(Item("a"), Item("b")))
-    with pytest.raises(ArchiveError, match="'b': expected nothing else at 'same', found a file"):
-        archive.extract(tmp_path / "a.zip", tmp_path / "out", lambda name: "same")
 
 
 def test_the_first_error_of_many_workers_ends_them_all(tmp_path: Path) -> None:

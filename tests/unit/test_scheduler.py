@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
-from ci.engine.jobs import Calls, Job, run_jobs, shard, shard_named
+from ci.engine.jobs import Calls, Job, run_jobs, shard
 from provisioning.base.errors import UsageError
 
 JOBS = st.lists(
@@ -134,25 +134,3 @@ def test_a_slot_that_opens_after_the_end_does_nothing() -> None:
 
     run_jobs([Job("a"), Job("b")], Late, slots=2, stop_after=lambda job, result: True)
     assert ran == ["first"]
-
-
-def test_every_slot_is_closed() -> None:
-    both, closed = threading.Barrier(2, timeout=20), []
-
-    def at_once(job: Job) -> str:
-        both.wait()
-        return job.name
-
-    class Counted(Calls[str]):
-        def close(self) -> None:
-            closed.append(1)
-
-    run_jobs([Job("a"), Job("b")], lambda: Counted(at_once), slots=2)
-    assert len(closed) == 2
-
-
-def test_a_part_with_nothing_in_it_is_a_usage_error() -> None:
-    jobs = [Job("a", 2.0), Job("b", 1.0)]
-    assert shard_named(jobs, "2/2") == [jobs[1]]
-    with pytest.raises(UsageError, match="--shard 3/3: of 2 in all, none is left"):
-        shard_named(jobs, "3/3")

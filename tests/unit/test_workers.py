@@ -71,12 +71,6 @@ def asked(job: Job, worker: Worker) -> Any:
 
 
 class TestParent:
-    def test_another_kind_of_job_gets_another_worker(self, setup: Setup) -> None:
-        slot = WorkerSlot(lambda job: Worker(setup), asked, kind=lambda job: job.name[0])
-        same, too, other = [slot.run(Job(name))["pid"] for name in ("genie-1", "genie-2", "executorch")]
-        assert same == too and not Path(f"/proc/{same}").exists() and Path(f"/proc/{other}").exists()
-        slot.close()
-
     @pytest.mark.parametrize(
         ("what", "said"),
         [
