@@ -121,9 +121,7 @@ def test_no_other_statement_passes_for_a_verdict(
         inspect(program, bundle({**signed(tmp_path), **change}))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "1", '{"dsseEnvelope": {}}', bundle({}, "text/plain")]
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"dsseEnvelope": {}}', bundle({}, "text/plain")])
 def test_what_is_no_attestation_is_called_so(program: Path, text: str) -> None:
     with pytest.raises(CheckFailed):
         inspect(program, text)

@@ -15,8 +15,7 @@ from ci.image.contents import installed_items, vendor_items
 from ci.image.engine import Done, Engine, Job
 from ci.image.image_plan import load_images, plan_of
 from ci.image.verb import labels
-from provisioning.base.bill_of_materials import Item, document, package_url
-from provisioning.base.errors import CheckFailed
+from provisioning.base.bill_of_materials import Item, document
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_profile
 from tests.support.bills import faults
@@ -71,20 +70,6 @@ def test_every_bill_is_valid_and_the_same_again(tmp_path: Path, kind: str) -> No
     assert bill() == bill()
 
 
-def test_an_item_that_is_named_twice_is_listed_once_with_its_licence_whatever_the_order() -> None:
-    purl = package_url("pypi", "Typing_Extensions", "4")
-    items = [
-        Item("typing_extensions", "4", purl=purl, licence="PSF-2.0"),
-        Item("typing_extensions", "4", purl=purl),
-    ]
-    assert document(BUILD, items) == document(BUILD, items[::-1])
-    (one,) = json.loads(document(BUILD, items))["components"]
-    assert (one["purl"], one["licenses"]) == (
-        "pkg:pypi/typing-extensions@4",
-        [{"license": {"name": "PSF-2.0"}}],
-    )
-
-
 def test_an_image_lists_its_packages_distributions_and_components_with_licences_and_hashes() -> None:
     components = {one["name"]: one for one in json.loads(image_bill("qnn-2.37-ndk-r26c"))["components"]}
     sdk = load_profile("qnn-2.37").components["qnn-sdk"]
@@ -96,8 +81,3 @@ def test_an_image_lists_its_packages_distributions_and_components_with_licences_
     assert hashes == [digest for digest in [getattr(part.source, "sha256", None)] if digest]
     assert components["g++"]["purl"].startswith("pkg:deb/debian/g%2B%2B@4")
     assert components["rich"]["licenses"] == [{"license": {"name": "MIT"}}]
-
-
-def test_an_image_that_cannot_list_what_it_holds_is_an_error() -> None:
-    with pytest.raises(CheckFailed, match="no such file"):
-        installed_items(plan_of("wheels"), ContainerThatPrints("", 1), "image")

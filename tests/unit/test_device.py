@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.transport import Adb, Answer, Lost, Ssh, TimedOut
+from ci.device.transport import Adb, Answer, TimedOut
 from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity
 from tests.support.local_device import Local
@@ -17,11 +17,11 @@ from tests.support.scripts import script
 
 
 def files(folder: Path, **contents: str) -> dict[str, Path]:
-    made = {}
+    placed = {}
     for name, text in contents.items():
         (folder / name).write_text(text, encoding="utf-8")
-        made[f"lib/{name}.so"] = folder / name
-    return made
+        placed[f"lib/{name}.so"] = folder / name
+    return placed
 
 
 def test_only_what_changed_is_sent_and_what_an_earlier_bundle_left_is_removed(tmp_path: Path) -> None:
@@ -60,14 +60,14 @@ def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
     listed.write_text('a.raw "b c.raw"\n# a comment\nd.raw a.raw\n', encoding="utf-8")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    found = session.stage_inputs(listed, scratch)
-    assert found[session.INPUT_LIST].read_text(encoding="utf-8").splitlines() == [
+    staged = session.stage_inputs(listed, scratch)
+    assert staged[session.INPUT_LIST].read_text(encoding="utf-8").splitlines() == [
         "inputs/0000_0.raw inputs/0000_1.raw",
         "inputs/0002_0.raw inputs/0002_1.raw",
     ]
 
 
-@pytest.mark.parametrize("text", ["missing.raw\n", "", "\n\n", 'a "b\n'])
+@pytest.mark.parametrize("text", ["missing.raw\n", "\n", 'a "b\n'])
 def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text(text, encoding="utf-8")
@@ -78,13 +78,6 @@ def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str)
 def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match="the connection broke"):
         Adb(str(script(tmp_path / "adb", "echo half of an answ"))).shell("true")
-
-
-def test_a_connection_that_breaks_is_not_a_host_that_refuses(tmp_path: Path) -> None:
-    said = "echo loading; echo 'client_loop: send disconnect: Broken pipe' >&2; exit 255"
-    with pytest.raises(Lost, match="Broken pipe") as caught:
-        Ssh(str(script(tmp_path / "ssh", said)), "board").shell("true")
-    assert (caught.value.exit_code, caught.value.out) == (4, "loading\n")
 
 
 class Late(Local):
@@ -117,9 +110,7 @@ def test_a_runner_that_takes_too_long_and_ignores_being_asked_to_end_is_killed(
 @pytest.mark.parametrize(
     ("says", "wanted", "severity"),
     [
-        ("618", "SM8750", None),
         ("639", "SM8750", None),
-        ("618", "SM8650", Severity.ERROR),
         ("618", "SA8797", Severity.ERROR),
         ("603", "SM8550", Severity.NOTE),  # QCS8550: another chip of the same make
         ("460", "SM8350", Severity.NOTE),  # SA8295: the same Hexagon with more VTCM

@@ -90,17 +90,6 @@ def test_of_two_that_wait_for_a_dead_run_one_has_it(folder: str, tmp_path: Path)
     assert owners == ["slow"]
 
 
-def test_a_lock_let_go_while_we_asked_is_not_left_without_a_holder(folder: str) -> None:
-    """Between the failed mkdir and the look at who has it."""
-
-    class LetsGo(Local):
-        def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            return super().shell(script.replace("\nfi\n", f"\nfi\nrm -rf {LOCK}\n"))
-
-    hold(folder, Holder("another-boot/1", 7, "1", "ann").encode())
-    with pytest.raises(EnvironmentLacking):
-        claimed(LetsGo(), folder).__enter__()
-    assert not (Path(folder) / LOCK).exists()
 
 
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:

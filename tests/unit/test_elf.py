@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioning.elf import BrokenElf, Elf, NotElf, identity, read, read_stream
+from provisioning.elf import BrokenElf, Elf, NotElf, read, read_stream
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 
 RICH = Library(
@@ -43,20 +43,6 @@ def test_the_hexagon_arch_is_in_the_low_ten_bits(flags: int, arch: int | None) -
     assert elf_of(Library(machine=HEXAGON, flags=flags)).arch == arch
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "it is empty"),
-        (b"<!DOCTYPE html><html>", "it is a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),
-        (b"/* We use a linker script */\nINPUT(-lncurses)", "it is a linker script"),
-    ],
-)
-def test_what_is_no_elf_file_is_called_what_it_looks_like(content: bytes, reason: str) -> None:
-    with pytest.raises(NotElf, match=reason):
-        read_stream(io.BytesIO(content), Path("lib.so"))
-
-
 def test_a_truncated_file_says_where_it_should_have_ended(tmp_path: Path) -> None:
     whole = RICH.encode()
     path = tmp_path / "lib.so"
@@ -84,12 +70,6 @@ def test_without_a_stated_stack_it_is_executable_where_the_loader_makes_it_so(
     struct.pack_into("<I", content, at, 0)
     elf = read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
     assert (elf.execstack, elf.states_stack) == (executable, False)
-
-
-def test_identity_reads_no_more_than_the_head(tmp_path: Path) -> None:
-    path = tmp_path / "lib.so"
-    path.write_bytes(skel(75).encode()[:20])
-    assert identity(path) == (32, HEXAGON)
 
 
 SAMPLES = (RICH.encode(), skel(79, "v2.49.40.260810104044", needed=("libc++.so.1",)).encode())

@@ -15,7 +15,6 @@ from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolv
 from provisioning.manifest import Component
 from provisioning.overlay import describe
 from provisioning.store import Tree, Want
-from tests.support.environments import write_ndk
 from tests.support.sdk_archives import tree_at
 
 HOST = "lib/x86_64-linux-clang"
@@ -23,14 +22,14 @@ HOST = "lib/x86_64-linux-clang"
 
 @dataclass
 class Trees:
-    """A store that holds these components, and remembers what it was asked for."""
+    """A store that holds these components, and remembers the requests."""
 
     roots: dict[str, Path]
     holds: Callable[[Want], bool] = lambda want: True
-    asked: list[tuple[str, Want]] = field(default_factory=list)
+    requests: list[tuple[str, Want]] = field(default_factory=list)
 
     def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
-        self.asked.append((component_name, want))
+        self.requests.append((component_name, want))
         if component_name not in self.roots or not self.holds(want):
             return None
         return tree_at(self.roots[component_name], component_name, component.version)
@@ -98,32 +97,27 @@ def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
     assert caught.value.remedy == f"export QNN_SDK_ROOT='{own}'"
 
 
-ALL = ("qnn-sdk", "android-ndk", "executorch-source")
-
-
 def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_is_wrong(sdk: Path) -> None:
     selection = _selection(sdk.parent.parent)
     with pytest.raises(EnvironmentLacking, match=r"EXECUTORCH_ROOT=/nowhere"):
-        resolve(selection, {"EXECUTORCH_ROOT": "/nowhere"}, trees=Trees({"qnn-sdk": sdk}), needs=ALL[::2])
+        resolve(
+            selection,
+            {"EXECUTORCH_ROOT": "/nowhere"},
+            trees=Trees({"qnn-sdk": sdk}),
+            needs=("qnn-sdk", "executorch-source"),
+        )
 
 
 def test_the_store_is_asked_for_the_arches_of_every_selected_soc(sdk: Path, store: Path) -> None:
     trees = Trees({"qnn-sdk": sdk})
     resolve(_selection(store, named_socs=("SM8650", "SM8750")), {}, trees=trees)
-    assert ("qnn-sdk", Want(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.asked
+    assert ("qnn-sdk", Want(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.requests
 
 
 def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: Path) -> None:
     trees = Trees({"qnn-sdk": sdk}, holds=lambda want: "x86_64-linux" not in want.targets)
     environment = resolve(_selection(store, target="aarch64-linux"), {}, trees=trees)
     assert environment.roots["qnn-sdk"].path == sdk
-
-
-def test_the_ndk_is_taken_by_its_other_names(sdk: Path, tmp_path: Path) -> None:
-    ndk = write_ndk(tmp_path / "ndk")
-    environment = _resolved(sdk, {"ANDROID_NDK_HOME": str(ndk)})
-    assert environment.roots["android-ndk"].variable == "ANDROID_NDK_HOME"
-    assert environment.variables["ANDROID_NDK_ROOT"] == str(ndk)
 
 
 def test_what_the_user_had_in_the_library_path_stays_behind_ours(sdk: Path) -> None:
@@ -157,7 +151,7 @@ def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
     assert again.notes == ()
 
 
-@pytest.mark.parametrize("name", ["a:b", "a;b", "$ORIGIN", "${LIB}"])
+@pytest.mark.parametrize("name", ["a:b", "$ORIGIN"])
 def test_a_root_that_the_loader_would_misread_is_refused(sdk: Path, tmp_path: Path, name: str) -> None:
     own = _sdk(tmp_path / name)
     with pytest.raises(UsageError, match="LD_LIBRARY_PATH cannot carry"):
@@ -195,8 +189,8 @@ def python_path(own_sdk: Path, overlaid: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_overlay_of_the_tree_comes_first(own_sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = python_path(own_sdk, own_sdk.parent / "et/executorch", monkeypatch, had="/mine")
-    assert found == f"{own_sdk.parent}/overlay:/mine"
+    path = python_path(own_sdk, own_sdk.parent / "et/executorch", monkeypatch, had="/mine")
+    assert path == f"{own_sdk.parent}/overlay:/mine"
 
 
 def test_the_overlay_of_another_tree_is_left_alone(own_sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.errors import UsageError
-from provisioning.base.rendering.variables import FORMATS, docker, github, sh
+from provisioning.base.rendering.variables import docker, github, sh
 from provisioning.base.rendering.variables import dotenv as as_dotenv
 from provisioning.base.settings import ROOT
 from provisioning.verbs import env
@@ -50,12 +50,6 @@ def _by_shell(shell: str, variables: Mapping[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("shell", SHELLS)
 @given(variables=SETS)
 def test_a_shell_gets_any_text_back(shell: str, variables: dict[str, str]) -> None:
-    assert _by_shell(shell, variables) == variables
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_gets_back_paths_that_are_no_text(shell: str) -> None:
-    variables = {"NAME_0": os.fsdecode(b"/opt/caf\xe9/\xff")}
     assert _by_shell(shell, variables) == variables
 
 
@@ -94,12 +88,6 @@ def test_docker_gets_back_what_is_not_refused(variables: dict[str, str]) -> None
         return
     assert read_docker(text) == variables
     assert read_docker(text, unquoting=True) == variables
-
-
-@pytest.mark.parametrize("format_", sorted(set(FORMATS) - {"sh"}))
-def test_text_formats_refuse_bytes_that_are_no_text(format_: str) -> None:
-    with pytest.raises(UsageError, match=f"the {format_} format cannot carry NAME"):
-        FORMATS[format_]({"NAME": "\udcff"})
 
 
 @pytest.fixture

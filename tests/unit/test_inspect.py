@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.engine.protobuf import Malformed
-from ci.inspect import verb
 from ci.suites.programs.against_sdk import Answer, against
 from ci.suites.programs.program import Context, Program, parse, read
 from provisioning.base.errors import CheckFailed
@@ -41,11 +38,6 @@ class TestReading:
         assert delegate.options is not None and delegate.context is not None
         assert (delegate.options.soc_id, delegate.options.arch, delegate.options.vtcm_mb) == (57, 75, 8)
         assert delegate.context == Context(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
-
-    def test_what_has_a_build_id_alone_is_a_context_binary(self) -> None:
-        found = parse(b"\x02\x00" + context("SM8850", 81, 4 << 20))
-        assert isinstance(found, Context)
-        assert (found.socs, found.arches, found.vtcm_bytes) == (("SM8850",), (81,), (4 << 20,))
 
 
 class TestDamage:
@@ -126,16 +118,3 @@ class TestAgainst:
     def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
         answer = against(parse(program(data=context("SM8850", 81))), sdk)
         assert not answer.loads and "HTP v81, and this has v75, v79 alone" in answer.says[0]
-
-
-class TestVerb:
-    def _run(self, path: Path, *, against: Path | None = None, as_json: bool = False) -> int:
-        flags = {"against": against, "extract": None, "attestation": None, "json": as_json}
-        return verb.run(argparse.Namespace(file=path, **flags))
-
-    def test_json_is_one_document(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = tmp_path / "model.pte"
-        path.write_bytes(WHOLE)
-        assert self._run(path, as_json=True) == 0
-        document = json.loads(capsys.readouterr().out)
-        assert document["delegates"][0]["context"]["build_ids"] == [BUILD_ID]

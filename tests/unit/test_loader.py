@@ -83,12 +83,6 @@ def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None
     assert search(a, b, c) == []
 
 
-def test_libraries_that_need_each_other_are_opened_all_the_same(tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb.so", "libx.so"), runpath="$ORIGIN")
-    b = write(tmp_path, "libb.so", needed=("liba.so",), runpath="$ORIGIN")
-    assert search(a, b) == [("liba.so", "libx.so")]
-
-
 def test_a_library_found_by_its_soname_counts(tmp_path: Path) -> None:
     a = write(tmp_path, "liba.so", needed=("libb-1.so", "libb.so.1"), runpath="$ORIGIN")
     write(tmp_path, "libb-1.so", soname="libb.so.1")

@@ -9,7 +9,6 @@ from packaging.requirements import Requirement
 
 from provisioning import lock_files
 from provisioning.manifest import PythonEnvironment
-from tests.support.wheels import make_wheel
 
 RESOLVED = """\
 fsspec==2026.9.0 ; platform_machine == 'x86_64' and sys_platform == 'linux' \\
@@ -93,21 +92,6 @@ class TestTorch:
         assert kept == ["fsspec", "tqdm"]
 
 
-class TestTheUsersPipSettings:
-    def test_where_there_is_no_index_none_is_asked(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        wheel = "demo-1.0-py3-none-any.whl"
-        (tmp_path / wheel).write_bytes(make_wheel(wheel))
-        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-        # Nobody listens there, so that asking fails.
-        monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
-        monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-        assert "demo==1.0" in lock_files.resolve("demo", ["demo==1.0"], "", [])
-
-
 class TestCommittedLocks:
     def test_they_are_fresh(self) -> None:
         assert [fault for name in lock_files.lockable() for fault in lock_files.problems(name)] == []
@@ -128,11 +112,3 @@ class TestCommittedLocks:
         pins = [Requirement(entry.line) for entry in lock_files.parse(lock_files.lock_path(name).read_text())]
         taken = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
         assert len(taken) == len(set(taken))
-
-    def test_what_torch_needs_is_locked_though_torch_is_not(self) -> None:
-        names = {entry.name for entry in lock_files.parse(lock_files.lock_path("executorch").read_text())}
-        assert {"sympy", "networkx", "jinja2", "fsspec", "mpmath", "typing-extensions"} <= names
-
-    def test_tests_have_the_provider_of_the_onnx_lane(self) -> None:
-        provider = {text for text in lock_files.inputs_of("onnx") if "onnx" in text}
-        assert provider and provider <= set(lock_files.inputs_of("tests"))

@@ -93,13 +93,6 @@ def test_what_fails_its_identity_check_is_not_recorded(user: User) -> None:
     assert user.profile.read_text() == text
 
 
-def test_check_writes_nothing(user: User) -> None:
-    user.types("provision", "--profile", "small", "--accept-licence", "l")
-    before = user.profile.read_text()
-    user.types("lock", "--check")
-    assert user.profile.read_text() == before
-
-
 def test_check_names_a_lock_file_of_no_environment(user: User, tmp_path: Path) -> None:
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks/old.txt").touch()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.engine.work import Failure, Result
-from ci.executorch.judge import artifact, cost, delegation, failure_finding, faults_of
+from ci.engine.work import Result
+from ci.executorch.judge import artifact, cost, delegation, faults_of
 from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
@@ -52,22 +52,16 @@ class TestDelegation:
         (finding,) = delegation(allowed, {"left": [ERF], "delegates": 1})
         assert finding.severity is Severity.NOTE
 
-    @pytest.mark.parametrize("found", [0, 2])
-    def test_another_number_of_delegates_is_an_error(self, tmp_path: Path, found: int) -> None:
-        (finding,) = delegation(make_program(tmp_path), {"left": [], "delegates": found})
+    @pytest.mark.parametrize("delegates", [0, 2])
+    def test_another_number_of_delegates_is_an_error(self, tmp_path: Path, delegates: int) -> None:
+        (finding,) = delegation(make_program(tmp_path), {"left": [], "delegates": delegates})
         assert (finding.rule, finding.severity) == ("lowering-delegates", Severity.ERROR)
-
-    def test_a_run_may_expect_what_its_case_does_not(self, tmp_path: Path) -> None:
-        several = make_program(tmp_path, run="delegates = 2")
-        assert not list(delegation(several, {"left": [], "delegates": 2}))
 
     @pytest.mark.parametrize(
         ("operators", "delegates", "rules"),
         [
             (("quantized_decomposed.quantize_per_tensor.default",), 1, []),
-            (("quantized_decomposed.dequantize_per_channel.default",), 1, []),
             (("aten.erf.default",), 1, ["lowering-cpu-operator"]),
-            ((), 2, ["lowering-delegates"]),
             ((), 0, ["lowering-delegates"]),
         ],
     )
@@ -75,8 +69,8 @@ class TestDelegation:
         self, operators: tuple[str, ...], delegates: int, rules: list[str], tmp_path: Path
     ) -> None:
         facts = {"left": [{**ERF, "operator": name} for name in operators], "delegates": delegates}
-        found = delegation(make_program(tmp_path, text=LPAI_SUITE), facts)
-        assert [each.rule for each in found if each.severity is Severity.ERROR] == rules
+        findings = delegation(make_program(tmp_path, text=LPAI_SUITE), facts)
+        assert [each.rule for each in findings if each.severity is Severity.ERROR] == rules
 
 
 LPAI_SUITE = """
@@ -97,30 +91,25 @@ class TestArtifact:
         assert isinstance(found, Inside)
         return found.delegates[0]
 
-    def test_what_was_asked_for_has_no_error(self, delegate: Delegate) -> None:
-        assert not list(faults_of(delegate, "SM8650", BUILD_ID))
-
     @pytest.mark.parametrize(
-        ("made", "rules"),
+        ("content", "rules"),
         [
             (program(spec=options(online=True)), {"online-prepare"}),
             (program(spec=options(soc_id=69)), {"soc"}),
             (program(spec=options(arch=79)), {"soc"}),
-            (program(spec=options(vtcm_mb=4)), {"vtcm"}),
             (program(data=context(build_id="v2.37.0.250724175447")), {"build-id"}),
             (program(data=context(soc="SM8750")), {"soc"}),
-            (program(data=context(arch=79)), {"arch"}),
             (program(data=context(vtcm=4 << 20)), {"vtcm"}),
             (program(data=b"nothing to read" * 20), {"build-id", "soc", "arch", "vtcm"}),
         ],
         ids=[
-            "online", "spec soc", "spec arch", "spec vtcm",
-            "build", "soc", "arch", "vtcm", "no strings",
+            "online", "spec soc", "spec arch",
+            "build", "soc", "vtcm", "no strings",
         ],
     )  # fmt: skip
-    def test_each_rule_sees_what_breaks_it(self, made: bytes, rules: set[str], tmp_path: Path) -> None:
-        found = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, made), BUILD_ID)
-        assert {finding.rule.removeprefix("artifact-") for finding in found} >= rules
+    def test_each_rule_sees_what_breaks_it(self, content: bytes, rules: set[str], tmp_path: Path) -> None:
+        findings = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, content), BUILD_ID)
+        assert {finding.rule.removeprefix("artifact-") for finding in findings} >= rules
 
     @pytest.mark.parametrize(
         ("different", "data", "rules"),
@@ -139,9 +128,9 @@ class TestArtifact:
         wanted: dict[str, Any] = {"soc_id": 87, "arch": 81, "backend_type": 4}
         spec = options(**{**wanted, **different})
         content = (data or BUILD_ID.encode()).ljust(64, b"\0")
-        made = _compiled(tmp_path, program(data=content, spec=spec))
-        found = artifact(make_program(tmp_path / "suite", text=LPAI_SUITE), made, BUILD_ID)
-        assert {finding.rule.removeprefix("artifact-") for finding in found} == rules
+        compiled = _compiled(tmp_path, program(data=content, spec=spec))
+        findings = artifact(make_program(tmp_path / "suite", text=LPAI_SUITE), compiled, BUILD_ID)
+        assert {finding.rule.removeprefix("artifact-") for finding in findings} == rules
 
     def test_a_segment_off_its_page_is_an_error(self, delegate: Delegate) -> None:
         ((rule, message),) = faults_of(replace(delegate, offset=128), "SM8650", BUILD_ID)
@@ -162,17 +151,14 @@ class TestCost:
     def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
         one = make_program(tmp_path / "suite")
         baseline = _baseline(one.name, agreed)
-        found = cost(one, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES)
-        return {finding.rule: finding.severity for finding in found}
+        findings = cost(one, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES)
+        return {finding.rule: finding.severity for finding in findings}
 
     @property
     def agreed(self) -> Recorded:
         return Recorded(
             ddr_read=1_000_000, ddr_written=1000, ddr_spilled=0, ddr_filled=0, pte_bytes=9000, cpu_seconds=2.0
         )
-
-    def test_the_same_costs_nothing_to_say(self, tmp_path: Path) -> None:
-        assert not self._rules(tmp_path, self.agreed)
 
     @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
     def test_more_traffic_than_is_tolerated_is_an_error(self, tmp_path: Path, name: str) -> None:
@@ -183,20 +169,11 @@ class TestCost:
         small = self.agreed.model_copy(update={"pte_bytes": 10})
         one = make_program(tmp_path / "suite")
         compiled = _compiled(tmp_path, program() + bytes(20_000))
-        found = cost(one, compiled, BUILD_ID, _baseline(one.name, small), TOLERANCES)
-        assert [finding.rule for finding in found] == ["cost-pte-bytes"]
-
-    def test_slow_compiling_only_warns(self, tmp_path: Path) -> None:
-        assert self._rules(tmp_path, self.agreed, cpu_seconds=30.0) == {"cost-cpu-seconds": Severity.WARNING}
+        findings = cost(one, compiled, BUILD_ID, _baseline(one.name, small), TOLERANCES)
+        assert [finding.rule for finding in findings] == ["cost-pte-bytes"]
 
     def test_no_baseline_is_reported(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, None) == {"cost-no-baseline": Severity.WARNING}
 
     def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, self.agreed, graphs=0) == {"cost-unknown": Severity.ERROR}
-
-
-def test_a_program_that_failed_is_an_error_of_its_own(tmp_path: Path) -> None:
-    finding = failure_finding(make_program(tmp_path), Failure("timeout", "it broke"), "test_lowering")
-    assert (finding.rule, finding.severity) == ("lowering-timeout", Severity.ERROR)
-    assert finding.subject == "net/8a8w/SM8650"

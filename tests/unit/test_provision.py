@@ -83,21 +83,6 @@ def test_a_tree_that_lost_a_file_is_repaired_and_that_is_on_the_report(user: Use
     assert user.types("store", "verify") == 0
 
 
-class TestUsersOwnInstallation:
-    def test_that_is_no_sdk_is_refused(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("QNN_SDK_ROOT", str(user.home / "nothing"))
-        assert user.types("provision") == 3
-        assert "QNN_SDK_ROOT" in user.err
-
-    def test_a_tree_of_the_store_is_not_taken_for_it(
-        self, user: User, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        user.types("provision")
-        monkeypatch.setenv("QNN_SDK_ROOT", str(user.root()))
-        user.types("provision")
-        assert user.out.splitlines()[1].endswith("already there")
-
-
 class TestLocked:
     @pytest.fixture
     def unlocked(self, user: User) -> User:

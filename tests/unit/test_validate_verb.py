@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds.loadable import REMEDIES
-from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Finding, Report, Severity
 from provisioning.loadable import Wrong
 from provisioning.validation import Ignore, catalogue, elf, without_ignored
 from provisioning.validation.tables import rule_texts
@@ -54,36 +54,10 @@ def spoil(sdk: Path) -> None:
     skel(79).write(sdk / "lib/hexagon-v75/unsigned/libQnnHtpV79Skel.so")
 
 
-def test_a_sound_sdk_passes_and_the_report_says_whose_it_is(sdk: Path, tmp_path: Path) -> None:
-    assert run(*FILES_ONLY) == 0
-    report = report_in(tmp_path)
-    assert (report.outcome, report.findings, report.metrics["qnn-sdk"]) == (
-        Outcome.PASS,
-        (),
-        f"{sdk} (QNN_SDK_ROOT)",
-    )
-
-
 def test_a_warning_fails_it_only_when_strict(sdk: Path) -> None:
     Library(soname="libX.so", runpath="/build/lib").write(sdk / "lib" / X86 / "libX.so")
     rule = ("--rule", "absolute-rpath")
     assert (run(*rule), run(*rule, "--strict")) == (0, 1)
-
-
-def test_an_ignore_without_a_match_is_a_usage_error_with_a_report(sdk: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--ignore hexagon-arch matches no finding"):
-        run(*FILES_ONLY, "--ignore", "hexagon-arch")
-    assert report_in(tmp_path).outcome is Outcome.ERROR
-
-
-def test_without_an_sdk_the_environment_lacks_something_and_the_report_says_so(
-    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("QNN_SDK_ROOT")
-    with pytest.raises(EnvironmentLacking, match="qnn-sdk"):
-        run()
-    report = report_in(tmp_path)
-    assert (report.outcome, [f.severity for f in report.findings]) == (Outcome.ERROR, [Severity.ERROR])
 
 
 def test_any_directory_can_be_checked_without_an_environment(
@@ -101,9 +75,6 @@ def test_every_format_shows_the_finding(format_: str, sdk: Path, capsys: pytest.
     spoil(sdk)
     assert run(*FILES_ONLY, "--format", format_) == 1
     assert "hexagon-arch" in html.unescape(capsys.readouterr().out)
-
-
-RULES = list(catalogue().values())
 
 
 def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_remedy_of_builds() -> None:
