@@ -16,29 +16,12 @@ from ci.upkeep.bench.frame import (
     Aim,
     Benchmark,
     Contender,
-    measure,
 )
 from provisioning.base.command_line import Verb, main
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Outcome, Report
 
 AIM = Aim("fast", "slow", 2.0)
-
-
-def nothing(directory: Path) -> None: ...
-
-
-def contender(name: str, log: list[str] | None = None) -> Contender:
-    return Contender(name, lambda directory: (log if log is not None else []).append(name))
-
-
-class TestMeasuring:
-    def test_a_run_that_did_not_do_its_work_is_an_error(self, tmp_path: Path) -> None:
-        def check(directory: Path) -> None:
-            raise CheckFailed("nothing was done")
-
-        with pytest.raises(CheckFailed, match="nothing was done"):
-            measure(Benchmark([Contender("a", nothing, check)], []), 1, tmp_path / "work")
 
 
 @pytest.fixture

@@ -90,8 +90,6 @@ def test_of_two_that_wait_for_a_dead_run_one_has_it(folder: str, tmp_path: Path)
     assert owners == ["slow"]
 
 
-
-
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
     lock = hold(folder, Holder("another-boot/1", ended_process(), "1", "ann on builder, process 7").encode())
     with pytest.raises(EnvironmentLacking, match="in use by ann on builder, process 7") as caught:

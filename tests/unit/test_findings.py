@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.base.stage_run import StageRun
 
@@ -34,14 +34,6 @@ def test_what_ends_a_stage_early_is_a_finding_of_its_report(
     (finding,) = report.findings
     assert (report.outcome, finding.rule) == (outcome, "lint.stopped")
     assert (finding.subject, finding.message, finding.remedy) == ("lint", message, remedy)
-
-
-def test_a_report_that_cannot_be_written_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "stage.json").mkdir()
-    report = StageRun("stage", "wheels", "x86_64-linux", "nox -s stage").finish()
-    with pytest.raises(UsageError, match="cannot write the report"):
-        report.write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["stage.json"]
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,3 @@ def test_clones_share_a_history_and_other_repositories_and_suites_do_not(tmp_pat
     other = _repository(tmp_path / "other", "https://example.org/b/net.git")
     assert [_run(one, 1, tmp_path), _run(clone, 2, tmp_path)] == [[1], [1, 2]]
     assert [_run(other, 3, tmp_path), _run(one, 4, tmp_path, suite="large.toml")] == [[3], [4]]
-
-
-def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
-    repository = _repository(tmp_path / "repository", "https://example.org/a/net")
-    assert _run(repository, 1, tmp_path) == [1]
-    (file,) = (tmp_path / "cache/memo/figures").rglob("*.json")
-    file.write_text(file.read_text()[:20])
-    _commit(repository, "second")
-    assert _run(repository, 2, tmp_path) == [2]

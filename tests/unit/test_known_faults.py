@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.inspect import verb
-from ci.suites.findings import known_faults
-from provisioning.base.findings import Finding, Severity
-from provisioning.known_faults import Fault, faults_of, faults_of_build, load_faults
+from provisioning.known_faults import faults_of, faults_of_build
 from tests.support.programs import context
 
 FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
@@ -23,11 +21,6 @@ def test_a_fault_is_named_for_its_versions_alone(version: str, named: bool) -> N
     assert not faults_of("qnn", "1.0")
     assert [fault.id for fault in faults_of("onnxruntime-qnn", "2.5.0")] == ["attention-23"]
     assert [fault.id for fault in faults_of("onnxruntime-qnn", "2.7.0")] == ["reciprocal-below-one"]
-
-
-def test_versions_that_cannot_be_compared_are_refused() -> None:
-    with pytest.raises(ValueError, match="versions"):
-        Fault.model_validate({**load_faults()[0].model_dump(), "versions": "2.49-ish"})
 
 
 def test_a_program_has_the_faults_of_its_build_and_lane() -> None:
@@ -48,11 +41,3 @@ def test_inspect_names_the_faults_of_the_build_that_compiled(
     binary.write_bytes(context("SM8450", 69, build_id=build_id))
     verb.run(argparse.Namespace(file=binary, against=None, extract=None, attestation=None, json=True))
     assert ("llama-decode-u16u8" in json.loads(capsys.readouterr().out)["known_faults"]) is named
-
-
-def test_a_missed_threshold_is_set_beside_what_is_known_of_the_build() -> None:
-    missed = [Finding("onnx-accuracy", Severity.ERROR, "net/u16u8/SM8650", "expected more", "")]
-    assert [each.message for each in known_faults(missed, FAULTY, "onnx")]
-    assert not [*known_faults([], FAULTY, "onnx")]
-    # What devices alone show explains no figure of the emulator.
-    assert not any("lm-vtcm" in each.message for each in known_faults(missed, FAULTY, "onnx"))

@@ -6,7 +6,6 @@ import argparse
 
 import pytest
 
-from provisioning.base.command_line import Verb, main
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import TARGETS, Selection, add_selection, selection_of
 
@@ -35,12 +34,3 @@ def test_what_is_selected_is_never_empty_and_what_was_named_may_be() -> None:
 def test_an_empty_name_is_an_error_and_not_the_default(flags: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=f"{flags[0]} .*expected a name, found nothing"):
         selected(*flags, QNN_CI_SOC="SM8550")
-
-
-def test_a_home_directory_of_nobody_is_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    verbs = {"env": Verb("provisioning.verbs.env", "")}
-    monkeypatch.setenv("QNN_SDK_ROOT", "~nouser-at-all/x")
-    assert main("python -m provisioning", "", verbs, ["env"]) == 2
-    assert "error: QNN_SDK_ROOT ~nouser-at-all/x: there is no home directory" in capsys.readouterr().err
