@@ -6,7 +6,6 @@ import base64
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ci.engine.interpreter import as_installed
 from ci.engine.memo import (
     ENTRIES,
-    Digests,
     Entry,
     Memo,
     Miss,
@@ -30,11 +26,8 @@ from ci.engine.memo import (
     native_variables,
     prune,
 )
-from ci.engine.repository import repository_of
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone, Setup, Worker
-from provisioning.base.files import hash_file
-from provisioning.base.settings import ROOT
 
 WORKER = """
 import importlib, sys
@@ -147,25 +140,10 @@ CHANGES: dict[str, Change] = {
         lambda place: later(place.folder / "part.py", "x = 2"),
         "part.py changed",
     ),
-    "a module that it imports when called": (
-        {"net.py": "def work():\n import part\n return part.x", "part.py": "x = 1"},
-        lambda place: later(place.folder / "part.py", "x = 2"),
-        "part.py changed",
-    ),
-    "a file that Python reads": (
-        {"net.py": "def work(): return open('HERE/w.bin').read()", "w.bin": "1"},
-        lambda place: later(place.folder / "w.bin", "2"),
-        "w.bin changed",
-    ),
     "a file that native code reads": (
         {"net.py": NATIVE, "w.bin": "1"},
         lambda place: later(place.folder / "w.bin", "2"),
         "w.bin changed",
-    ),
-    "a file that was not there": (
-        {"net.py": NATIVE},
-        lambda place: later(place.folder / "w.bin", "2"),
-        "w.bin is there now",
     ),
     "a file that a child process reads": (
         {
@@ -315,10 +293,10 @@ CHANGES: dict[str, Change] = {
             "net.py": "from library import work",
             "venv/site-packages/library.py": "import os\n"
             "def work(): return open(os.path.expanduser('~/w.bin')).read()",
-            "a/w.bin": "1",
-            "b/w.bin": "2",
+            "homes/a/w.bin": "1",
+            "homes/b/w.bin": "2",
         },
-        lambda place: place.environ.update(HOME=f"{place.folder}/b"),
+        lambda place: place.environ.update(HOME=f"{place.folder}/homes/b"),
         "w.bin changed",
     ),
     "a module that shadows another of its package": (
@@ -352,73 +330,86 @@ CHANGES: dict[str, Change] = {
         lambda place: place.environ.update(PATH=f"{place.folder}/more:{place.environ['PATH']}"),
         "the program tool is another",
     ),
+    "a file in a folder of PATH that no search looked for": (
+        {"net.py": "import os\ndef work(): return os.path.exists('HERE/bin/settings')"},
+        lambda place: place.write("bin/settings", ""),
+        "bin/settings is there now",
+    ),
+}
+
+NO_INPUTS: dict[str, tuple[dict[str, str], Callable[[Place], object]]] = {
+    # urllib3 binds to any free port when it is imported.
+    "a port that nobody knows": (
+        {"net.py": "import socket\ndef work(): socket.socket().bind(('127.0.0.1', 0))"},
+        lambda place: None,
+    ),
+    "its own files and temporary files": (
+        {
+            "net.py": "import os, tempfile\ndef work():\n"
+            " d = tempfile.mkdtemp(); open(d + '/x', 'w').write('1'); os.listdir(d)\n"
+            " os.makedirs('HERE/own', exist_ok=True); open('HERE/own/y', 'w').write(d)\n"
+            " return open(d + '/x').read()",
+        },
+        lambda place: None,
+    ),
+    "a variable of ours that a child process has": (
+        {"net.py": "from subprocess import getoutput\ndef work(): return getoutput('echo 1')"},
+        lambda place: place.environ.update(QNN_CI_RUN="2"),
+    ),
+    "a variable that a library copies with all others": (
+        {
+            "net.py": "from library import work",
+            "venv/site-packages/library.py": "import os\ndef work(): return len(dict(os.environ)) > 0",
+        },
+        lambda place: place.environ.update(NET_WIDTH="2"),
+    ),
 }
 
 
-OF_PROCESS = {
-    "where the home folder is",
-    "a package that its worker imports from a folder",
-    "a variable that a native library of its own reads",
-    "which program it finds",
-    "an environment variable",
-    "a folder of the search path that was not there",
-    "a variable that a child process has",
-    "a new one of all variables",
-    "an optional package that is installed editable",
-}
-"""What a worker has from its start."""
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
-    files, change, why = CHANGES[what]
-    place.path += [str(place.folder / "lib"), str(place.folder / "lib" / "site-packages")]
+def prepare(place: Place, files: dict[str, str]) -> None:
+    """A worker of its own, whose environment has the folders of these files."""
     for name, text in files.items():
         place.write(name, text)
     for tool in place.folder.glob("*/tool"):
         tool.chmod(0o755)
     (place.folder / "w.pt").symlink_to("v1.pt")
     (place.folder / "now").symlink_to("v1")
-    restart = what in OF_PROCESS
+    place.environ |= {"HOME": f"{place.folder}/homes/a", "PATH": f"{place.folder}/bin:{os.environ['PATH']}"}
 
-    def again() -> None:
-        if place.worker.setup.logs.is_relative_to(place.store):
-            place.worker.end()
-        search = f"{place.folder}/none:{place.folder}/lib:{place.folder}/over"
-        added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
-        if (place.folder / "over").exists():
-            added += "import base.one\n"
-        place.worker = start(place.store / "logs", {**place.environ, "PYTHONPATH": search}, added)
 
-    if restart:
-        place.path = [str(place.folder)]
-        place.environ |= {"HOME": f"{place.folder}/a", "PATH": f"{place.folder}/bin:{os.environ['PATH']}"}
-        again()
+def restart(place: Place) -> None:
+    if place.worker is not place.shared_worker:
+        place.worker.end()
+    search = ":".join(f"{place.folder}/{each}" for each in ("none", "lib", "lib/site-packages", "over"))
+    added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
+    if (place.folder / "over").exists():
+        added += "import base.one\n"
+    place.worker = start(place.store / "logs", {**place.environ, "PYTHONPATH": search}, added)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
+    files, change, why = CHANGES[what]
+    prepare(place, files)
+    restart(place)
     first, _ = place.do()
     assert place.do() == (first, "")
     change(place)
-    if restart:
-        again()
+    restart(place)
     second, reason = place.do()
     assert why in reason
     assert first != second
     assert place.do() == (second, "")
 
 
-def test_a_child_process_depends_on_no_variable_of_ours(place: Place) -> None:
-    place.write("net.py", "from subprocess import getoutput\ndef work(): return getoutput('echo 1')")
-    for run in ("one", "two"):
-        place.environ["QNN_CI_RUN"] = run
-        place.worker = start(place.store / "logs", place.environ)
-        why = place.do()[1]
-        place.worker.end()
-    assert why == ""
-
-
-def test_any_free_port_is_no_use_of_the_network(place: Place) -> None:
-    """As urllib3 looks for IPv6 when it is imported."""
-    place.write("net.py", "import socket\ndef work(): socket.socket().bind(('127.0.0.1', 0))")
+@pytest.mark.parametrize("what", NO_INPUTS)
+def test_work_is_not_done_again_for_what_is_no_input(what: str, place: Place) -> None:
+    files, change = NO_INPUTS[what]
+    prepare(place, files)
+    restart(place)
     place.do()
+    change(place)
+    restart(place)
     assert place.do()[1] == ""
 
 
@@ -464,33 +455,22 @@ def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:
     assert "w.bin changed while it was read" in place.do()[1]
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        (
-            "import socket\ndef work(): return socket.socket().connect_ex(('127.0.0.1', 9))",
-            "used the network",
-        ),
-        (
-            "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\n"
-            "def work(): return udp.sendto(b'x', ('127.0.0.1', 9))",
-            "used the network",
-        ),
-        (
-            "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\n"
-            "def work(): return udp.sendmsg([b'x'], [], 0, ('127.0.0.1', 9))",
-            "used the network",
-        ),
-        (
-            "import socket\ndef work(): return socket.socket(socket.AF_UNIX).connect_ex('/tmp/none')",
-            "connected to the socket",
-        ),
-        ("import os\ndef work():\n try: os.chroot('/')\n except OSError: pass\n return 1", "what paths mean"),
-    ],
-)
-def test_what_cannot_be_seen_is_not_remembered(code: str, why: str, place: Place) -> None:
+UDP = "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\ndef work(): return udp."
+UNSEEN = {
+    "import socket\ndef work(): return socket.socket().connect_ex(('127.0.0.1', 9))": "used the network",
+    f"{UDP}sendto(b'x', ('127.0.0.1', 9))": "used the network",
+    f"{UDP}sendmsg([b'x'], [], 0, ('127.0.0.1', 9))": "used the network",
+    "import socket\ndef work(): return socket.socket(socket.AF_UNIX).connect_ex('/tmp/none')": "the socket",
+    "import os\ndef work():\n try: os.chroot('/')\n except OSError: pass": "what paths mean",
+    "import os\ndef work(): os.open('HERE/pipe', os.O_RDONLY | os.O_NONBLOCK)": "a pipe or a device",
+}
+
+
+@pytest.mark.parametrize("code", UNSEEN)
+def test_what_cannot_be_seen_is_not_remembered(code: str, place: Place) -> None:
+    os.mkfifo(place.folder / "pipe")
     place.write("net.py", code)
-    assert why in place.do()[1]
+    assert UNSEEN[code] in place.do()[1]
     assert "never done" in place.do()[1]
 
 
@@ -502,18 +482,6 @@ def test_a_value_of_the_environment_is_never_written(place: Place) -> None:
     kept = list(place.store.rglob("*.json"))
     assert kept
     assert not any("hunter2" in path.read_text(encoding="utf-8") for path in kept)
-
-
-def test_its_own_files_and_temporary_files_are_no_inputs(place: Place) -> None:
-    place.write(
-        "net.py",
-        "import os, tempfile\ndef work():\n"
-        " d = tempfile.mkdtemp(); open(d + '/x', 'w').write('1'); os.listdir(d)\n"
-        " os.makedirs('HERE/made', exist_ok=True); open('HERE/made/y', 'w').write(d)\n"
-        " return open(d + '/x').read()",
-    )
-    place.do()
-    assert place.do() == ("1", "")
 
 
 def test_no_cache_does_the_work_and_remembers_it(place: Place) -> None:
@@ -545,13 +513,13 @@ def test_a_result_keeps_its_files_and_is_gone_with_any_of_them(place: Place) -> 
     place.write("net.py", "def work(): return 1")
     place.do(files=True)
     memo = place.memo()
-    found = memo.find("net", {"module": "net"})
-    assert isinstance(found, Entry)
-    assert found.folder
-    assert (found.folder / "out.txt").read_text(encoding="utf-8") == "1"
-    (found.folder / "out.txt").write_text("2", encoding="utf-8")
+    entry = memo.find("net", {"module": "net"})
+    assert isinstance(entry, Entry)
+    assert entry.folder
+    assert (entry.folder / "out.txt").read_text(encoding="utf-8") == "1"
+    (entry.folder / "out.txt").write_text("2", encoding="utf-8")
     assert place.do(files=True)[1] == "out.txt of the result is damaged"
-    shutil.rmtree(found.folder)
+    shutil.rmtree(entry.folder)
     assert place.do(files=True)[1] == "out.txt of the result is missing"
     assert place.do(files=True) == (1, "")
 
@@ -575,15 +543,6 @@ def test_entries_of_one_key_are_bounded_and_the_last_used_stay(place: Place) -> 
     assert place.do() == (ENTRIES + 1, "")
     later(path, "def work(): return 0")
     assert place.do()[1]
-
-
-def test_a_store_without_room_costs_only_the_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    place.write("net.py", "def work(): return 1")
-    monkeypatch.setattr("ci.engine.memo.replace_text", full)
-    assert place.do() == (1, "never done; not remembered: No space left on device")
 
 
 def test_old_entries_and_folders_without_one_go(place: Place) -> None:
@@ -635,50 +594,10 @@ def test_where_nothing_can_be_watched_nothing_is_remembered(place: Place) -> Non
     assert place.do()[0] == 1
 
 
-def test_the_root_of_a_suite_is_its_repository(tmp_path: Path) -> None:
-    suite = tmp_path / "clone" / "ci" / "models.toml"
-    suite.parent.mkdir(parents=True)
-    assert repository_of(suite) == suite.parent
-    (tmp_path / "clone" / ".git").write_text("gitdir: elsewhere", encoding="utf-8")
-    assert repository_of(suite) == tmp_path / "clone"
-
-
-def test_a_library_that_copies_all_variables_depends_on_none_of_them(tmp_path: Path) -> None:
-    (tmp_path / "part.py").write_text(
-        "import os\n"
-        "os.environ['MADE_HERE'] = '1'\n"
-        "def copy(): return dict(os.environ), os.environ.copy(), [*os.environ.items()]\n"
-        "def read(): return os.environ.get('ONE'), os.environ['MADE_HERE']\n"
-    )
-    code = (
-        "import os, sys; from ci.engine import interpreter; interpreter.begin()\n"
-        "interpreter.installations = lambda: (sys.argv[1],); sys.path.insert(0, sys.argv[1])\n"
-        "import part; part.copy(); print(interpreter._read); part.read(); print(interpreter._read)"
-    )
-    shown = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True, cwd=ROOT)
-    assert shown.splitlines() == ["{}", "{'ONE': 'unset', 'MADE_HERE': 'unset'}"]
-
-
-def test_a_file_written_to_our_checkout_meanwhile_makes_its_listing_no_input(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from ci.engine import interpreter; lists = []\n"
-        "interpreter.TOOLKIT = Path(sys.argv[1]); interpreter.begin(); sys.path.insert(0, sys.argv[1])\n"
-        "sys.addaudithook(lambda e, a: lists.append(a[0]) if e == 'os.listdir' else None)\n"
-        "from importlib.metadata import entry_points\n"
-        "entry_points(group='one'); (interpreter.TOOLKIT / 'reports').mkdir(); entry_points(group='one')\n"
-        "print(lists.count(sys.argv[1]))"
-    )
-    shown = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True, cwd=ROOT)
-    assert shown == "1\n"
-
-
-NAMED = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.booleans(), max_size=4)
-
-
-@given(NAMED, NAMED)
-def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, object], other: dict[str, object]) -> None:
-    same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}
-    assert (key_of(one) == key_of(other)) == same
+def test_inputs_of_another_type_are_another_key_and_their_order_is_none() -> None:
+    inputs: list[dict[str, Any]] = [{"a": 1}, {"a": "1"}, {"a": True}, {"a": None}, {"a": [1]}, {"b": 1}]
+    assert len({key_of(each) for each in inputs}) == len(inputs)
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
 
 
 def test_a_file_that_another_environment_links_is_as_installed_until_its_bytes_change(tmp_path: Path) -> None:
@@ -705,70 +624,6 @@ def test_variables_that_native_code_reads_are_in_keys_and_places_are_not() -> No
     assert native_variables(environ) == {"LD_PRELOAD": "x.so", "QNN_LOG": "5"}
 
 
-@pytest.mark.parametrize("change", ["a hard link", "an edit"])
-def test_a_hard_link_made_during_the_work_is_no_change(change: str, place: Place) -> None:
-    path = place.write("w.bin", "1")
-    place.write("other.py", "def work(): return open('HERE/w.bin').read()")
-    act = (
-        "os.link('HERE/w.bin', 'HERE/link')"
-        if change == "a hard link"
-        else "open('HERE/w.bin', 'r+').write('2')"
-    )
-    place.write("net.py", f"import os, other\ndef work():\n text = other.work()\n {act}\n return text")
-    place.do("other")
-    times = path.stat()
-    why = place.do()[1]
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert ("changed while it was read" in why) == (change == "an edit")
-
-
-def test_a_hard_link_made_while_a_file_is_read_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "libQnnHtp.so"
-    file.write_bytes(b"library")
-
-    def read(path: Path) -> str:
-        if not (tmp_path / "link").exists():
-            os.link(path, tmp_path / "link")
-        return hash_file(path)
-
-    monkeypatch.setattr("ci.engine.memo.hash_file", read)
-    assert Digests(tmp_path / "store").of(str(file))[0] == hash_file(file)
-
-
-def test_work_that_reads_a_named_pipe_is_not_remembered(place: Place) -> None:
-    os.mkfifo(place.folder / "pipe")
-    place.write("net.py", "import os\ndef work(): os.open('HERE/pipe', os.O_RDONLY | os.O_NONBLOCK)")
-    place.do()
-    assert "never done" in place.do()[1]
-
-
-def memo_in(place: Path, store: Path) -> tuple[Memo, Touched]:
-    """Of a clone there, whose work looked through a PATH of its own for `sh`."""
-    (place / "clone").mkdir(parents=True, exist_ok=True)
-    (place / "clone" / "net.py").write_text("same")
-    os.utime(place / "clone" / "net.py", (1e9, 1e9))
-    (place / "bin").mkdir(exist_ok=True)
-    home = str(Path(shutil.which("sh") or "/bin/sh").parent)
-    memo = Memo(
-        store,
-        "test",
-        Roots({"suite": place / "clone", "store": store}),
-        environ={"PATH": f"{place}/bin:{home}", "HOME": f"{store}/home"},
-    )
-    file = place / "clone" / "net.py"
-    looked = {str(place): "directory", f"{place}/bin/sh": "absent"}
-    return memo, Touched(opened={str(file): stamp_of(file.stat())}, looked=looked)
-
-
-def test_a_clone_in_another_place_with_other_folders_on_path_shares_the_result(tmp_path: Path) -> None:
-    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
-    assert not memo.remember("net", {"a": 1}, {"value": 1}, touched).not_remembered
-    other, _ = memo_in(tmp_path / "other", tmp_path / "store")
-    assert isinstance(other.find("net", {"a": 1}), Entry)
-
-
 @pytest.mark.parametrize("name", ["net.pth", "__editable___net_finder.py"])
 def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_a_change(
     name: str, tmp_path: Path
@@ -787,34 +642,3 @@ def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_
     assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), Entry)
     assert isinstance(installed("other", "source")[0].find("net", {"a": 1}), Miss)
     assert isinstance(installed("other", "../one/src")[0].find("net", {"a": 1}), Miss)
-
-
-def test_a_program_that_comes_first_on_path_now_is_another(tmp_path: Path) -> None:
-    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
-    memo.remember("net", {"a": 1}, {"value": 1}, touched)
-    program = tmp_path / "one" / "bin" / "sh"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    again, _ = memo_in(tmp_path / "one", tmp_path / "store")
-    answer = again.find("net", {"a": 1})
-    assert isinstance(answer, Miss) and "sh" in answer.why
-
-
-def test_a_look_up_in_one_folder_of_path_that_was_no_search_still_counts(tmp_path: Path) -> None:
-    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
-    touched.looked = {f"{tmp_path}/one/bin/settings": "absent"}
-    memo.remember("net", {"a": 1}, {"value": 1}, touched)
-    (tmp_path / "one" / "bin" / "settings").write_text("x")
-    again, _ = memo_in(tmp_path / "one", tmp_path / "store")
-    assert isinstance(again.find("net", {"a": 1}), Miss)
-
-
-def test_a_folder_of_the_root_is_the_same_from_every_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
-    touched.looked = {"/tmp": "directory", "/usr": "directory"}
-    memo.remember("net", {"a": 1}, {"value": 1}, touched)
-    monkeypatch.chdir(tmp_path)
-    again, _ = memo_in(tmp_path / "one", tmp_path / "store")
-    assert isinstance(again.find("net", {"a": 1}), Entry)

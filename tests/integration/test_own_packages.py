@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,9 +144,8 @@ def test_a_cuda_build_is_refused_because_torch_here_is_for_the_cpu(
 ) -> None:
     wheel = tmp_path / "wheels" / "fakevision-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
-    wheel.write_bytes(make_wheel(wheel.name))
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr("fakevision/_C.so", Library(needed=("libc10.so", "libcudart.so.13")).encode())
+    extension = Library(needed=("libc10.so", "libcudart.so.13")).encode()
+    wheel.write_bytes(make_wheel(wheel.name, more={"fakevision/_C.so": extension}))
     monkeypatch.setenv("UV_FIND_LINKS", str(wheel.parent))
     with pytest.raises(EnvironmentLacking, match="is a CUDA build"):
         installed(requirements(tmp_path, "fakevision\n"), store)

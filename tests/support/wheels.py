@@ -5,26 +5,28 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tests.support.http_server import Reply
 
 
-def make_wheel(filename: str, *, padding: int = 0) -> bytes:
+def make_wheel(filename: str, *, padding: int = 0, more: Mapping[str, str | bytes] | None = None) -> bytes:
+    """`more`: files and their content, in place of its own or besides."""
     name, version, python, abi, platform = filename.removesuffix(".whl").split("-")
     info = f"{name}-{version}.dist-info"
     tags = "".join(f"Tag: {python}-{abi}-{one}\n" for one in platform.split("."))
-    files = {
+    files: dict[str, str | bytes] = {
         f"{name}/__init__.py": "",
         f"{name}/padding.txt": "x" * padding,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: false\n{tags}",
+        **(more or {}),
     }
     record = "".join(f"{path},,\n" for path in files) + f"{info}/RECORD,,\n"
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
-        for path, text in {**files, f"{info}/RECORD": record}.items():
-            archive.writestr(zipfile.ZipInfo(path), text)
+        for path, content in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(zipfile.ZipInfo(path), content)
     return stream.getvalue()
 
 
