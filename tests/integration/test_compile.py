@@ -51,12 +51,6 @@ def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.Co
     return done
 
 
-def compile_model(
-    *arguments: str | Path, code: int = 0, cwd: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    return ci("compile", *arguments, code=code, cwd=cwd)
-
-
 @pytest.mark.parametrize("target", ["net:net", "ci.models:net"])
 def test_a_module_of_the_users_own_even_in_a_package_called_ci(target: str, tmp_path: Path) -> None:
     (tmp_path / "ci").mkdir()
@@ -178,7 +172,7 @@ def test_a_python_without_torch_and_a_model_that_does_not_export_are_said(tmp_pa
 
 def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
-    done = compile_model("net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path)
+    done = ci("compile", "net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "net-SM8750-fp16.json",
         "net-SM8750-fp16.pte",
@@ -194,8 +188,8 @@ def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
 def test_from_a_model_to_a_gate_that_fails_when_the_model_gets_worse(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     suite = tmp_path / "models.toml"
-    done = compile_model(
-        "net.py:net", "--precision", "8a8w", "-o", "out", "--suite", "models.toml", cwd=tmp_path
+    done = ci(
+        "compile", "net.py:net", "--precision", "8a8w", "-o", "out", "--suite", "models.toml", cwd=tmp_path
     )
     assert "suite: models.toml" in done.stdout
     assert programs_of(suite)[0].run.thresholds and suite.with_name("models.baseline-wheels.json").is_file()
@@ -204,9 +198,8 @@ def test_from_a_model_to_a_gate_that_fails_when_the_model_gets_worse(tmp_path: P
     (tmp_path / "net.py").write_text(WORSE)
     ci("test_emulator", "--suite", suite, cwd=tmp_path, code=1)
     # One more chip is added to the run, and the model as it is now agreed to.
-    compile_model(
-        "net.py:net", "--precision", "a8w8", "--soc", "SM8750", "-o", "out", "--suite", suite, cwd=tmp_path
-    )
+    words = ("--precision", "a8w8", "--soc", "SM8750", "-o", "out", "--suite", suite)
+    ci("compile", "net.py:net", *words, cwd=tmp_path)
     assert [program.soc for program in programs_of(suite)] == ["SM8650", "SM8750"]
     ci("test_emulator", "--suite", suite, cwd=tmp_path)
 
@@ -222,11 +215,11 @@ def test_a_quantized_model_is_loaded_by_torch_alone_and_compiled_as_it_is(tmp_pa
     )
     assert loaded.returncode == 0, loaded.stderr
     assert 25 < float(loaded.stdout) < 80
-    compiled = compile_model(product, "-o", "again", cwd=tmp_path)
+    compiled = ci("compile", product, "-o", "again", cwd=tmp_path)
     assert "1 delegate; nothing on the CPU" in compiled.stdout
     record = json.loads((tmp_path / "again" / "net-sm8650-8a8w-SM8650-qdq.json").read_text())
     assert record["accuracy"]["sqnr_db"] > 30
-    compile_model(product, "--precision", "8a8w", "-o", "out", code=2, cwd=tmp_path)
+    ci("compile", product, "--precision", "8a8w", "-o", "out", code=2, cwd=tmp_path)
 
 
 LOADED = """\
@@ -236,8 +229,8 @@ import torchao.quantization.pt2e.quantize_pt2e
 from net import net
 model, (x,) = net()
 quantized = torch.export.load(sys.argv[1]).module()
-wanted, found = model(x), quantized(x)
-print(float(10 * torch.log10(wanted.square().sum() / (wanted - found).square().sum())))
+wanted, outputs = model(x), quantized(x)
+print(float(10 * torch.log10(wanted.square().sum() / (wanted - outputs).square().sum())))
 """
 
 
@@ -247,7 +240,7 @@ def test_a_second_compile_into_the_same_folder_is_refused(
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     with writing_into(tmp_path / "out", tmp_path / "store"):
-        done = compile_model("net.py:net", "-o", "out", code=2, cwd=tmp_path)
+        done = ci("compile", "net.py:net", "-o", "out", code=2, cwd=tmp_path)
     assert "another compile" in done.stderr
 
 
@@ -258,20 +251,14 @@ ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
     ("arguments", "code"),
     [
         (("gone.pt2", "-o", "out"), 2),
-        (("net.onnx", "-o", "out"), 2),
         (("net.py:net", "--embed", "-o", "out"), 2),
-        (("net.py:net", "--backend", "lpai", "-o", "out"), 2),
-        (("net.py:net", "--verify", "none", "--suite", "models.toml", "-o", "out"), 2),
         (("net.py:net", "--suite", "gone/models.toml", "-o", "out"), 2),
         (("net.py:net", "--python", "gone/python", "-o", "out"), 2),
-        (("nothing", "-o", "out"), 2),
-        (("net.py:net", "--precision", "7a7w", "-o", "out"), 2),
         (("net.py:net", "--calibrate", "gone", "-o", "out"), 2),
         (("net.py:net", "-o", "/proc/out"), 2),
         (("net.py:net", "--backend", "gpu", "-o", "out"), 1),
         (("net.py:net", *ON_LPAI, "-o", "out"), 1),
         pytest.param(("net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out"), 3, marks=pytest.mark.whole),
-        pytest.param(("net.py:gone", "-o", "out"), 2, marks=pytest.mark.whole),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_program(

@@ -11,7 +11,6 @@ import signal
 import stat
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -19,10 +18,10 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.work import Result
-from ci.executorch import PROGRAM, emulate
 from ci.executorch import compile as compiling
+from ci.executorch import emulate
 from ci.executorch.compile import Settings, compile_programs
-from ci.executorch.emulate import findings_of, measure
+from ci.executorch.emulate import measure
 from ci.executorch.stage import Plan
 from ci.executorch.suite import Program, programs_of
 from ci.suites.accuracy import EXACT_DB
@@ -30,12 +29,11 @@ from ci.suites.baseline import Baseline
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
-from provisioning.base.stage_run import StageRun
 from provisioning.environment import Environment
 from tests.support.lowering import BASIS, SUITE, make_program
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
-FOUND = Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ())
+ENVIRONMENT = Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ())
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +45,7 @@ def compiled(
     folder: Path, *programs: Program, timeout: float = 60, basis: compiling.Basis = BASIS, cache: bool = True
 ) -> dict[str, Result]:
     settings = Settings(folder / "store", folder / "logs", jobs=1, timeout=timeout, cache=cache)
-    return compile_programs(programs, FOUND, ENVIRON, settings, basis, lambda _: Baseline(folder / "b"))
+    return compile_programs(programs, ENVIRONMENT, ENVIRON, settings, basis, lambda _: Baseline(folder / "b"))
 
 
 def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> Program:
@@ -72,11 +70,9 @@ class TestCompiling:
 
         assert [cached(), cached()] == [False, True]
         for file, old, new, why in (
-            ("net.py", "def make", "# more\ndef make", "net.py changed"),
             ("layers.py", "WIDTH = 1", "WIDTH = 2", "layers.py changed"),
             ("suite.toml", "width = 8", "width = 9", "case.arguments.width: 8 → 9"),
             ("suite.toml", "files", 'samples = "data"\nfiles', "case.samples:  → data"),
-            ("suite.toml", '"8a8w"', '"16a8w"', ""),
             ("suite.toml", '"SM8650"', '"SM8750"', ""),
             ("suite.toml", "tags", "calibration = 8\ntags", "run.calibration: 32 → 8"),
         ):
@@ -184,7 +180,7 @@ class Emulator:
         plan = Plan(
             selection=Selection("wheels", "x86_64-linux", "SM8650", self.folder / "store", self.folder),
             programs=tuple(programs.values()),
-            environment=FOUND,
+            environment=ENVIRONMENT,
             basis=BASIS,
             settings=Settings(self.folder / "store", self.folder / "logs"),
             baselines={one.suite: Baseline(self.folder / "baseline.json") for one in programs.values()},
@@ -260,63 +256,3 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
         signal.signal(signal.SIGTERM, before)
     (finding,) = Report.read(tmp_path / "test_emulator.json").findings
     assert (finding.rule, finding.message) == ("emulator-not-run", "interrupted")
-
-
-def facts_of(figures: dict[str, float], rule: str = "", message: str = "") -> Result:
-    return Result({"figures": figures, "times": {}, "rule": rule, "message": message})
-
-
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
-        (
-            {"sqnr_db": 12.0, "reference_sqnr_db": 70.0},
-            "quantizing loses most in aten.linear.default of second",
-        ),
-        ({"sqnr_db": 12.0, "reference_sqnr_db": 13.0}, "the program computes something else"),
-        ({"sqnr_db": 25.0, "reference_sqnr_db": 40.0}, "the program computes something else"),
-        ({"sqnr_db": 25.0, "reference_sqnr_db": 70.0}, ""),
-    ],
-)
-def test_a_miss_says_whether_quantizing_or_the_program_is_to_blame(
-    tmp_path: Path, figures: dict[str, float], message: str
-) -> None:
-    one = make_program(tmp_path, text=SUITE.replace("sqnr_db = 20", "sqnr_db = 20, reference_sqnr_db = 60"))
-    place = {
-        "operator": "aten.linear.default",
-        "module": "second",
-        "source": "net.py:20",
-        "code": "second(x)",
-    }
-    losses = [{**place, "before_db": 48.2, "after_db": 15.5}]
-    findings = list(findings_of(one, facts_of(figures), {"losses": losses, "left": []}))
-    assert [each.rule for each in findings] == ["emulator-accuracy"] * bool(message)
-    assert all(message in each.message for each in findings)
-
-
-def test_a_run_that_lacks_a_kernel_names_the_operator(tmp_path: Path) -> None:
-    left = {"operator": "aten.erf.default", "source": "net.py:7", "code": "torch.erf(x)", "kernel": False}
-    result = facts_of({}, "run", "the runner ended with exit code 1: Error::OperatorMissing")
-    facts = {"left": [{**left, "reason": "No node visitor, unsupported"}]}
-    (finding,) = findings_of(make_program(tmp_path), result, facts)
-    assert "aten.erf.default at net.py:7" in finding.message
-
-
-def test_what_was_changed_of_a_factorys_model_is_a_warning_here_too(tmp_path: Path) -> None:
-    program = make_program(tmp_path)
-    plan: Any = SimpleNamespace(
-        programs=[program],
-        refused={},
-        basis=BASIS,
-        baseline=lambda _: Baseline(tmp_path / "baseline.json"),
-    )
-    ddr = dict.fromkeys(("read", "written", "spilled", "filled"), 1)
-    notes = [["training-mode", "it is in training mode"]]
-    facts = {"left": [], "notes": notes, "ddr": ddr, "cpu_seconds": 1.0}
-    (tmp_path / PROGRAM).write_bytes(b"program")
-    stage = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
-    compiled = {program.name: Result(facts, tmp_path)}
-    emulate.judge(stage, plan, compiled, {program.name: facts_of({"sqnr_db": 25.0})})
-    assert [(each.rule, each.message) for each in stage.findings] == [
-        ("factory-training-mode", "it is in training mode")
-    ]

@@ -55,15 +55,6 @@ def test_gives_what_eager_gives(bench: Bench, name: str) -> None:
     assert outputs(bench) == references(bench, name)
 
 
-def test_gives_what_eager_gives_through_a_delegate(bench: Bench) -> None:
-    ran = bench.program("conv")
-
-    assert ran.code == 0, ran.err
-    assert floats(outputs(bench)["output_0_0.raw"]) == pytest.approx(
-        floats(bench.read("conv_ref0.raw")), abs=1e-5
-    )
-
-
 def test_runs_the_method_of_the_index(bench: Bench) -> None:
     ran = bench.program("two", "--method_index", "1")
 
@@ -74,7 +65,7 @@ def test_runs_the_method_of_the_index(bench: Bench) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["add", "unplanned", "conv", "types"])
+@pytest.mark.parametrize("name", ["add", "unplanned", "conv"])
 def test_repeated_runs_begin_from_the_same_inputs(bench: Bench, name: str) -> None:
     bench.program(name)
     once = outputs(bench)
@@ -92,17 +83,7 @@ def test_state_lives_through_all_runs_of_a_process(bench: Bench) -> None:
     assert floats(outputs(bench)["output_0_0.raw"]) == [6.0]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "IN\nIN\n",
-        "IN\r\nIN\r\n",
-        "\ufeffIN\nIN",
-        "# two of them\n\n  IN  \n\nIN\n",
-        '"add_in0.raw" add_in1.raw\nadd_in0.raw\t"add_in1.raw"\n',
-    ],
-    ids=["plain", "CRLF", "byte order mark", "comments and blanks", "quotes and tabs"],
-)
+@pytest.mark.parametrize("text", ["\ufeffIN\r\nIN", '# two\n\n  IN  \n\n"add_in0.raw"\tadd_in1.raw\n'])
 def test_reads_lists_as_people_write_them(bench: Bench, text: str) -> None:
     bench.write("add.txt", text.replace("IN", "add_in0.raw add_in1.raw"))
 
@@ -124,38 +105,22 @@ def test_takes_names_with_spaces_and_quotes(bench: Bench) -> None:
     assert outputs(bench) == references(bench, "add")
 
 
-def test_a_method_without_inputs_needs_no_list(bench: Bench) -> None:
-    ran = bench.run("--model_path", "count.pte", "--output_folder_path", "out")
-
+def test_a_method_without_inputs_runs_once_a_line_and_once_without_a_list(bench: Bench) -> None:
+    ran = bench.run("--model_path", "count.pte", "--output_folder_path", "once")
     assert ran.code == 0, ran.err
-    assert outputs(bench) == references(bench, "count")
+    assert outputs(bench, "once") == references(bench, "count")
 
-
-def test_a_method_without_inputs_runs_once_a_line(bench: Bench) -> None:
     bench.write("count.txt", "\n\n\n")
-
     ran = bench.program("count")
-
     assert ran.code == 0, ran.err
     assert outputs(bench) == references(bench, "count", inferences=3)
 
 
-@pytest.mark.parametrize("text", ["4, 3\n4, 3\n", "(4, 3)\r\n[4,3,]\r\n", "4, 3\n4, 3\n\n"])
-def test_takes_the_shape_of_a_dynamic_input(bench: Bench, text: str) -> None:
-    bench.write("shapes.txt", text)
-
-    ran = bench.program("dynamic", "--input_shape_path", "shapes.txt")
-
-    assert ran.code == 0, ran.err
-    assert outputs(bench) == references(bench, "dynamic")
-
-
 def test_takes_a_shape_for_each_inference(bench: Bench) -> None:
-    whole = bench.read("dynamic_in0.raw"), bench.read("dynamic_in1.raw")
-    bench.write("short0.raw", whole[0][:24])
-    bench.write("short1.raw", whole[1][:24])
-    bench.write("dynamic.txt", "dynamic_in0.raw dynamic_in1.raw\nshort0.raw short1.raw\n")
-    bench.write("shapes.txt", "4, 3\n4, 3\n2, 3\n2, 3\n")
+    for number in range(2):
+        bench.write(f"half{number}.raw", bench.read(f"dynamic_in{number}.raw")[:24])
+    bench.write("dynamic.txt", "dynamic_in0.raw dynamic_in1.raw\nhalf0.raw half1.raw\n")
+    bench.write("shapes.txt", "4, 3\n(4, 3)\r\n[2,3,]\n2, 3\n\n")
 
     ran = bench.program("dynamic", "--input_shape_path", "shapes.txt")
 
@@ -239,18 +204,6 @@ def test_metrics_tell_the_lpai_options_that_the_backend_took(bench: Bench) -> No
     }
 
 
-@pytest.mark.parametrize(
-    "flag", ["fps=0", "fps=-1", "fps=4294967297", "ftrt_ratio=0", "client_perf_type=3", "affinity=hard",
-             "core_selection=-1", "core_selection=0x"],
-)  # fmt: skip
-def test_nonsense_for_the_lpai_is_a_usage_error(bench: Bench, flag: str) -> None:
-    ran = bench.program("add", f"--lpai_{flag}", "--metrics_path", "m.json")
-
-    assert ran.code == 2
-    assert f"--lpai_{flag.partition('=')[0]}" in ran.err
-    assert not (bench.folder / "out").exists() and not (bench.folder / "m.json").exists()
-
-
 def test_peak_memory_is_the_runners_own_and_not_that_of_who_started_it(bench: Bench) -> None:
     ballast = bytearray(os.urandom(1 << 20)) * 200
 
@@ -312,18 +265,14 @@ def test_shared_memory_that_is_not_there_is_a_warning(bench: Bench) -> None:
     assert outputs(bench) == references(bench, "add")
 
 
-@pytest.mark.parametrize("name", ["add", "conv", "dynamic"])
+@pytest.mark.parametrize("name", ["add", "conv"])
 def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, name: str) -> None:
     line = bench.read(f"{name}.txt").decode()
-    flags = ["--model_path", f"{name}.pte", "--input_list_path", "many.txt"]
-    if name == "dynamic":
-        bench.write("shapes.txt", "4, 3\n4, 3\n")
-        flags += ["--input_shape_path", "shapes.txt"]
     peaks = []
     # The customary profile stops growing after 100 runs; what is left to grow is the list itself.
     for inferences in (150, 1150):
         bench.write("many.txt", line * inferences)
-        peaks.append(bench.peak_rss_kb(*flags))
+        peaks.append(bench.peak_rss_kb("--model_path", f"{name}.pte", "--input_list_path", "many.txt"))
 
     assert peaks[1] - peaks[0] < FLAT_KB + LIST_KB
 
@@ -344,6 +293,8 @@ def test_a_moved_bundle_runs_with_its_own_libraries(bench: Bench, tmp_path: Path
     ).stdout
 
     assert ran.code == 0, ran.err
+    expected = pytest.approx(floats(bench.read("conv_ref0.raw")), abs=1e-5)
+    assert floats(outputs(bench)["output_0_0.raw"]) == expected
     ours = re.findall(r"libexecutorch\S* => (.+) \(", loaded)
     assert ours
     assert all(Path(path).resolve().is_relative_to(moved) for path in ours)

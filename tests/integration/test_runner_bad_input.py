@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -14,232 +13,120 @@ from tests.support.runner import Bench, bench, dist, programs, runner_reports
 __all__ = ["bench", "dist", "programs", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
+BAD = ("--model_path", "bad.pte")
+LIST = ("--input_list_path", "list.txt")
+SHAPES = ("--input_shape_path", "shapes.txt")
+OUTPUT_SHAPES = ("--output_shape_path", "shapes.txt")
+RECORD = "--dump_intermediate_outputs"
+
 
 @dataclass(frozen=True)
 class Case:
-    """`says`: the part of the message that names the thing."""
-
-    name: str
     code: int
-    says: str
+    names: str
+    """The part of the message that names the thing."""
     flags: tuple[str, ...] = ()
-    prepare: Callable[[Bench], object] = lambda bench: None
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    spoil: Callable[[bytes], bytes] | None = None
+    """Makes bad.pte of the program."""
     program: str = "add"
     limit: int | None = None
 
 
-def model(change: Callable[[bytes], bytes], program: str = "add") -> Callable[[Bench], object]:
-    return lambda bench: bench.write("bad.pte", change(bench.read(f"{program}.pte")))
+def listed(text: str, **files: bytes) -> dict[str, str | bytes]:
+    return {"list.txt": text, **{f"{name}.raw": content for name, content in files.items()}}
 
 
-def listed(text: str | bytes) -> Callable[[Bench], object]:
-    return lambda bench: bench.write("list.txt", text)
+def of_shapes(code: int, names: str, text: str) -> Case:
+    return Case(code, names, SHAPES, {"shapes.txt": text}, program="dynamic")
 
 
-def shapes(text: str) -> Callable[[Bench], object]:
-    return lambda bench: bench.write("shapes.txt", text)
-
-
-BAD = ("--model_path", "bad.pte")
-LIST = ("--input_list_path", "list.txt")
-SHAPES = ("--input_shape_path", "shapes.txt")
-
-USAGE = [
-    Case("a misspelt flag", 2, "'--model_pat'", ("--model_pat", "x")),
-    Case("a flag without its value", 2, "--metrics_path", ("--metrics_path",)),
-    Case("no iteration", 2, "--iteration", ("--iteration", "0")),
-    Case("a word for a number", 2, "--iteration", ("--iteration=many",)),
-    Case("a number beyond 32 bits", 2, "--iteration", ("--iteration=2147483648",)),
-    Case("a negative number", 2, "--warm_up", ("--warm_up", "-1")),
-    Case("a switch that is neither", 2, "--shared_buffer", ("--shared_buffer=perhaps",)),
-    Case("a negated switch with a value", 2, "--noshared_buffer", ("--noshared_buffer=true",)),
-    Case("a level out of range", 2, "--log_level", ("--log_level", "9")),
-]
-
-MODELS = [
-    Case("no model", 10, "'none.pte'", ("--model_path", "none.pte")),
-    Case("a model that is a folder", 10, "'.'", ("--model_path", ".")),
-    Case(
-        "a model that is a pipe",
-        10,
-        "'pipe'",
-        ("--model_path", "pipe"),
-        lambda b: os.mkfifo(b.folder / "pipe"),
+CASES = {
+    "a misspelt flag": Case(2, "'--model_pat'", ("--model_pat", "x")),
+    "a flag without its value": Case(2, "--metrics_path", ("--metrics_path",)),
+    "a word for a number": Case(2, "--iteration", ("--iteration=many",)),
+    "a number below its bound": Case(2, "--iteration", ("--iteration", "0")),
+    "a number beyond 32 bits": Case(2, "--iteration", ("--iteration=2147483648",)),
+    "a switch that is neither": Case(2, "--shared_buffer", ("--shared_buffer=perhaps",)),
+    "a number of the LPAI beyond 32 bits": Case(2, "--lpai_fps", ("--lpai_fps=4294967297",)),
+    "a word of the LPAI that is none": Case(2, "--lpai_affinity", ("--lpai_affinity=hard",)),
+    "a mask of the LPAI without digits": Case(2, "--lpai_core_selection", ("--lpai_core_selection=0x",)),
+    "no model": Case(10, "'none.pte'", ("--model_path", "none.pte")),
+    "a model that is a pipe": Case(10, "'pipe'", ("--model_path", "pipe")),
+    "an empty model": Case(11, "'bad.pte'", BAD, spoil=lambda data: b""),
+    "another version's model": Case(11, "'bad.pte'", BAD, spoil=lambda data: data[:4] + b"ET99" + data[8:]),
+    "a truncated model": Case(11, "'bad.pte'", BAD, spoil=lambda data: data[: len(data) // 2]),
+    "a damaged model": Case(11, "'bad.pte'", BAD, spoil=lambda data: data[:60] + b"\x7f" * 200 + data[260:]),
+    "a method that is not there": Case(12, "--method_index", ("--method_index", "2"), program="two"),
+    "a backend that is not there": Case(
+        *(13, "NobodyBackend", BAD),
+        spoil=lambda data: data.replace(b"XnnpackBackend", b"NobodyBackend\x00"),
+        program="conv",
     ),
-    Case("an empty model", 11, "'bad.pte'", BAD, model(lambda _: b"")),
-    Case("a short model", 11, "'bad.pte'", BAD, model(lambda data: data[:20])),
-    Case("bytes for a model", 11, "'bad.pte'", BAD, model(lambda data: data[:4] + b"\xff" * 4 + data[8:])),
-    Case("another version's model", 11, "'bad.pte'", BAD, model(lambda data: data[:4] + b"ET99" + data[8:])),
-    Case("a truncated model", 11, "'bad.pte'", BAD, model(lambda data: data[: len(data) // 2])),
-    Case(
-        "a damaged model",
-        11,
-        "'bad.pte'",
-        BAD,
-        model(lambda data: data[:60] + b"\x7f" * 200 + data[260:]),
+    "a kernel that is not there": Case(
+        40, "'bad.pte'", BAD, spoil=lambda data: data.replace(b"aten::add", b"aten::abd")
     ),
-    Case("a method that is not there", 12, "--method_index", ("--method_index", "2"), program="two"),
-    Case(
-        "a backend that is not there",
-        13,
-        "NobodyBackend",
-        BAD,
-        model(lambda data: data.replace(b"XnnpackBackend", b"NobodyBackend\x00"), "conv"),
-        "conv",
+    "no list": Case(20, "'none.txt'", ("--input_list_path", "none.txt")),
+    "an empty list": Case(21, "'list.txt'", LIST, listed("")),
+    "too few files": Case(21, "list.txt:1:", LIST, listed("add_in0.raw\n")),
+    "too many files, in the second line": Case(
+        21, "list.txt:2:", LIST, listed("add_in0.raw add_in1.raw\na b c\n")
     ),
-    Case(
-        "a kernel that is not there",
-        40,
-        "'bad.pte'",
-        BAD,
-        model(lambda data: data.replace(b"aten::add", b"aten::abd")),
+    "a quote that stays open": Case(21, "list.txt:1:", LIST, listed('add_in0.raw "add_in1.raw\n')),
+    "an input that is beside its list only": Case(
+        *(22, "'only.raw'", ("--input_list_path", "sub/list.txt")),
+        {"sub/only.raw": b"x" * 24, "sub/list.txt": "add_in0.raw only.raw\n"},
     ),
-]
-
-LISTS = [
-    Case("no list", 20, "'none.txt'", ("--input_list_path", "none.txt")),
-    Case("a list that is a folder", 20, "input list '.'", ("--input_list_path", ".")),
-    Case("an empty list", 21, "'list.txt'", LIST, listed("")),
-    Case("too few files", 21, "list.txt:1:", LIST, listed("add_in0.raw\n")),
-    Case(
-        "too many files, in the second line",
-        21,
-        "list.txt:2:",
-        LIST,
-        listed("add_in0.raw add_in1.raw\na b c\n"),
-    ),
-    Case("a quote that stays open", 21, "list.txt:1:", LIST, listed('add_in0.raw "add_in1.raw\n')),
-    Case("a tensor for a list", 21, "list.txt:1:", LIST, listed(struct.pack("<6f", *range(6)))),
-]
-
-INPUTS = [
-    Case("no input file", 22, "input 1 of inference 0", LIST, listed("add_in0.raw none.raw")),
-    Case(
-        "an input that is beside its list only",
-        22,
-        "'only.raw'",
-        ("--input_list_path", "sub/list.txt"),
-        lambda b: (b.write("sub/only.raw", b"x" * 24), b.write("sub/list.txt", "add_in0.raw only.raw\n")),
-    ),
-    Case("an input that is a device", 22, "'/dev/zero'", LIST, listed("/dev/zero add_in1.raw")),
-    Case(
-        "a bad input of the last inference",
-        22,
-        "input 1 of inference 2",
-        LIST,
+    "an input that is a device": Case(22, "'/dev/zero'", LIST, listed("/dev/zero add_in1.raw")),
+    "no input file in the last inference": Case(
+        *(22, "input 1 of inference 2", LIST),
         listed("add_in0.raw add_in1.raw\n" * 2 + "add_in0.raw none.raw\n"),
     ),
-    Case(
-        "an empty input",
-        23,
-        "input 0 of inference 0",
-        LIST,
-        lambda b: (b.write("e.raw", b""), listed("e.raw add_in1.raw")(b)),
+    "an input a byte short": Case(23, "'s.raw'", LIST, listed("add_in0.raw s.raw", s=b"x" * 23)),
+    "an input a byte long": Case(23, "'s.raw'", LIST, listed("add_in0.raw s.raw", s=b"x" * 25)),
+    "a dynamic input without its shape": Case(23, "expected 96 bytes", program="dynamic"),
+    "no shape file": Case(24, "--input_shape_path", ("--input_shape_path", "none.txt")),
+    "words for a shape": Case(
+        24, "shapes.txt:2:", SHAPES, {"shapes.txt": "4, 3\nfour, 3\n"}, program="dynamic"
     ),
-    Case(
-        "an input a byte short",
-        23,
-        "'s.raw'",
-        LIST,
-        lambda b: (b.write("s.raw", b"x" * 23), listed("add_in0.raw s.raw")(b)),
+    "a negative size": of_shapes(24, "shapes.txt:1:", "-4, 3\n4, 3\n"),
+    "too few shapes": of_shapes(24, "'shapes.txt'", "4, 3\n"),
+    "a shape of another rank": Case(
+        24, "shapes.txt:2:", SHAPES, {"shapes.txt": "4, 3\n12\n"}, program="dynamic"
     ),
-    Case(
-        "an input a byte long",
-        23,
-        "'s.raw'",
-        LIST,
-        lambda b: (b.write("s.raw", b"x" * 25), listed("add_in0.raw s.raw")(b)),
+    "a shape beyond the bound": Case(
+        24, "shapes.txt:1:", SHAPES, {"shapes.txt": "9, 3\n9, 3\n"}, program="dynamic"
     ),
-    Case(
-        "a dynamic input without its shape",
-        23,
-        "expected 96 bytes for Float[8, 3], found 48",
-        program="dynamic",
+    "a file of another shape": of_shapes(23, "expected 24 bytes", "2, 3\n2, 3\n"),
+    "another shape where it is fixed": Case(
+        *(24, "input 0", (*LIST, *SHAPES)),
+        {**listed("s.raw s.raw", s=b"x" * 12), "shapes.txt": "1, 3\n1, 3\n"},
     ),
-]
-
-SHAPE_FILES = [
-    Case("no shape file", 24, "--input_shape_path", ("--input_shape_path", "none.txt")),
-    Case("words for a shape", 24, "shapes.txt:2:", SHAPES, shapes("4, 3\nfour, 3\n"), "dynamic"),
-    Case("a negative size", 24, "shapes.txt:1:", SHAPES, shapes("-4, 3\n4, 3\n"), "dynamic"),
-    Case("too few shapes", 24, "'shapes.txt'", SHAPES, shapes("4, 3\n"), "dynamic"),
-    Case("a shape of another rank", 24, "shapes.txt:2:", SHAPES, shapes("4, 3\n12\n"), "dynamic"),
-    Case("a shape beyond the bound", 24, "shapes.txt:1:", SHAPES, shapes("9, 3\n9, 3\n"), "dynamic"),
-    Case(
-        "a file of another shape",
-        23,
-        "expected 24 bytes for Float[2, 3], found 48",
-        SHAPES,
-        shapes("2, 3\n2, 3\n"),
-        "dynamic",
+    "an output shape beyond the bound": Case(
+        24, "shapes.txt:1:", OUTPUT_SHAPES, {"shapes.txt": "3, 3\n2, 3\n"}
     ),
-    Case(
-        "another shape where it is fixed",
-        24,
-        "input 0",
-        (*LIST, *SHAPES),
-        lambda b: (b.write("s.raw", b"x" * 12), listed("s.raw s.raw")(b), shapes("1, 3\n1, 3\n")(b)),
-    ),
-    Case(
-        "too few output shapes",
-        24,
-        "--output_shape_path",
-        ("--output_shape_path", "shapes.txt"),
-        shapes("2, 3\n"),
-    ),
-    Case(
-        "an output shape beyond the bound",
-        24,
-        "shapes.txt:1:",
-        ("--output_shape_path", "shapes.txt"),
-        shapes("3, 3\n2, 3\n"),
-    ),
-]
-
-OUTPUTS = [
-    Case("a file for the output folder", 30, "output folder 'add.txt'", ("--output_folder_path", "add.txt")),
-    Case("an output folder in none", 30, "output folder 'no/where'", ("--output_folder_path", "no/where")),
-    Case("an empty output folder", 30, "output folder ''", ("--output_folder_path=",)),
-    Case("metrics in no folder", 30, "--metrics_path", ("--metrics_path", "no/m.json")),
-    Case("a folder for the metrics", 30, "--metrics_path", ("--metrics_path", ".")),
-    Case(
-        "recorded outputs in no folder",
-        30,
-        "--debug_output_path",
-        ("--dump_intermediate_outputs", "--debug_output_path", "no/d"),
-    ),
-    Case("an output's name that is too long", 30, "File name too long", ("--output_folder_path", "o" * 300)),
-    Case("a disk that is full", 30, "output 0", limit=10),
-    Case(
-        "a buffer that is too small",
-        31,
-        "--debug_buffer_size",
-        ("--dump_intermediate_outputs", "--debug_buffer_size", "8"),
-    ),
-]
-
-INFERENCES = [
-    Case(
-        "an inference that fails",
-        42,
-        "method forward failed",
-        LIST,
-        lambda b: (b.write("i.raw", struct.pack("<2q", 1, 9)), listed("i.raw")(b)),
-        "lookup",
-    ),
-]
-
-CASES = USAGE + MODELS + LISTS + INPUTS + SHAPE_FILES + OUTPUTS + INFERENCES
+    "a file for the output folder": Case(30, "'add.txt'", ("--output_folder_path", "add.txt")),
+    "metrics in no folder": Case(30, "--metrics_path", ("--metrics_path", "no/m.json")),
+    "recorded outputs in no folder": Case(30, "--debug_output_path", (RECORD, "--debug_output_path", "no/d")),
+    "a disk that is full": Case(30, "output 0", limit=10),
+    "a buffer that is too small": Case(31, "--debug_buffer_size", (RECORD, "--debug_buffer_size", "8")),
+}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bad_input_is_named_and_leaves_no_file(case: Case, bench: Bench) -> None:
-    case.prepare(bench)
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_named_and_leaves_no_file(name: str, bench: Bench) -> None:
+    case = CASES[name]
+    os.mkfifo(bench.folder / "pipe")
+    for file, content in case.files.items():
+        bench.write(file, content)
+    if case.spoil:
+        bench.write("bad.pte", case.spoil(bench.read(f"{case.program}.pte")))
     before = bench.files()
 
     ran = bench.program(case.program, *case.flags, limit=case.limit)
 
     assert ran.code == case.code, ran.err
-    assert case.says in ran.err
-    written = {name for name in bench.files() - before if not (case.code == 31 and name.endswith(".raw"))}
+    assert case.names in ran.err
+    # The buffer is found too small after the inference.
+    written = {file for file in bench.files() - before if not (case.code == 31 and file.endswith(".raw"))}
     assert written == set()

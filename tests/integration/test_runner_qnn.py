@@ -44,17 +44,6 @@ def test_gives_what_eager_gives(bench: Bench, environ: dict[str, str]) -> None:
     assert json.loads(bench.read("m.json"))["backends"] == ["QnnBackend"]
 
 
-@pytest.mark.whole
-def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, environ: dict[str, str]) -> None:
-    flags = ("--model_path", "htp.pte", "--input_list_path", "many.txt")
-    peaks = []
-    for inferences in (150, 1150):
-        bench.write("many.txt", "htp_in0.raw\n" * inferences)
-        peaks.append(bench.peak_rss_kb(*flags, environ=environ))
-
-    assert peaks[1] - peaks[0] < 1024
-
-
 def test_runtime_options_reach_the_backend(bench: Bench, environ: dict[str, str]) -> None:
     quiet = bench.program("htp", "--log_level", "1", environ=environ)
     verbose = bench.program("htp", "--log_level", "4", environ=environ)

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         run.finish().write(args.reports)
         return 0
     if behaviour == "fails":
-        run.add("rule", Severity.ERROR, "subject", "is bad", "mend it")
+        run.add("rule", Severity.ERROR, "subject", "is bad", "fix it")
         run.finish().write(args.reports)
         return 1
     if behaviour in ("odd", "late"):
@@ -54,18 +54,6 @@ def main(argv: list[str]) -> int:
     if behaviour == "breaks":
         with run.reported(args.reports, "broke"):
             raise LookupError("no such thing")
-    if behaviour == "crashes":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if behaviour in ("unfit", "unlucky"):
-        print("begun")
-        print("[ERROR] [Qnn ExecuTorch]:  <E> unknown custom config socModel 0", file=sys.stderr)
-        if behaviour == "unlucky":
-            run.add("rule", Severity.ERROR, "subject", "device creation failed")
-            run.finish().write(args.reports)
-            return 1
-        os.kill(os.getpid(), signal.SIGKILL)
-    if behaviour == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
     if behaviour in ("waits", "stubborn"):
         if behaviour == "stubborn":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
