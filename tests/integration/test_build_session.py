@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import pytest
 from provisioning.base.settings import OFFICIAL_PROFILE, ROOT
 from provisioning.components import COMPONENT_VARIABLES
 from tests.support.miniature_executorch import make_sdk, make_tree
+from tests.support.scripts import locked_environment
 from tests.support.stand_in_ndk import make_ndk
 
 STEERING = (*COMPONENT_VARIABLES.values(), "ANDROID_NDK", "ANDROID_NDK_HOME", "QNN_CI_PROFILE", "QNN_CI_SOC")
@@ -23,11 +23,7 @@ STEERING = (*COMPONENT_VARIABLES.values(), "ANDROID_NDK", "ANDROID_NDK_HOME", "Q
 def nox(folder: Path, *words: str | Path, environ: Mapping[str, Path]) -> subprocess.CompletedProcess[str]:
     """With this Python for every session, as in our images."""
     for lock in ROOT.glob("manifests/locks/*.txt"):
-        python = folder / "environments" / lock.stem / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        shutil.copy(lock, python.parent.parent / "lock.txt")
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
-        python.chmod(0o755)
+        locked_environment(folder / "environments", lock.stem)
     ours = {
         "QNN_CI_ENVIRONMENTS": folder / "environments",
         "QNN_CI_STORE": folder / "store",
@@ -66,11 +62,11 @@ def test_with_nothing_there_all_that_lacks_is_reported_at_once_with_the_command_
     tmp_path: Path,
 ) -> None:
     done = nox(tmp_path, "build_android", "validate", environ={})
-    said = done.stdout + done.stderr
-    assert "named by QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT" in said
+    printed = done.stdout + done.stderr
+    assert "named by QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT" in printed
     components = "--component qnn-sdk --component android-ndk --component executorch-source"
-    assert f"try: nox -s provision -- --profile {OFFICIAL_PROFILE} " in said and components in said
+    assert f"try: nox -s provision -- --profile {OFFICIAL_PROFILE} " in printed and components in printed
     # A session after one that failed still runs.
     assert done.returncode != 0
-    assert "* build_android: failed" in said and "* validate: failed" in said
-    assert "Traceback" not in said
+    assert "* build_android: failed" in printed and "* validate: failed" in printed
+    assert "Traceback" not in printed

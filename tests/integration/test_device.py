@@ -10,9 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from provisioning.base.settings import ROOT
 from tests.support.builds import Built, build, gone, run_stage
 from tests.support.devices import make_device_sdk, make_inputs, make_program
 from tests.support.miniature_executorch import make_llama, make_tree
+from tests.support.scripts import script
 from tests.support.sshd import HOST, ssh_server
 from tests.support.stand_in_adb import SERIAL, Phone, adb_server
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
@@ -79,8 +78,8 @@ def arm64(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def linux(arm64: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = arm64.folder
     program = make_program(folder / "a model.pte")
-    made = bundle(arm64, folder / "sdk", program, target="aarch64-linux")
-    assert made.returncode == 0, made.stderr + made.stdout
+    bundled = bundle(arm64, folder / "sdk", program, target="aarch64-linux")
+    assert bundled.returncode == 0, bundled.stderr + bundled.stdout
     keys = tmp_path_factory.mktemp("keys")
     with ssh_server(keys) as config:
         flags = ("--ssh", HOST, "--ssh-config", config, "--wrap", QEMU)
@@ -97,13 +96,10 @@ def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[
     folder = tmp_path_factory.mktemp("android")
     sdk = make_device_sdk(folder / "sdk", "aarch64-android")
     built = build("build_android", folder, make_tree(folder), sdk, ndk=make_ndk(folder / "ndk"))
-    made = bundle(built, sdk, make_program(folder / "a model.pte"), target="aarch64-android")
-    assert made.returncode == 0, made.stderr + made.stdout
-    programs = folder / "programs"
-    programs.mkdir()
-    (programs / "logcat").write_text("#!/bin/sh\necho 'adsprpc: no unsigned PD'\n", encoding="utf-8")
-    (programs / "logcat").chmod(0o755)
-    phone.path = f"{programs}:{phone.path}"
+    bundled = bundle(built, sdk, make_program(folder / "a model.pte"), target="aarch64-android")
+    assert bundled.returncode == 0, bundled.stderr + bundled.stdout
+    logcat = script(folder / "programs" / "logcat", "echo 'adsprpc: no unsigned PD'")
+    phone.path = f"{logcat.parent}:{phone.path}"
     root = make_device_root(folder / "device")
     wrap = f"env LD_LIBRARY_PATH=/system/lib64:./lib qemu-aarch64 -L {root}"
     with adb_server(phone) as environ:
@@ -123,10 +119,10 @@ def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
     arm64: Built, linux: Bench, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.bin").write_bytes(b"words")
-    given = ("--runner", "llama_main", "--file", tmp_path / "tokenizer.bin", "-o", tmp_path / "bundle")
+    flags = ("--runner", "llama_main", "--file", tmp_path / "tokenizer.bin", "-o", tmp_path / "bundle")
     program = make_program(tmp_path / "llama.pte")
-    made = bundle(arm64, arm64.folder / "sdk", *given, program, target="aarch64-linux")
-    assert made.returncode == 0, made.stderr + made.stdout
+    bundled = bundle(arm64, arm64.folder / "sdk", *flags, program, target="aarch64-linux")
+    assert bundled.returncode == 0, bundled.stderr + bundled.stdout
     done = linux.run("--runner-arg=--prompt=hello", into=tmp_path, bundle=tmp_path / "bundle")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "hello" in (tmp_path / "device" / "run.log").read_text(encoding="utf-8").splitlines()
@@ -139,41 +135,6 @@ def test_a_bundle_that_was_changed_is_refused(linux: Bench, tmp_path: Path) -> N
     (other / "lib" / "libQnnSystem.so").write_bytes(b"something else")
     done = linux.run(into=tmp_path, bundle=other)
     assert (done.returncode, "libQnnSystem.so" in done.stderr) == (1, True)
-
-
-@pytest.mark.whole
-def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path) -> None:
-    flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
-    sleeper = make_sleeper(tmp_path)
-    slow = Bench(linux.bundle, (*flags, "--wrap", str(sleeper)), {}, linux.folder)
-    done = slow.run("--timeout", "3", into=tmp_path)
-    assert (done.returncode, report(tmp_path)["metrics"]["exit_code"]) == (1, None)
-    process = int((linux.folder / "sleeper.pid").read_text(encoding="utf-8"))
-    assert gone(process)
-
-
-def test_push_sh_does_the_same(linux: Bench, tmp_path: Path) -> None:
-    config = linux.flags[3]
-    environ = {**os.environ, "DEVICE_DIR": str(tmp_path / "board")}
-    subprocess.run(
-        ["sh", str(linux.bundle / "push.sh"), "-F", str(config), HOST], env=environ, check=True, timeout=120
-    )
-    pushed = {str(p.relative_to(tmp_path / "board")) for p in (tmp_path / "board").rglob("*") if p.is_file()}
-    listed = json.loads((linux.bundle / "manifest.json").read_text(encoding="utf-8"))["files"]
-    assert pushed == {file["path"] for file in listed}
-
-
-@pytest.mark.whole
-def test_a_second_run_in_the_folder_is_refused_and_goes_on_when_the_first_is_over(
-    linux: Bench, tmp_path: Path
-) -> None:
-    with at_work(linux, tmp_path) as first:
-        refused = linux.run("--push-only", into=tmp_path / "second")
-        waiting = ("--push-only", "--wait", "0.2")
-        given_up = linux.run(*waiting, into=tmp_path / "third")
-    assert (refused.returncode, given_up.returncode) == (3, 3)
-    assert f"in use by {getuser()} on " in refused.stderr and f"process {first.pid}," in refused.stderr
-    assert linux.run("--push-only", into=tmp_path / "last").returncode == 0
 
 
 def test_a_program_runs_over_adb_and_its_outputs_come_back(android: Bench, tmp_path: Path) -> None:
@@ -197,58 +158,45 @@ def test_a_phone_that_loses_bytes_is_found_out(android: Bench, phone: Phone, tmp
     assert (done.returncode, "after pushing" in done.stderr) == (4, True)
 
 
-def test_a_phone_that_is_not_authorised_is_named(android: Bench, phone: Phone, tmp_path: Path) -> None:
-    phone.state = "unauthorized"
-    try:
-        done = android.run(into=tmp_path)
-    finally:
-        phone.state = "device"
-    assert (done.returncode, "unauthorized" in done.stderr) == (3, True)
+def test_push_sh_does_the_same(linux: Bench, android: Bench, tmp_path: Path) -> None:
+    ways = {"ssh": (linux, ("-F", str(linux.flags[3]), HOST)), "adb": (android, ("-s", SERIAL))}
+    for way, (device, words) in ways.items():
+        folder = tmp_path / f"a {way} folder's"
+        environ = {**os.environ, **device.environ, "DEVICE_DIR": str(folder)}
+        subprocess.run(["sh", str(device.bundle / "push.sh"), *words], env=environ, check=True, timeout=120)
+        pushed = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        manifest = json.loads((device.bundle / "manifest.json").read_text(encoding="utf-8"))
+        assert pushed == {file["path"] for file in manifest["files"]}
 
 
-def test_push_sh_does_the_same_over_adb(android: Bench, tmp_path: Path) -> None:
-    phone = tmp_path / "a phone's folder"
-    environ = {**os.environ, **android.environ, "DEVICE_DIR": str(phone)}
-    subprocess.run(
-        ["sh", str(android.bundle / "push.sh"), "-s", SERIAL], env=environ, check=True, timeout=120
-    )
-    pushed = {str(path.relative_to(phone)) for path in phone.rglob("*") if path.is_file()}
-    listed = json.loads((android.bundle / "manifest.json").read_text(encoding="utf-8"))["files"]
-    assert pushed == {file["path"] for file in listed}
+def with_a_sleeper(linux: Bench, folder: Path) -> list[str]:
+    """The command of a run whose runner takes any flags and never ends by itself."""
+    (linux.folder / "sleeper.pid").unlink(missing_ok=True)
+    sleeper = script(folder / "sleeper", "echo $$ > sleeper.pid\nexec sleep 300")
+    flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
+    command = [sys.executable, "-m", "ci", "run_device", linux.bundle, *flags, "--wrap", sleeper]
+    return list(map(str, [*command, "--device-dir", linux.folder, "--reports", folder]))
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
-def test_an_interrupted_run_ends_the_runner(linux: Bench, tmp_path: Path, how: signal.Signals) -> None:
-    with at_work(linux, tmp_path) as process:
-        process.send_signal(how)
-        assert process.wait(timeout=60) == 130
+@pytest.mark.whole
+def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path) -> None:
+    command = [*with_a_sleeper(linux, tmp_path), "--timeout", "3"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 1
+    assert report(tmp_path)["metrics"]["exit_code"] is None
     assert gone(int((linux.folder / "sleeper.pid").read_text(encoding="utf-8")))
 
 
-@contextmanager
-def at_work(linux: Bench, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run whose runner does not end by itself, and is there when this begins."""
-    (linux.folder / "sleeper.pid").unlink(missing_ok=True)
-    flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
-    command = [sys.executable, "-m", "ci", "run_device", linux.bundle, *flags, "--wrap", make_sleeper(folder)]
-    command += ["--device-dir", linux.folder, "--reports", folder]
-    with subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE) as process:
-        try:
-            written = linux.folder / "sleeper.pid"
-            deadline = time.monotonic() + 60
-            while not (written.is_file() and written.read_text(encoding="utf-8").strip()):
-                assert time.monotonic() < deadline and process.poll() is None
-                time.sleep(0.05)
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                process.wait(timeout=60)
-
-
-def make_sleeper(folder: Path) -> Path:
-    """Stands before the runner, takes any flags and never ends by itself."""
-    sleeper = folder / "sleeper"
-    sleeper.write_text("#!/bin/sh\necho $$ > sleeper.pid\nexec sleep 300\n", encoding="utf-8")
-    sleeper.chmod(0o755)
-    return sleeper
+def test_an_interrupted_run_ends_the_runner_and_a_second_run_meanwhile_is_refused(
+    linux: Bench, tmp_path: Path
+) -> None:
+    pid_file = linux.folder / "sleeper.pid"
+    with subprocess.Popen(with_a_sleeper(linux, tmp_path), cwd=ROOT) as process:
+        deadline = time.monotonic() + 60
+        while not (pid_file.is_file() and pid_file.read_text(encoding="utf-8").strip()):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        second = linux.run("--push-only", into=tmp_path / "second")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 130
+    assert gone(int(pid_file.read_text(encoding="utf-8")))
+    assert (second.returncode, f"process {process.pid}," in second.stderr) == (3, True)

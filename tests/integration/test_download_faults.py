@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import random
@@ -30,14 +29,6 @@ DRIP = Reply(chunk=60_000, pause=0.002)
 
 def left_over(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir()} - {"file.bin", "file.bin.lock"}
-
-
-def test_what_a_kill_left_of_the_record_is_removed(tmp_path: Path) -> None:
-    into = tmp_path / "file.bin"
-    (tmp_path / ".file.bin.part.json.1-1").touch()
-    with FileServer(BODY) as server:
-        fetch(server.url(), into, sha256=SHA, size=None)
-    assert left_over(tmp_path) == set()
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["hash known", "hash not known"])
@@ -72,20 +63,6 @@ def test_eight_processes_at_once_make_one_download(sha256: str | None, tmp_path:
     assert [child.exitcode for child in children] == [0] * 8
     assert (len(server.requests), server.body_bytes) == (1, len(BODY))
     assert into.read_bytes() == BODY
-
-
-def test_a_killed_process_gives_way_to_the_next_in_line(tmp_path: Path) -> None:
-    into = tmp_path / "file.bin"
-    with FileServer(BODY, [Reply(chunk=60_000, pause=0.05)], usual=DRIP) as server:
-        first = fetching.start(server.url(), into, SHA)
-        wait_until(lambda: into.with_name("file.bin.part").exists() and server.body_bytes > 600_000)
-        second = fetching.start(server.url(), into, SHA)
-        first.kill()
-        first.join()
-        second.join(60)
-    assert second.exitcode == 0
-    assert into.read_bytes() == BODY
-    assert "range" in server.requests[1].headers
 
 
 def sent(server: FileServer, enough: float) -> Callable[[], bool]:
@@ -140,55 +117,27 @@ def run_fetch(
     )
 
 
-def on_a_disk(folder: Path, options: str) -> list[str]:
-    """A command prefix that gives its command a small disk of its own at `folder`, by the first means
-    that this account is allowed: a private mount of root, or one of a user namespace."""
-    mount = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
-    for privilege in ([], ["--user", "--map-root-user"]):
-        prefix = ["unshare", "--mount", *privilege, "sh", "-c", mount, str(folder)]
-        with contextlib.suppress(FileNotFoundError):
-            if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
-                return prefix
-    return []
-
-
-def test_a_disk_that_fills_up_is_reported_with_what_is_needed(tmp_path: Path) -> None:
-    # Where no disk may be mounted, a limit on the size of files stops the writes in the same place.
-    before = on_a_disk(tmp_path, "size=1m") or ["prlimit", "--fsize=1000000"]
-    with FileServer(BODY, usual=Reply(chunked=True)) as server:
-        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, before=before)
-    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
-    assert f"EnvironmentLacking {tmp_path}: " in done.stdout
-    assert "No space left" in done.stdout or "File too large" in done.stdout
-    assert "QNN_CI_STORE" in done.stdout
-    assert "Traceback" not in done.stderr
-
-
-def test_what_a_full_disk_stopped_goes_on_when_there_is_space(tmp_path: Path) -> None:
+def test_what_a_full_disk_stopped_is_reported_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
     into = tmp_path / "file.bin"
     with FileServer(BODY, usual=Reply(chunk=60_000)) as server:
         stopped = run_fetch(server.url(), into, sha256=SHA, before=["prlimit", "--fsize=1000000"])
         assert stopped.returncode == EnvironmentLacking.exit_code, stopped.stdout + stopped.stderr
+        assert "QNN_CI_STORE" in stopped.stdout and "Traceback" not in stopped.stderr
         assert into.with_name("file.bin.part").stat().st_size == 1_000_000
         fetch(server.url(), into, sha256=SHA, size=None)
     assert into.read_bytes() == BODY
     assert server.requests[1].headers["range"] == "bytes=1000000-"
 
 
-def test_a_read_only_disk_is_reported(tmp_path: Path) -> None:
-    before = on_a_disk(tmp_path, "ro")
-    account = "" if before else forbidden(tmp_path)
+def test_a_folder_that_may_not_be_written_is_reported(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    # Root may write there, so the process becomes another account.
+    account = "65534" if os.geteuid() == 0 else ""
     with FileServer(BODY) as server:
-        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, account=account, before=before)
+        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, account=account)
     assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
     assert f"EnvironmentLacking {tmp_path}: " in done.stdout
     assert server.requests == []
-
-
-def forbidden(folder: Path) -> str:
-    """Make the folder unwritable; returns the account to become for that to count ("" for this one)."""
-    folder.chmod(0o555)
-    return "65534" if os.geteuid() == 0 else ""
 
 
 def test_memory_stays_flat_for_any_size(tmp_path: Path) -> None:
@@ -207,7 +156,7 @@ def test_memory_stays_flat_for_any_size(tmp_path: Path) -> None:
     assert int(peak.split()[1]) < 200
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_a_server_does_the_end_is_the_file_or_a_clear_error(seed: int, tmp_path: Path) -> None:
     """Faults in any order, over several calls: never a wrong file, never a traceback, never stuck."""
     chance = random.Random(seed)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base import toml
-from provisioning.base.settings import MANIFESTS, ROOT, store_path
+from provisioning.base.settings import ROOT, store_path
+from tests.support.scripts import locked_environment
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -36,11 +37,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def qnn_ci(package: Path, tmp_path: Path) -> Command:
     """Run the command where the user's own packages have our names; stand-ins for the environments."""
     for name in ("tools", "executorch"):
-        python = tmp_path / "environments" / name / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        shutil.copyfile(MANIFESTS / "locks" / f"{name}.txt", python.parents[1] / "lock.txt")
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        python.chmod(0o755)
+        locked_environment(tmp_path / "environments", name)
     for name in ("ci", "provisioning", "tests", "manifests"):
         (tmp_path / "home" / name).mkdir(parents=True)
         (tmp_path / "home" / name / "__init__.py").write_text("raise SystemExit('the package of the user')\n")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from provisioning import python_environments, torch_builds
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import ROOT
 from provisioning.python_environments import PythonEnvironments
+from tests.support.scripts import locked_environment
 from tests.support.wheels import make_wheel
 
 UV = Path(sys.executable).with_name("uv")
@@ -37,11 +38,6 @@ time.sleep(60)
 """
 
 
-def _heed_interrupts() -> None:
-    """A shell's background jobs are begun deaf to them."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize(
     ("tell", "number"),
     [
@@ -52,7 +48,8 @@ def _heed_interrupts() -> None:
 def test_an_interrupted_session_has_time_to_tidy_up(
     tmp_path: Path, tell: Callable[[int, int], None], number: signal.Signals
 ) -> None:
-    _environment(tmp_path, "executorch", STAND_IN.format(here=str(tmp_path), listens_to=int(number)))
+    program = STAND_IN.format(here=str(tmp_path), listens_to=int(number))
+    locked_environment(tmp_path, "executorch", program, sys.executable)
     process = subprocess.Popen(
         [sys.executable, "-m", "nox", "--", "--only", "validate"],
         cwd=ROOT,
@@ -60,7 +57,8 @@ def test_an_interrupted_session_has_time_to_tidy_up(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=_heed_interrupts,
+        # A shell's background jobs are begun deaf to interrupts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 60
@@ -78,7 +76,7 @@ def test_an_interrupted_session_has_time_to_tidy_up(
 
 
 def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> None:
-    _environment(tmp_path, "tools", f'exec "{sys.executable}" "$@"\n', shell="/bin/sh")
+    locked_environment(tmp_path, "tools")
     nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py")]
     done = subprocess.run(
         [*nox, "-s", "store", "--", "list", "--store", "mine"],
@@ -132,21 +130,17 @@ class TestTorch:
             return f"{error.message}: {error.remedy}"
         return next(home.glob("lib/*/site-packages/torch-*.dist-info")).name
 
-    @pytest.mark.parametrize("installer", ["uv", "pip"])
-    @pytest.mark.parametrize("name", [WHEEL, PLAIN])
+    @pytest.mark.parametrize(("name", "installer"), [(WHEEL, "uv"), (PLAIN, "pip")])
     def test_a_recorded_build_is_installed(self, torch: Path, name: str, installer: str) -> None:
         for each in (self.WHEEL, self.PLAIN):
             self.record(torch, each, "0" * 64)
         self.offer(torch, name)
         assert self.install(torch, installer) == f"torch-{name.split('-')[1]}.dist-info"
 
-    @pytest.mark.parametrize("installer", ["uv", "pip"])
-    def test_another_build_is_refused_with_the_command_that_accepts_it(
-        self, torch: Path, installer: str
-    ) -> None:
+    def test_another_build_is_refused_with_the_command_that_accepts_it(self, torch: Path) -> None:
         for name in (self.WHEEL, self.PLAIN):
             self.offer(torch, name, recorded=False)
-        error = self.install(torch, installer)
+        error = self.install(torch)
         assert "not on record" in error and "nox -s lock -- --torch" in error
 
     def test_the_command_records_what_the_users_index_has(
@@ -159,12 +153,3 @@ class TestTorch:
         monkeypatch.setattr(torch_builds, "requirement", lambda: "torch==2.13.0")
         assert torch_builds.record() and torch_builds.problems() == []
         assert self.install(torch) == "torch-2.13.0+cpu.dist-info"
-
-
-def _environment(folder: Path, name: str, program: str, shell: str = sys.executable) -> None:
-    """One that is there already, as in an image, with a program in Python's place."""
-    python = folder / name / "bin/python"
-    python.parent.mkdir(parents=True)
-    shutil.copyfile(MANIFESTS / f"locks/{name}.txt", folder / name / "lock.txt")
-    python.write_text(f"#!{shell}\n{program}")
-    python.chmod(0o755)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,17 +22,12 @@ class Bench:
     sdk: Path
     library: Path
     out: Path
-    asked: list[str] = field(default_factory=list)
 
     def driver(self, *, seconds: float = 60, consent: Callable[[str], bool] | None = None) -> Elfsigner:
         script = self.sdk / "tools" / "elfsigner" / "elfsigner.py"
         return Elfsigner(
-            script, Path(sys.executable), seconds, consent or self._consent, load_table().elfsigner
+            script, Path(sys.executable), seconds, consent or (lambda text: True), load_table().elfsigner
         )
-
-    def _consent(self, text: str) -> bool:
-        self.asked.append(text)
-        return True
 
 
 @pytest.fixture
@@ -48,18 +43,9 @@ def test_a_question_in_other_words_is_answered_too(bench: Bench, monkeypatch: py
     assert bench.driver().sign(bench.library, bench.out).is_file()
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "error", "words"),
-    [
-        ("old-glibc", SignerFailed, "status 1.*C library of this host or image is older"),
-        ("endless", SignerFailed, "without end"),
-    ],
-)
-def test_every_way_to_fail_is_told_apart(
-    bench: Bench, behaviour: str, error: type[Exception], words: str
-) -> None:
-    hexagon_sdk.behave(bench.sdk, behaviour=behaviour)
-    with pytest.raises(error, match=words):
+def test_output_without_end_is_an_error(bench: Bench) -> None:
+    hexagon_sdk.behave(bench.sdk, behaviour="endless")
+    with pytest.raises(SignerFailed, match="without end"):
         bench.driver().sign(bench.library, bench.out)
 
 

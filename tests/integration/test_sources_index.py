@@ -7,11 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from provisioning.base.errors import IntegrityError, ManifestError, UpstreamError
-from provisioning.sources.wheel import Wheel, explain, python_version
+from provisioning.base.errors import IntegrityError, UpstreamError
+from provisioning.sources.wheel import Wheel
 from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import index_paths, make_wheel
 
@@ -52,12 +50,6 @@ def test_a_wheel_of_another_platform_comes_from_the_users_index(
         monkeypatch.setenv(variable, value)
         fetched = source().fetch(tmp_path / "downloads")
     assert (fetched.path, fetched.path.read_bytes()) == (tmp_path / "downloads" / SHA, WHEEL)
-
-
-def test_a_wheel_that_is_there_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / SHA).write_bytes(WHEEL)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    assert source().fetch(tmp_path).size == len(WHEEL)
 
 
 def test_a_wheel_comes_from_the_users_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,25 +94,3 @@ def test_what_fails_is_reported_without_secrets(
     assert words[refusal] in error.message and FILENAME in error.message
     assert "ERROR" in error.output
     assert "TOPSECRET" not in error.message + error.remedy + error.output
-
-
-@given(st.from_regex(r"[A-Z]{8,16}", fullmatch=True))
-def test_no_complaint_carries_a_secret(secret: str) -> None:
-    text = (
-        f"ERROR: could not open https://u:{secret}@i.invalid/simple?key={secret} (tried 'http://{secret}@x/')"
-    )
-    error = explain(source(), text)
-    assert secret not in error.message + error.output
-
-
-def test_a_file_name_that_is_none_is_the_manifests_error(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="expected a wheel's file name"):
-        source(filename="tiny.whl").fetch(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("tag", "version"),
-    [("cp311", "3.11"), ("cp39", "3.9"), ("py3", "3"), ("py2.py3", "3"), ("cp310.cp311", "3.11")],
-)
-def test_the_python_version_is_read_from_the_tag(tag: str, version: str) -> None:
-    assert python_version(tag) == version

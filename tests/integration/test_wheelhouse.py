@@ -41,22 +41,16 @@ def lock(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_holds_the_distributions_and_the_lock(lock: Path, tmp_path: Path) -> None:
-    fill("demo", tmp_path / "wheels", WANTED)
-    assert sorted(path.name for path in (tmp_path / "wheels").iterdir()) == [PURE, "lock.txt"]
-
-
-def test_is_not_fetched_again_while_the_lock_is_the_same(lock: Path, index: Path, tmp_path: Path) -> None:
-    fill("demo", tmp_path / "wheels", WANTED)
-    (index / PURE).unlink()
-    assert fill("demo", tmp_path / "wheels", WANTED) is False
-
-
-def test_a_wheel_that_changed_since_is_fetched_again(lock: Path, index: Path, tmp_path: Path) -> None:
-    fill("demo", tmp_path / "wheels", WANTED)
-    (tmp_path / "wheels" / PURE).write_bytes(b"something else")
-    assert fill("demo", tmp_path / "wheels", WANTED) is True
-    assert (tmp_path / "wheels" / PURE).read_bytes() == (index / PURE).read_bytes()
+def test_the_distributions_and_the_lock_are_fetched_again_only_when_one_changed(
+    lock: Path, index: Path, tmp_path: Path
+) -> None:
+    wheels = tmp_path / "wheels"
+    fill("demo", wheels, WANTED)
+    assert sorted(path.name for path in wheels.iterdir()) == [PURE, "lock.txt"]
+    assert fill("demo", wheels, WANTED) is False
+    (wheels / PURE).write_bytes(b"something else")
+    assert fill("demo", wheels, WANTED) is True
+    assert (wheels / PURE).read_bytes() == (index / PURE).read_bytes()
 
 
 def test_another_lock_leaves_nothing_of_the_old_one(lock: Path, tmp_path: Path) -> None:

@@ -130,17 +130,8 @@ class _Writer:
             _PT_INTERP: (places["interpreter"], len(interpreter), 4, 1),
             _PT_NOTE: (places["note"], len(note), 4, 4),
         }
-        headers = b"".join(_program_header(kind, *spans[kind], wide=wide) for kind in kinds)
-        return self._header(len(kinds)) + headers + body
-
-    def _header(self, segments: int) -> bytes:
-        wide = self.library.wide
-        ident = b"\x7fELF" + bytes([2 if wide else 1, 1, 1]) + b"\0" * 9
-        size, entry = (64, 56) if wide else (52, 32)
-        return ident + struct.pack(
-            "<HHIQQQIHHHHHH" if wide else "<HHIIIIIHHHHHH",
-            *(3, self.library.machine, 1, 0, size, 0, self.library.flags, size, entry, segments, 0, 0, 0),
-        )
+        headers = b"".join(program_header(kind, *spans[kind], wide=wide) for kind in kinds)
+        return elf_header(library.machine, library.flags, len(kinds), wide=wide) + headers + body
 
     def _needs(self) -> bytes:
         versions = self.library.versions or {}
@@ -162,7 +153,23 @@ class _Writer:
         return out
 
 
-def _program_header(kind: int, offset: int, size: int, flags: int, align: int, *, wide: bool) -> bytes:
+def elf_header(
+    machine: int, flags: int, segments: int, *, wide: bool, sections: int = 0, table: int = 0
+) -> bytes:
+    """`table`: where the section headers begin."""
+    ident = b"\x7fELF" + bytes([2 if wide else 1, 1, 1]) + b"\0" * 9
+    size, segment, section = (64, 56, 64) if wide else (52, 32, 40)
+    shape = (section, sections, sections - 1) if sections else (0, 0, 0)
+    return ident + struct.pack(
+        "<HHIQQQIHHHHHH" if wide else "<HHIIIIIHHHHHH",
+        *(3, machine, 1, 0, size, table, flags, size, segment, segments, *shape),
+    )
+
+
+def program_header(
+    kind: int, offset: int, size: int, flags: int, align: int, *, wide: bool, zeros: int = 0
+) -> bytes:
+    """`zeros`: how many bytes the segment has in memory beyond those of the file."""
     if wide:
-        return struct.pack("<IIQQQQQQ", kind, flags, offset, offset, offset, size, size, align)
-    return struct.pack("<IIIIIIII", kind, offset, offset, offset, size, size, flags, align)
+        return struct.pack("<IIQQQQQQ", kind, flags, offset, offset, offset, size, size + zeros, align)
+    return struct.pack("<IIIIIIII", kind, offset, offset, offset, size, size + zeros, flags, align)

@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = 41
@@ -30,8 +30,6 @@ class Phone:
 
     path: str = os.environ.get("PATH", os.defpath)
     state: str = "device"
-    commands: list[str] = field(default_factory=list)
-    received: list[str] = field(default_factory=list)
     corrupt: bool = False
     """Lose the last byte of each file that is sent, as a full disk would."""
 
@@ -100,7 +98,6 @@ class Connection(socketserver.BaseRequestHandler):
 
     def _shell(self, command: str) -> None:
         phone = self.server.phone
-        phone.commands.append(command)
         with subprocess.Popen(
             ["sh", "-c", command],
             stdin=subprocess.DEVNULL,
@@ -125,12 +122,6 @@ class Connection(socketserver.BaseRequestHandler):
             path = self._take(size).decode()
             if request == "STAT":
                 self.request.sendall(b"STAT" + struct.pack("<III", *_status(Path(path))))
-            elif request == "LIST":
-                for child in sorted(Path(path).iterdir()):
-                    name = child.name.encode()
-                    entry = struct.pack("<IIII", *_status(child), len(name))
-                    self.request.sendall(b"DENT" + entry + name)
-                self.request.sendall(b"DONE" + bytes(16))
             elif request == "SEND":
                 self._receive(path)
             elif request == "RECV":
@@ -153,7 +144,6 @@ class Connection(socketserver.BaseRequestHandler):
             text = (error.strerror or "").encode()
             self.request.sendall(b"FAIL" + struct.pack("<I", len(text)) + text)
             return
-        self.server.phone.received.append(name)
         self.request.sendall(b"OKAY" + bytes(4))
 
     def _send(self, path: Path) -> None:
@@ -175,10 +165,10 @@ class Connection(socketserver.BaseRequestHandler):
 
 def _status(path: Path) -> tuple[int, int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0, 0
-    return found.st_mode, found.st_size & 0xFFFFFFFF, int(found.st_mtime) & 0xFFFFFFFF
+    return status.st_mode, status.st_size & 0xFFFFFFFF, int(status.st_mtime) & 0xFFFFFFFF
 
 
 @contextmanager
