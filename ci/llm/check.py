@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from ci.llm.architecture import read_architecture
-from ci.llm.commands import LOG, Ask, asking, config_of, limited
+from ci.llm.commands import (
+    LOG,
+    Ask,
+    asking,
+    config_of,
+    kinds_for_genie,
+    limited,
+    require_loadable,
+    sizes_of,
+)
 from ci.llm.findings import READER_NAMES, figures_from
-from ci.llm.genie import RECORD, contradictions, encoded
+from ci.llm.genie import KINDS, RECORD, contradictions, encoded
 from ci.llm.judge import EXCUSED, choice_miss, close, misses
-from ci.llm.prompts import chat_text, has_template, tokens_of, without_beginning
+from ci.llm.prompts import chat_text, has_template, share_of_runs, tokens_of, without_beginning
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file
 from provisioning.base.units import seconds
 
 LIMITS: Mapping[str, Mapping[str, float]] = {
@@ -36,6 +44,8 @@ LIMITS: Mapping[str, Mapping[str, float]] = {
     },
 }
 """By precision, where the command line names no other."""
+SEEN = 0.05
+"""At most this share of the text may be known from quantizing."""
 PREFIX = 20
 LETTERS = 4000
 WINDOWS = 4
@@ -58,8 +68,6 @@ def check_model(args: argparse.Namespace) -> int:
         )
     if not args.text.is_file():
         raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
-    if record["calibrated by"] == hash_file(args.text):
-        raise UsageError(f"{args.text} is what it was quantized by", remedy="give another text")
     text = args.text.read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
     tokens = tokens_of(tokenizer, text)
@@ -72,6 +80,11 @@ def check_model(args: argparse.Namespace) -> int:
             f" {length - 1} need {wanted}",
             remedy="give a longer text, or fewer --tokens and --prefixes",
         )
+    if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > SEEN:
+        raise UsageError(
+            f"{seen:.0%} of what would be read of {args.text} is in the text that it was quantized by, too",
+            remedy="give another text",
+        )
     order = {
         "model": str(folder),
         "compiled": str(config.parent),
@@ -83,12 +96,20 @@ def check_model(args: argparse.Namespace) -> int:
     }
     if args.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
+    genie: dict[str, int] = {}
+    if args.on != "cpu":
+        sizes = sizes_of(config)
+        require_loadable(sizes, *KINDS)
+        # A prefix is one block for prefill, and single tokens for decode.
+        by_block = "prefill" in kinds_for_genie(sizes)
+        name, places = ("prefill_htp", record["prefill"]) if by_block else ("decode_htp", PREFIX + 1)
+        genie = {name: args.prefixes * places}
     limits = {
         name: default if (value := getattr(args, name)) is None else value
         for name, default in LIMITS[record["precision"]].items()
     }
     with asking(Path.cwd() / LOG, args.timeout) as ask:
-        problems = _figures(ask, order, args.prefixes * record["prefill"], limits)
+        problems = _figures(ask, order, genie, limits)
         if args.on != "cpu":
             problems += _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout)
             prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
@@ -118,18 +139,27 @@ def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -
     return ["Genie's tokenizer reads tokenizer.json otherwise than tokenizers does"]
 
 
-def _figures(ask: Ask, order: Mapping[str, Any], genie: int, limits: Mapping[str, float]) -> list[str]:
-    """Of logits on held-out text. `genie` is how many places its prefixes fill."""
-    pace = ask({**order, "do": "pace"})["pace"]
+def _of_each_kind(ask: Ask, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
+    """The worker answers in a fork each time, so that the emulator's memory is free again."""
+    return [ask({**order, "do": do, "kind": kind}) for kind in KINDS]
+
+
+def _figures(
+    ask: Ask, order: Mapping[str, Any], genie: Mapping[str, int], limits: Mapping[str, float]
+) -> list[str]:
+    """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
+    replies = _of_each_kind(ask, order, "pace")
+    pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
     count = order["windows"] * (order["length"] - 1)
-    # Genie reads a prefix as a block.
-    forecast = count * sum(pace.values()) + genie * pace.get("prefill_htp", 0)
+    forecast = count * sum(pace.values()) + sum(pace[name] * places for name, places in genie.items())
     sys.stderr.write(
         f"{count} tokens in {order['windows']} windows, about {seconds(forecast)} with Genie's\n"
     )
-    facts = ask({**order, "do": "figures"})
+    facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}
     problems = []
-    for name in pace:
+    for name in READER_NAMES:
+        if name not in facts:
+            continue
         figures = figures_from(facts[name])
         shown = ", ".join(
             f"{each.replace('_', ' ')} {one.value:.4g} ± {one.error:.2g}" for each, one in figures.items()
@@ -167,7 +197,8 @@ def _choices(
 def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:
     """The first part that is worse than its precision explains."""
     guilty = ""
-    for row in ask({**order, "do": "parts"})["parts"]:
+    replies = _of_each_kind(ask, order, "parts")
+    for row in (row for reply in replies for row in reply["parts"]):
         htp, cpu = row["htp"], row.get("cpu")
         first, last = row["layers"]
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"

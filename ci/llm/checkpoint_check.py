@@ -1,4 +1,7 @@
-"""A compiled checkpoint's logits held to float's, and the part that loses them. For workers."""
+"""A compiled checkpoint's logits held to float's, and the part that loses them. For workers.
+
+Each order is about one kind of graph, because the emulator cannot load all binaries of a large model in one
+process."""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ from ci.llm.reference import load_reference
 from ci.suites.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
 
-KINDS = ("prefill", "decode")
 MOST = 256
 """Tokens that are read to find the part."""
 
@@ -70,19 +72,16 @@ def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds that a token takes, by reader."""
     compiled, paces = Compiled.of(order), {}
     row = _rows(compiled, order)[0]
-    for kind in KINDS:
-        for name, reader in compiled.readers(kind, cpu=order["cpu"]).items():
-            began = time.monotonic()
-            reader.read(row[: reader.count])
-            paces[name] = (time.monotonic() - began) / reader.count
+    for name, reader in compiled.readers(order["kind"], cpu=order["cpu"]).items():
+        began = time.monotonic()
+        reader.read(row[: reader.count])
+        paces[name] = (time.monotonic() - began) / reader.count
     return {"pace": paces}
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled = Compiled.of(order)
-    readers = {
-        name: reader for kind in KINDS for name, reader in compiled.readers(kind, cpu=order["cpu"]).items()
-    }
+    readers = compiled.readers(order["kind"], cpu=order["cpu"])
     return figures_on(_rows(compiled, order), load_reference(compiled.folder), readers)
 
 
@@ -95,19 +94,18 @@ def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     """How far each part's outputs are from float's, in dB, where its inputs are float's."""
-    compiled = Compiled.of(order)
+    compiled, kind = Compiled.of(order), order["kind"]
     x: Any = _rows(compiled, order)[0][:MOST]
-    readers = {kind: compiled.readers(kind) for kind in KINDS}
+    readers = compiled.readers(kind)
     rows: list[dict[str, Any]] = []
     for part in range(compiled.parts):
         first, last = compiled.shape.part(part, compiled.parts)
         decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
         outputs = outputs_of(decoder, x)
-        for kind in KINDS:
-            row: dict[str, Any] = {"part": part, "kind": kind, "layers": [first, last - 1]}
-            for name, reader in readers[kind].items():
-                row[name.removeprefix(f"{kind}_")] = _worst(reader, part, decoder, x, outputs)
-            rows.append(row)
+        row: dict[str, Any] = {"part": part, "kind": kind, "layers": [first, last - 1]}
+        for name, reader in readers.items():
+            row[name.removeprefix(f"{kind}_")] = _worst(reader, part, decoder, x, outputs)
+        rows.append(row)
         x = outputs[decoder.outputs[0]][0]
     return {"parts": rows}
 

@@ -23,7 +23,7 @@ from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, shards_of
 from ci.llm.forecast import forecast
 from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
-from ci.llm.prompts import chat_text, tokens_of, without_beginning
+from ci.llm.prompts import chat_text, hashed_runs, tokens_of, without_beginning
 from ci.llm.suite import PRECISIONS
 from ci.llm.work import (
     Common,
@@ -39,7 +39,6 @@ from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.base.files import hash_file
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
@@ -48,18 +47,19 @@ PART = 1 << 30
 """Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
 LOG = Path("reports", "llm", "compile.log")
 EMULATOR_BYTES = 3_400_000_000
-"""The context binaries that the emulator loads in one process: 3.05 GB it did, at 3.69 GB it said 1002."""
+"""Of context binaries that the emulator loads in one process: 3.05 GB it did, at 3.69 GB it said 1002."""
 
 
 def compile_checkpoint(args: argparse.Namespace) -> int:
     selection, folder, output = selection_of(args), Parser.user_folder() / args.model, args.output.absolute()
     shape, order = _compile_order(args, selection, folder)
     require_installed()
+    calibration: list[list[int]] = []
     if order["calibrate"]:
         from ci.llm.measure import windows
 
         # Before anything starts: a text that is too short is refused.
-        windows(folder, shape.bos, Path(order["calibrate"]), order["context"])
+        calibration = windows(folder, shape.bos, Path(order["calibrate"]), order["context"])
     if _taken(output):
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
@@ -73,19 +73,23 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         result = _compiled(order, args, selection, folder)
         assert result.folder is not None
         files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
-        calibrated = hash_file(Path(order["calibrate"])) if order["calibrate"] else ""
         shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
-        record = {"checkpoint": str(folder), **shown, "calibrated by": calibrated}
+        record = {
+            "checkpoint": str(folder),
+            **shown,
+            "peak memory": result.facts["peak"],
+            "calibrated by": hashed_runs(row[1:] for row in calibration),
+        }
         files.append(scratch / RECORD)
         files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         written = publish(files)
         # Of an earlier compile, in more parts or for another runtime.
         for leftover in {each for each in output.iterdir() if each.is_file()} - set(written):
             leftover.unlink()
-    count, large = result.facts["binaries"], size(result.facts["bytes"])
+    count, large, peak = result.facts["binaries"], size(result.facts["bytes"]), size(result.facts["peak"])
     sys.stdout.write(f"{args.output}: {f'{count} binaries' if genie else 'a program'}, {large};")
-    sys.stdout.write(" see its README.md\n")
-    if genie and not order["shared"]:
+    sys.stdout.write(f" peak memory {peak}; see its README.md\n")
+    if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
         sys.stdout.write(
             f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n"
         )
@@ -271,6 +275,43 @@ def config_of(folder: Path) -> Path:
     return config
 
 
+def sizes_of(config: Path) -> dict[str, int]:
+    """By kind, the bytes of its context binaries."""
+    dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
+    sizes: dict[str, int] = {}
+    for name in dialog["engine"]["model"]["binary"]["ctx-bins"]:
+        file = config.with_name(name)
+        if not file.is_file():
+            raise UsageError(f"{file} is missing", remedy="compile it again")
+        kind = _kind(name)
+        sizes[kind] = sizes.get(kind, 0) + file.stat().st_size
+    return sizes
+
+
+def _kind(binary: str) -> str:
+    return binary.rpartition("_")[0]
+
+
+def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
+    """Refuse binaries of which the emulator cannot load even those of one kind."""
+    for kind in kinds:
+        if sizes.get(kind, 0) > EMULATOR_BYTES:
+            raise UsageError(
+                f"the binaries of {kind} have {size(sizes[kind])}, and the emulator loads only some"
+                f" {size(EMULATOR_BYTES)} in one process",
+                remedy="--precision 16a8w about halves them; llm check --on cpu judges a quantized model"
+                " without the emulator",
+            )
+
+
+def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
+    """All, or decode alone if the emulator cannot load all binaries in one process."""
+    if sum(sizes.values()) <= EMULATOR_BYTES:
+        return list(sizes)
+    require_loadable(sizes, "decode")
+    return ["decode"]
+
+
 @contextlib.contextmanager
 def limited(config: Path, most: int) -> Iterator[Path]:
     """A copy of the configuration for a context of that many tokens, beside links to its files. Of binaries
@@ -278,16 +319,13 @@ def limited(config: Path, most: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
         changed = json.loads(config.read_text(encoding="utf-8"))
         changed["dialog"]["max-num-tokens"] = most
+        sizes = sizes_of(config)
+        kinds = kinds_for_genie(sizes)
+        if len(kinds) < len(sizes):
+            total = size(sum(sizes.values()))
+            sys.stderr.write(f"decode reads the prompt too: the emulator does not load {total} at once\n")
         binary = changed["dialog"]["engine"]["model"]["binary"]
-        files = [config.parent / name for name in binary["ctx-bins"]]
-        if missing := [file for file in files if not file.is_file()]:
-            raise UsageError(f"{missing[0]} is missing", remedy="compile it again")
-        total = sum(file.stat().st_size for file in files)
-        if total > EMULATOR_BYTES:
-            sys.stderr.write(
-                f"decode reads the prompt too: the emulator does not load {size(total)} at once\n"
-            )
-            binary["ctx-bins"] = [name for name in binary["ctx-bins"] if name.startswith("decode_")]
+        binary["ctx-bins"] = [name for name in binary["ctx-bins"] if _kind(name) in kinds]
         for file in config.parent.iterdir():
             Path(scratch, file.name).symlink_to(file)
         copy = Path(scratch, "limited.json")

@@ -17,8 +17,10 @@ READER_NAMES = {
     "decode_htp": "decode on HTP",
     "prefill_cpu": "prefill on the CPU",
     "decode_cpu": "decode on the CPU",
+    "prefill_htp_cpu": "prefill on HTP against the CPU",
+    "decode_htp_cpu": "decode on HTP against the CPU",
 }
-"""The model whose logits are compared with float's."""
+"""Whose logits are compared with float's, or with those that `_cpu` names."""
 
 
 def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
@@ -42,17 +44,21 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     if failure := result.failure:
         yield error(f"llm-{failure.kind}", failure.message, failure.remedy)
         return
-    if program.run.limits is None:
+    limits, against_cpu = program.run.limits, program.run.htp_against_cpu
+    if limits is None:
         yield from (error("llm-text", message) for message in text_problems(result.facts["texts"]))
         return
-    limits = program.run.limits.model_dump()
     for name, words in READER_NAMES.items():
+        chosen = against_cpu if name.endswith("_htp_cpu") else limits
+        if chosen is None:
+            continue
+        bounds = chosen.model_dump()
         figures = figures_from(result.facts["figures"][name])
-        for miss in misses(figures, limits):
+        for miss in misses(figures, bounds):
             yield error(
                 "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
             )
-        for near in close(figures, limits):
+        for near in close(figures, bounds):
             yield Finding(
                 "llm-limit-close",
                 Severity.WARNING,
@@ -62,7 +68,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
             )
     if program.run.through == "executorch":
         return
-    for miss in choice_miss(result.facts["choices"], limits["first_choice"]):
+    for miss in choice_miss(result.facts["choices"], limits.first_choice):
         yield error("llm-accuracy", miss, "look for what Genie's configuration and the graphs do differently")
 
 

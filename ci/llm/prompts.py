@@ -1,14 +1,18 @@
-"""A prompt as Genie gets it: the chat template rendered, and tokens without the one that begins a text."""
+"""Texts as tokens: a prompt as Genie gets it, with the chat template rendered and without the token that
+begins a text; and what two texts have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from provisioning.base.errors import UsageError
 
 TEMPLATE = "chat_template.jinja"
+RUN = 16
+"""Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
 
 
 def chat_text(folder: Path, message: str, system: str) -> str:
@@ -51,3 +55,22 @@ def tokens_of(tokenizer: Any, text: str) -> list[int]:
     """Special tokens are what stands in the text: none is added."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:
+    """Short hashes of rows of tokens, cut into runs: they tell a text again, and do not give it away."""
+    runs = (row[at : at + RUN] for row in rows for at in range(0, len(row) - RUN + 1, RUN))
+    return sorted({_hash(run) for run in runs})
+
+
+def share_of_runs(tokens: Sequence[int], hashes: Collection[str]) -> float:
+    """The share of tokens that are in runs with these hashes, wherever the runs begin."""
+    known, inside = set(hashes), set[int]()
+    for at in range(len(tokens) - RUN + 1):
+        if _hash(tokens[at : at + RUN]) in known:
+            inside.update(range(at, at + RUN))
+    return len(inside) / len(tokens)
+
+
+def _hash(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(repr(list(tokens)).encode()).hexdigest()[:10]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.llm.architecture import read_architecture
-from ci.llm.checkpoint_check import KINDS, Compiled
+from ci.llm.checkpoint_check import Compiled
 from ci.llm.checkpoint_compile import write_binaries
-from ci.llm.genie import CONFIG, Spoken, require_sizes, speak, write_config
+from ci.llm.genie import CONFIG, KINDS, Spoken, require_sizes, speak, write_config
 from ci.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, texts
 from ci.llm.reference import load_reference
 from ci.llm.suite import Run

@@ -26,7 +26,7 @@ from provisioning.environment import Environment
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
-JUDGED_LATER = {"limits", "tags", "socs", "label"}
+JUDGED_LATER = {"limits", "htp_against_cpu", "tags", "socs", "label"}
 """Fields of a run that affect neither the program nor the figures."""
 
 

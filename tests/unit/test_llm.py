@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from ci.__main__ import VERBS
 from ci.engine.work import Failure, Result
 from ci.llm.architecture import read_architecture, shards_of
 from ci.llm.commands import parts_of
-from ci.llm.findings import findings_of, model_findings
+from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.genie import contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
-from ci.llm.prompts import without_beginning
+from ci.llm.prompts import hashed_runs, share_of_runs, without_beginning
 from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -323,6 +324,8 @@ class TestCheck:
         precision: str = "u16u8",
         parts: Sequence[dict[str, Any]] = (),
         choices: float = 1.0,
+        calibrated: Sequence[str] = (),
+        sizes: tuple[int, int] = (0, 0),
         **figures: float,
     ) -> int:
         from tokenizers import Tokenizer, models, pre_tokenizers
@@ -333,10 +336,13 @@ class TestCheck:
         for made in (model, out):
             made.mkdir(exist_ok=True)
         shape = read_architecture(checkpoint(model))
-        write_config(out, shape, [out / "a.bin"], soc_named("SM8650"), context=128, most=5)
-        (out / "a.bin").touch()
+        binaries = [out / "prefill_0.bin", out / "decode_0.bin"]
+        for binary, size in zip(binaries, sizes, strict=True):
+            binary.touch()
+            os.truncate(binary, size)
+        write_config(out, shape, binaries, soc_named("SM8650"), context=128, most=5)
         record = {"checkpoint": str(model), "precision": precision, "context": 128, "prefill": 32}
-        record |= {"calibrated by": ""}
+        record |= {"calibrated by": list(calibrated)}
         (out / RECORD).write_text(json.dumps(record))
         tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -344,7 +350,7 @@ class TestCheck:
         (folder / "text.txt").write_text("a " * 3000)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
         answers: dict[str, dict[str, Any]] = {
-            "pace": {"pace": {"decode_htp": 0.1}},
+            "pace": {"pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
             "figures": {"decode_htp": values},
             "choices": {
                 "first_choice": choices,
@@ -368,6 +374,22 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, choices=0.5) == 1
         assert self.check(tmp_path, monkeypatch, precision="fp16", choices=0.97) == 1
         assert self.check(tmp_path, monkeypatch, "--tokens", "4000") == 2
+
+    def test_a_text_that_quantized_it_does_not_judge_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of the text "a a a …", whose tokens are all 0."""
+        assert self.check(tmp_path, monkeypatch, calibrated=hashed_runs([[0] * 40])) == 2
+        assert self.check(tmp_path, monkeypatch, calibrated=hashed_runs([[1] * 40])) == 0
+
+    def test_binaries_beyond_the_emulators_memory_are_refused_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The emulator's limit is for one process, and each kind of binary has one."""
+        most = 3_400_000_000
+        assert self.check(tmp_path, monkeypatch, sizes=(most, most)) == 0
+        assert self.check(tmp_path, monkeypatch, sizes=(most + 1, 0)) == 2
+        assert self.check(tmp_path, monkeypatch, "--on", "cpu", sizes=(most + 1, most + 1)) == 0
 
     @pytest.mark.parametrize(
         ("precision", "parts", "named"),
@@ -403,6 +425,9 @@ def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path
         with limited(config, 3) as copy:
             dialog = json.loads(copy.read_text())["dialog"]
         assert dialog["engine"]["model"]["binary"]["ctx-bins"] == names
+    os.truncate(binaries[1], 3_400_000_001)
+    with pytest.raises(UsageError, match="decode"), limited(config, 3):
+        pass
     binaries[1].unlink()
     with pytest.raises(UsageError, match=r"decode_0\.bin is missing"), limited(config, 3):
         pass
@@ -417,6 +442,12 @@ def test_what_begins_a_text_is_left_to_genie(tokens: list[int]) -> None:
 def test_a_second_beginning_and_no_prompt_are_refused(tokens: list[int]) -> None:
     with pytest.raises(UsageError):
         without_beginning(tokens, 0)
+
+
+def test_a_passage_of_another_text_is_known_wherever_it_begins() -> None:
+    known = hashed_runs([range(1000)])
+    assert share_of_runs(range(5000, 6000), known) == 0
+    assert share_of_runs([*range(5000, 5900), *range(301, 401)], known) == pytest.approx(0.1, abs=0.02)
 
 
 def program(word: str) -> Program:
@@ -458,18 +489,23 @@ class TestVerdicts:
     def test_fp16_must_say_what_float_says(self, texts: list[dict[str, Any]], found: list[str]) -> None:
         assert rules(program("genie-fp16"), Result({"texts": texts})) == found
 
-    def quantized(self, share: float = 0.97, **figures: float) -> list[str]:
+    def quantized(
+        self, figures: Mapping[str, float], share: float = 0.97, reader: str = "decode_htp"
+    ) -> list[str]:
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
-        bad = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
-        where = {"prefill_htp": good, "decode_htp": bad, "prefill_cpu": good, "decode_cpu": good}
+        bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
+        where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
         facts = {"figures": where, "choices": {"prefixes": 100, "first_choice": share}, "texts": []}
         return rules(program("genie-u16u8"), Result(facts))
 
     def test_quantized_decode_is_held_to_each_limit_and_to_genies_own_choices(self) -> None:
-        assert self.quantized() == []
-        bad = {"first_choice": 0.5, "perplexity_ratio": 7.5, "divergence": 1, "regret": 1, "share": 0.5}
+        assert self.quantized({}) == []
+        bad = {"first_choice": 0.5, "perplexity_ratio": 7.5, "divergence": 1, "regret": 1}
         for name, value in bad.items():
-            assert self.quantized(**{name: value}) == ["llm-accuracy"]
+            assert self.quantized({name: value}) == ["llm-accuracy"]
+        assert self.quantized({}, share=0.5) == ["llm-accuracy"]
+        assert self.quantized({"first_choice": 0.94}) == []
+        assert self.quantized({"first_choice": 0.94}, reader="prefill_htp_cpu") == ["llm-accuracy"]
 
     def test_a_program_that_failed_and_a_model_that_learned_nothing_are_errors(self) -> None:
         failed = Result(failure=Failure("crash", "ended by SIGSEGV"))
