@@ -45,15 +45,18 @@ class Architecture:
     eos: tuple[int, ...]
 
     @property
-    def _weights(self) -> tuple[int, int]:
-        """Of a layer, and of the embedding as of the head."""
-        layer = self.width * (2 * self.heads + 2 * self.groups) * self.size + 3 * self.width * self.hidden
-        return layer, self.words * self.width
+    def weights_of_layer(self) -> int:
+        return self.width * (2 * self.heads + 2 * self.groups) * self.size + 3 * self.width * self.hidden
+
+    @property
+    def weights_of_words(self) -> int:
+        """Of the embedding as of the head."""
+        return self.words * self.width
 
     def part(self, number: int, parts: int) -> tuple[int, int]:
         """The first layer of a part, and the one after its last. The embedding is in the first part and the
         head in the last, which therefore have fewer layers."""
-        layer, words = self._weights
+        layer, words = self.weights_of_layer, self.weights_of_words
 
         def boundary(index: int) -> int:
             share = ((2 * words + self.layers * layer) * index // parts - words) // layer
@@ -64,7 +67,7 @@ class Architecture:
 
     def weights(self, parts: int) -> list[int]:
         """How many each part has."""
-        layer, words = self._weights
+        layer, words = self.weights_of_layer, self.weights_of_words
         spans = [self.part(number, parts) for number in range(parts)]
         ends = [(first == 0) + (last == self.layers) for first, last in spans]
         return [(last - first) * layer + end * words for (first, last), end in zip(spans, ends, strict=True)]

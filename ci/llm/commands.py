@@ -64,8 +64,8 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
     layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
-    cost = forecast(shape, order["precision"], order["parts"], shared=order["shared"]) if genie else ""
-    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{cost}\n")
+    cost = forecast(shape, order["precision"], order["parts"], shared=order["shared"]) if genie else None
+    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{f': {cost}' if cost else ''}\n")
     with (
         disk_errors("name another folder with -o"),
         writing_into(output, selection.store) as (scratch, publish),

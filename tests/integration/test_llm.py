@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ci.__main__ import VERBS
 from ci.llm.suite import SUITES
+from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.checkpoints import LLAMA_3_2, write_checkpoint
@@ -188,7 +190,9 @@ class TestCompile:
         assert '"shared_0.bin"' in (shared / "genie_config.json").read_text()
         assert "the emulator refuses" in command("run", shared, "hello", code=2)
 
-    def test_a_quantized_checkpoint_speaks_and_a_short_text_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_a_quantized_checkpoint_speaks_and_a_short_text_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         model, out, text = write_checkpoint(tmp_path / "model"), tmp_path / "out", tmp_path / "text.txt"
         quantizing = ("compile", model, "--precision", "u16u8", "--calibrate", text, "-o", out)
         text.write_text("a few words")
@@ -198,10 +202,17 @@ class TestCompile:
         command(*quantizing)
         assert "stopped by" in command("run", out, "The answer is", "--tokens", "4")
         check = ("check", out, "--prefixes", "20", "--text")
-        assert "what it was quantized by" in command(*check, text, code=2)
         other = tmp_path / "other.txt"
+        other.write_text((ROOT / "README.md").read_text()[:900] + text.read_text()[700:900])
+        assert "quantized by" in command(*check, other, code=2)
         other.write_text((ROOT / "README.md").read_text()[:1100])
-        command(*check, other, "--first-choice", "0.5")
+        # As of a large model, of which the emulator loads the binaries of one kind at a time.
+        monkeypatch.chdir(tmp_path)
+        largest = max(file.stat().st_size for file in out.glob("*.bin"))
+        for bytes_loaded, code in ((largest, 0), (largest - 1, 2)):
+            monkeypatch.setattr("ci.llm.commands.EMULATOR_BYTES", bytes_loaded)
+            arguments = ["llm", *map(str, check), str(other), "--first-choice", "0.5"]
+            assert main("python -m ci", "", {"llm": VERBS["llm"]}, arguments) == code
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["engine"]["model"]["positional-encoding"]["rope-theta"] = 100
         (out / "genie_config.json").write_text(json.dumps(config))
@@ -226,14 +237,18 @@ LLAMA_1B: dict[str, Any] = {
 def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
     from ci.llm.architecture import read_architecture
-    from ci.llm.commands import limited
+    from ci.llm.check import LIMITS
+    from ci.llm.commands import asking, limited
+    from ci.llm.findings import figures_from
     from ci.llm.genie import speak
-    from ci.llm.judge import compare_text
+    from ci.llm.judge import compare_text, misses
     from ci.llm.reference import load_reference, text_of
 
     layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
-    command("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out, seconds=6000)
+    order = ("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out)
+    sys.stdout.write(command(*order, seconds=6000))
+    assert json.loads((out / "compiled.json").read_text())["peak memory"] < 9e9
     shape, reference = read_architecture(model), load_reference(model)
     for prompt in ([60, 70, 80], list(range(60, 95))):
         expected = text_of(reference, [0, *prompt], 4, shape.eos, 128)
@@ -245,6 +260,16 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
 
         one = compare_text(prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, 4, again)
         assert one.difference is None and len(one.excused) < 2
+    del reference
+    # Prefill reads two blocks, and all verdicts are given on some tokens.
+    text = tmp_path / "text.txt"
+    text.write_text((ROOT / "README.md").read_text())
+    reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False}
+    with asking(tmp_path / "figures.log", 3600) as ask:
+        facts = ask({"do": "figures", "kind": "prefill", "windows": 1, "length": 65, **reading})
+    assert not misses(figures_from(facts["prefill_htp"]), LIMITS["fp16"])
+    few = ("--tokens", "8", "--prefixes", "2")
+    sys.stdout.write(command("check", out, "--text", text, *few, seconds=3600))
 
 
 @pytest.mark.whole

@@ -18,6 +18,7 @@ from ci.engine.work import Failure, Result
 from ci.llm.architecture import read_architecture, shards_of
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
+from ci.llm.forecast import forecast
 from ci.llm.genie import contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.prompts import hashed_runs, share_of_runs, without_beginning
@@ -229,6 +230,8 @@ class TestCheckpoint:
         small = read_architecture(checkpoint(tmp_path))
         large = replace(small, words=128256, width=2048, layers=16, heads=32, groups=8, size=64, hidden=8192)
         assert parts_of(small, 2) == 1 and parts_of(large, 2) == 4
+        cost = forecast(large, "fp16", 4)
+        assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.25)
         three = replace(large, width=3072, layers=28, heads=24, size=128)
         assert parts_of(three, 2) == 8
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
