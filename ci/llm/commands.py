@@ -199,9 +199,9 @@ def _compiled(
 
 
 def parts_of(shape: Architecture, weight: int) -> int:
-    """The fewest parts of which none is larger than PART, as far as whole layers allow; `weight` in bytes."""
-    fits = (parts for parts in range(1, shape.layers) if max(shape.weights(parts)) * weight <= PART)
-    return next(fits, shape.layers)
+    """The fewest parts of which none is larger than PART, or than a layer with the words; `weight` in bytes."""
+    most = max(PART, max(shape.weights(shape.layers)) * weight)
+    return next(parts for parts in range(1, shape.layers + 1) if max(shape.weights(parts)) * weight <= most)
 
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
