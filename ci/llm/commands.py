@@ -199,7 +199,7 @@ def _compiled(
 
 
 def parts_of(shape: Architecture, weight: int) -> int:
-    """The fewest parts of which none is larger than PART, or than a layer with the words; `weight` in bytes."""
+    """The fewest of which none is larger than PART, or than a layer with all words; `weight` in bytes."""
     most = max(PART, max(shape.weights(shape.layers)) * weight)
     return next(parts for parts in range(1, shape.layers + 1) if max(shape.weights(parts)) * weight <= most)
 

@@ -201,9 +201,9 @@ class TestCompile:
         text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
         command(*quantizing)
         assert "stopped by" in command("run", out, "The answer is", "--tokens", "4")
-        check = ("check", out, "--prefixes", "20", "--text")
+        check = ("check", out, "--prefixes", "10", "--tokens", "200", "--text")
         other = tmp_path / "other.txt"
-        other.write_text((ROOT / "README.md").read_text()[:900] + text.read_text()[700:900])
+        other.write_text((ROOT / "README.md").read_text()[:150] + text.read_text()[700:800])
         assert "quantized by" in command(*check, other, code=2)
         other.write_text((ROOT / "README.md").read_text()[:1100])
         # As of a large model, of which the emulator loads the binaries of one kind at a time.
