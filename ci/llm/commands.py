@@ -21,7 +21,7 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, shards_of
-from ci.llm.forecast import forecast
+from ci.llm.forecast import Cost, forecast
 from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
 from ci.llm.prompts import chat_text, hashed_runs, tokens_of, without_beginning
 from ci.llm.suite import PRECISIONS
@@ -65,7 +65,8 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     genie = order["do"] == "compile"
     layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
     cost = forecast(shape, order["precision"], order["parts"], shared=order["shared"]) if genie else None
-    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{f': {cost}' if cost else ''}\n")
+    expected = f": about {cost}" if cost else ""
+    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
     with (
         disk_errors("name another folder with -o"),
         writing_into(output, selection.store) as (scratch, publish),
@@ -74,10 +75,11 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         assert result.folder is not None
         files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
         shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
+        costs = {name: result.facts[name] for name in ("bytes", "cpu_seconds", "peak")}
         record = {
             "checkpoint": str(folder),
             **shown,
-            "peak memory": result.facts["peak"],
+            **costs,
             "calibrated by": hashed_runs(row[1:] for row in calibration),
         }
         files.append(scratch / RECORD)
@@ -86,9 +88,8 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         # Of an earlier compile, in more parts or for another runtime.
         for leftover in {each for each in output.iterdir() if each.is_file()} - set(written):
             leftover.unlink()
-    count, large, peak = result.facts["binaries"], size(result.facts["bytes"]), size(result.facts["peak"])
-    sys.stdout.write(f"{args.output}: {f'{count} binaries' if genie else 'a program'}, {large};")
-    sys.stdout.write(f" peak memory {peak}; see its README.md\n")
+    files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
+    sys.stdout.write(f"{args.output}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
     if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
         sys.stdout.write(
             f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n"

@@ -22,7 +22,7 @@ START = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class Cost:
     bytes: float
     seconds: float
     """Of one core."""
@@ -30,12 +30,10 @@ class Forecast:
     """At its peak, in bytes."""
 
     def __str__(self) -> str:
-        return (
-            f"about {size(self.bytes)}, {seconds(self.seconds)} of a core and {size(self.memory)} of memory"
-        )
+        return f"{size(self.bytes)}, {seconds(self.seconds)} of a core and {size(self.memory)} of memory"
 
 
-def forecast(shape: Architecture, precision: str, parts: int, *, shared: bool = False) -> Forecast | None:
+def forecast(shape: Architecture, precision: str, parts: int, *, shared: bool = False) -> Cost | None:
     """None for a precision that was not measured."""
     programs = load_baseline(baseline_path(SUITE, DEFAULT_PROFILE)).programs
     costs = [programs.get(f"{case}/{precision}/{CHIP}") for case in CASES]
@@ -53,7 +51,7 @@ def forecast(shape: Architecture, precision: str, parts: int, *, shared: bool = 
             for first, last in spans
         ]
 
-    return Forecast(
+    return Cost(
         bytes=sum(of_parts("context_bytes")) * (1 if shared else GRAPHS),
         seconds=START + GRAPHS * sum(of_parts("cpu_seconds")),
         memory=1e6 * max(of_parts("peak_mb")),
