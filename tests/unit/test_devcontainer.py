@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from ci.image import image_plan, published
 from ci.image.image_plan import DOCKER, plan_of
 from ci.image.shell import CACHE
 from provisioning.base.settings import ROOT
@@ -31,22 +27,3 @@ def test_the_image_its_user_and_its_volume_are_those_that_sessions_build_and_use
     command = SETTINGS["initializeCommand"]
     assert command.startswith(f"docker image inspect {SETTINGS['image']} ")
     assert command.endswith("|| (nox -s provision && nox -s image -- wheels)")
-
-
-def test_after_a_release_it_starts_from_the_published_image_and_provisions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = tmp_path / "images.toml"
-    manifest.write_text(image_plan.MANIFEST.read_text(encoding="utf-8"))
-    monkeypatch.setattr(image_plan, "MANIFEST", manifest)
-    names = {name: f"registry.example/o/qnn-ci-{name}@sha256:{'0' * 64}" for name in ("base", "executorch")}
-    try:
-        published.record(names)
-        settings = json.loads(published.devcontainer())
-        assert settings["image"] == names["executorch"] and "initializeCommand" not in settings
-        assert settings["postCreateCommand"] == "nox -s provision validate"
-        assert all(name in published.page() for name in names.values())
-        published.record(names)
-        assert image_plan.load_images().published == names
-    finally:
-        image_plan.load_images.cache_clear()

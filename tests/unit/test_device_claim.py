@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ci.device.bundle.scripts import LOCK
 from ci.device.claim import Holder, claimed, this_process
-from ci.device.transport import Answer
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from tests.support.local_device import Local
@@ -58,36 +56,6 @@ def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> No
     with claimed(Local(), folder):
         holder = Holder.decode((Path(folder) / LOCK / "holder").read_text(encoding="utf-8"))
         assert holder is not None and holder.process == me.process
-
-
-def test_of_two_that_wait_for_a_dead_run_one_has_it(folder: str, tmp_path: Path) -> None:
-    """The first is held up where it has seen the dead holder and has not yet put itself in its place."""
-    me = this_process()
-    hold(folder, Holder(me.machine, ended_process(), "1", "somebody").encode())
-    seen, go_on = tmp_path / "seen", tmp_path / "go on"
-
-    class Slow(Local):
-        def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            wait = f": > '{seen}'; while [ ! -e '{go_on}' ]; do sleep 0.01; done;"
-            return super().shell(script.replace("mv -f", f"{{ {wait} }} && mv -f"))
-
-    owners: list[str] = []
-
-    def slow() -> None:
-        with claimed(Slow(), folder):
-            owners.append("slow")
-
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(slow)
-        while not seen.exists():
-            assert not running.done(), running.result()
-        with suppress(EnvironmentLacking), claimed(Local(), folder):
-            owners.append("quick")
-            go_on.touch()
-            running.result(timeout=30)
-        go_on.touch()
-        running.result(timeout=30)
-    assert owners == ["slow"]
 
 
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:

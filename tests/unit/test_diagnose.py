@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from pathlib import Path
@@ -127,12 +126,6 @@ def test_one_unexplained_input_of_several_fails(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text("all is well\n", encoding="utf-8")
     assert verb("14001", str(log)) == 1
-
-
-def test_stdin_is_read_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = io.TextIOWrapper(io.BytesIO(b"\xff Only signed offload is allowed on domain 3.\n"))
-    monkeypatch.setattr("sys.stdin", text)
-    assert verb() == 0
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
@@ -82,33 +80,6 @@ def test_an_unknown_profile_is_a_usage_error_that_names_one(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_profile(name)
     assert "wheels" in caught.value.remedy
-
-
-MUTATIONS = st.lists(
-    st.tuples(
-        st.integers(0, len(VALID)),
-        st.integers(0, 12),
-        st.text(st.sampled_from("ab0.\"'[]{}=\n#-_ \x00\\é,"), max_size=8),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(MUTATIONS)
-def test_no_mutation_of_a_manifest_raises_anything_else(
-    tmp_path: Path, mutations: list[tuple[int, int, str]]
-) -> None:
-    text = VALID
-    for at, cut, insert in mutations:
-        text = text[:at] + insert + text[at + cut :]
-    path = tmp_path / "small.toml"
-    path.write_text(text, encoding="utf-8", newline="")
-    try:
-        load(path, Profile)
-    except ManifestError as error:
-        assert error.message.startswith(f"{path}: {error.key}: expected ")
 
 
 class TestCommittedManifests:

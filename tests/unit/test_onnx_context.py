@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 
 from ci.onnx.context import (
@@ -15,7 +14,7 @@ from ci.onnx.context import (
 )
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
-from tests.support.onnx_models import BUILD_ID, context_model, write
+from tests.support.onnx_models import BUILD_ID, context_model
 
 OTHER = "v2.49.40.260810104044"
 
@@ -75,36 +74,6 @@ def test_every_changed_byte_is_reported(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\x7a\x00")
     with pytest.raises(CheckFailed, match=r"model_ctx\.onnx was changed"):
         require_fit(read_context(path), BUILD_ID)
-
-
-def two_contexts(folder: Path, build_id: str) -> Path:
-    """A compiled model in two parts, the first of which may be of another QNN."""
-    path = context_model(folder)
-    model = onnx.load(str(path))
-    first = model.graph.node.add()
-    first.CopyFrom(model.graph.node[0])
-    for attribute in first.attribute:
-        if attribute.name == "ep_cache_context":
-            attribute.s = b"first.bin"
-        if attribute.name == "ep_sdk_version":
-            attribute.s = build_id.encode()
-    nodes = [first, model.graph.node[0]]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    (folder / "first.bin").write_text(build_id)
-    return write(model, path)
-
-
-def test_of_two_contexts_the_first_counts_too(tmp_path: Path) -> None:
-    path = two_contexts(tmp_path, BUILD_ID)
-    recorded(tmp_path, path)
-    require_fit(read_context(path), BUILD_ID)
-    (tmp_path / "first.bin").write_text(f"{BUILD_ID} changed")
-    with pytest.raises(CheckFailed, match=r"first\.bin was changed"):
-        require_fit(read_context(path), BUILD_ID)
-    (tmp_path / "other").mkdir()
-    with pytest.raises(CheckFailed, match=r"v2\.49\.40"):
-        require_fit(read_context(two_contexts(tmp_path / "other", OTHER)), BUILD_ID)
 
 
 def test_another_qnn_or_chip_is_reported(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ci.suites.audit_table import as_text
 from ci.suites.baseline import Recorded as Baselined
 from ci.suites.operator_table import Cell
 from ci.upstream.adapters import EXACT, part, part_of
@@ -162,36 +161,6 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
     assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),)) and both.tests.keys() == {"a", "b"}
     assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),))
-
-
-LEFT = {
-    "operator": "aten.erf.default",
-    "node": "aten_erf_default",
-    "reason": "No node visitor, unsupported",
-    "source": "net.py:7",
-    "code": "torch.erf(x)",
-    "kernel": True,
-    "suggestion": "call gelu",
-}
-ROW: dict[str, Any] = {
-    "delegated": {"aten.add.Tensor": 2, "aten.erf.default": 1},
-    "cpu": [LEFT],
-    "usable": True,
-    "delegates": 2,
-    "ddr": {"read": 1000, "written": 24},
-    "kept_on_cpu": None,
-}
-
-
-def test_a_precision_that_does_not_compile_is_never_shown_as_delegated() -> None:
-    lines = list(
-        as_text({"fp16": ROW, "8a8w": {"error": "the compiler dies of it", "remedy": "write it so"}})
-    )
-    head, first, *_ = lines
-    assert head.split() == ["operator", "fp16", "8a8w"]
-    assert first.split(maxsplit=1) == ["aten.erf.default", "1 htp, 1 cpu  does not compile"]
-    assert any("net.py:7" in line and "(fp16)" in line for line in lines)
-    assert "8a8w: the compiler dies of it" in lines
 
 
 def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:

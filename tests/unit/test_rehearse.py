@@ -93,34 +93,6 @@ def test_a_matrix_from_an_output_makes_a_job_a_row(tmp_path: Path) -> None:
     )
 
 
-CALLED = """
-    on:
-      workflow_call:
-        inputs: {n: {type: number, required: true}, flag: {type: boolean}}
-        outputs: {twice: {value: "${{ jobs.inner.outputs.twice }}"}}
-    jobs:
-      inner:
-        outputs: {twice: "${{ steps.s.outputs.twice }}"}
-        steps:
-          - id: s
-            if: ${{ !inputs.flag }}
-            run: echo "twice=$((2 * ${{ inputs.n }}))" >> "$GITHUB_OUTPUT"
-    """
-
-
-def test_a_called_workflow_takes_inputs_and_gives_outputs(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          call: {uses: ./.github/workflows/called.yml, with: {n: 21}}
-          after: {needs: call, steps: [{run: 'test 42 = "${{ needs.call.outputs.twice }}"'}]}
-        """,
-        {".github/workflows/called.yml": CALLED},
-    )
-    assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": "success"}
-
-
 @pytest.mark.parametrize(
     ("step", "says"),
     [
@@ -149,44 +121,6 @@ def test_what_cannot_be_rehearsed_is_an_error_and_no_pass(tmp_path: Path, step: 
     with pytest.raises(UsageError) as caught:
         rehearse(tmp_path, f"jobs: {{a: {{steps: [{step}]}}}}")
     assert says in caught.value.message
-
-
-def test_masked_values_reach_nobody(tmp_path: Path) -> None:
-    printed: list[str] = []
-    job = rehearse(
-        tmp_path,
-        """
-        jobs:
-          a:
-            env: {SECRET: hush}
-            steps:
-              - run: echo "::add-mask::$SECRET"
-              - run: echo "it is hush"; echo "hush too" >> "$GITHUB_STEP_SUMMARY"
-              - run: echo "::error title=hush,file=hush::it is hush"
-              - {name: "say ${{ env.SECRET }}", run: exit 1}
-        """,
-        said=printed,
-    )["a"]
-    assert "it is ***" in log_of(job)
-    assert job.summary == "*** too\n"
-    assert [one.shown() for one in job.annotations] == ["error: ***: ***: it is ***"]
-    assert job.failure == "say ***: ended with exit code 1"
-    assert "hush" not in "\n".join([*printed, *(step.title for step in job.steps), log_of(job)])
-
-
-def test_jobs_share_no_files_and_have_the_variables_that_were_given(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          a: {steps: [{run: 'touch here; test "$GIVEN" = 1'}]}
-          b: {needs: a, steps: [{run: 'test ! -e here; test "$GIVEN" = 1'}]}
-          c: {needs: b, name: a !, steps: [{run: touch here}]}
-          d: {needs: c, name: a +, steps: [{run: test ! -e here}]}
-        """,
-        env=["GIVEN=1"],
-    )
-    assert {job.result for job in jobs.values()} == {"success"}
 
 
 def test_a_fresh_runner_has_nothing_of_the_users_but_how_to_reach_an_index_or_an_engine() -> None:

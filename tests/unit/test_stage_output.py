@@ -1,4 +1,4 @@
-"""What a stage prints is shown as it comes and kept; its bars are drawn on the terminal from its events."""
+"""What a stage prints is shown as it comes and kept."""
 
 from __future__ import annotations
 
@@ -43,38 +43,6 @@ def test_what_the_process_leaves_behind_is_not_waited_for(tmp_path: Path) -> Non
     assert (tmp_path / "log").read_text() == "done\n"
     for each in (release, hold, reading, writing):
         os.close(each)
-
-
-STAGE = """
-import sys, time
-from ci.engine.jobs import Job
-from ci.engine.progress import Line, progress
-from provisioning.base.rendering.terminal import wants_colour
-jobs = [Job("quick", 1), Job("bad", 1)]
-print("begun", wants_colour(sys.stdout), sys.stdout.isatty())
-with progress("testing", jobs, 1, lambda word: Line(word, look=word == "FAILED!")) as shown:
-    for job, word in zip(jobs, ("passed", "FAILED!")):
-        shown.started(job)
-        time.sleep(0.15)
-        shown.ended(job, word, 1.0)
-    print("\\x1b[31mred\\x1b[0m")
-print("ended")
-"""
-
-GATE = """
-import os, sys
-from pathlib import Path
-from ci.engine.supervision import supervise
-sys.exit(supervise([sys.executable, "-u", "-c", sys.argv[2]], os.environ, Path(sys.argv[1])))
-"""
-
-
-def test_where_nobody_looks_a_stage_prints_plain_lines(tmp_path: Path) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    command = [sys.executable, "-c", GATE, str(tmp_path / "log"), STAGE]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
-    assert "[1/2] passed       1.0 s  quick  (about " in done.stderr
-    assert "\x1b[?25" not in done.stdout + done.stderr
 
 
 def test_a_channel_that_was_not_inherited_is_not_written_to(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.loadable import Wrong
 from provisioning.validation import Ignore, catalogue, elf, without_ignored
-from provisioning.validation.tables import rule_texts
 from provisioning.verbs import validate
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
@@ -92,12 +91,6 @@ FOUND = [
     finding("elf-machine", "lib/b/libX.so"),
     finding("host-os", "h"),
 ]
-
-
-def test_every_text_has_its_rule_and_says_all_it_should() -> None:
-    assert set(rule_texts()) == set(catalogue())
-    for name, text in rule_texts().items():
-        assert all(each.strip() for each in (text.summary, text.why, text.example, text.fix)), name
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,48 +90,6 @@ class TestParent:
         with pytest.raises(EnvironmentLacking, match="the tests cannot be imported") as caught:
             Worker(Setup(program, {}, tmp_path, 5, "the tests", "install them"))
         assert "No module named torch" in caught.value.message and caught.value.remedy == "install them"
-
-    @pytest.mark.parametrize("moment", ["while it starts", "while it works", "while it is idle"])
-    def test_a_slot_closed_at_any_moment_leaves_no_worker(self, moment: str) -> None:
-        reached, closed, stopped = threading.Event(), threading.Event(), threading.Event()
-        ended_by: list[str] = []
-
-        class Stand(Worker):
-            def __init__(self) -> None:
-                pass
-
-            def stop(self) -> None:
-                stopped.set()
-
-            def end(self, grace: float = 0) -> str:
-                ended_by.append(threading.current_thread().name)
-                return ""
-
-        def take(job: Job) -> Stand:
-            if moment == "while it starts":
-                reached.set()
-                assert closed.wait(10)
-            return Stand()
-
-        def work(job: Job, worker: Stand) -> bool:
-            if moment == "while it works":
-                reached.set()
-            # As a reply does, which ends when the worker is stopped.
-            return moment == "while it is idle" or stopped.wait(10)
-
-        slot = WorkerSlot(take, work)
-        runs = threading.Thread(target=slot.run, args=[Job("one")], name="runs")
-        runs.start()
-        if moment == "while it is idle":
-            runs.join(10)
-        else:
-            assert reached.wait(10)
-        slot.close()
-        closed.set()
-        runs.join(10)
-        # The thread that reads a worker's replies ends it.
-        assert stopped.is_set()
-        assert ended_by == ["MainThread" if moment == "while it is idle" else "runs"]
 
 
 class TestChild:

@@ -238,31 +238,10 @@ def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
                 check_permissions(f"{name}: {job.id}", allowed_in(workflow, job), called)
 
 
-def test_a_caller_and_what_it_calls_never_wait_for_each_other() -> None:
-    """With the same group they would wait, and be cancelled."""
-    groups = [raw(path)["concurrency"]["group"].partition("$")[0] for path in GITHUB.glob("workflows/*.yml")]
-    assert len(set(groups)) == len(groups)
 
 
-@pytest.mark.parametrize("name", ["gate.yml", "nightly.yml"])
-def test_calls_in_one_run_are_told_apart(name: str) -> None:
-    called = raw(GITHUB / "workflows" / name)
-    deciding = set(called[True]["workflow_call"]["inputs"]) - {"accept-licences", "executorch"}
-    assert deciding <= set(re.findall(r"inputs\.([a-z-]+)", called["concurrency"]["group"]))
 
 
-def test_a_merge_queues_run_is_never_cancelled_by_the_next() -> None:
-    from ci.github.rehearse.expression import Value, expand
-
-    for name in ("pr.yml", "gate.yml"):
-        concurrency = raw(GITHUB / "workflows" / name)["concurrency"]
-        groups = set()
-        for sha in ("a", "b"):
-            github: Value = {"event_name": "merge_group", "workflow": "w", "sha": sha, "event": {}}
-            contexts: dict[str, Value] = {"github": github, "inputs": {}}
-            groups.add(expand(concurrency["group"], contexts, {}))
-            assert expand(concurrency["cancel-in-progress"], contexts, {}) is False
-        assert len(groups) == 2, name
 
 
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
