@@ -46,8 +46,8 @@ class TestFigures:
 
     @given(st.permutations([1.0, 1.5, 3.0]))
     def test_the_worst_of_several_outputs_counts_whatever_their_order(self, scales: list[float]) -> None:
-        found = compare([("y", VALUES, VALUES * scale) for scale in scales])
-        assert found["sqnr_db"] == pytest.approx(decibels(1, 4)) and found["max_abs"] == pytest.approx(4)
+        measured = compare([("y", VALUES, VALUES * scale) for scale in scales])
+        assert (measured["sqnr_db"], measured["max_abs"]) == pytest.approx((decibels(1, 4), 4))
 
 
 class TestNotFinite:
@@ -77,8 +77,8 @@ class TestNotFinite:
     def test_where_they_are_expected_the_rest_is_compared(self, value: float) -> None:
         wanted = self.broken(value)
         assert compare([("y", wanted, wanted)], non_finite=True)["sqnr_db"] == EXACT_DB
-        found = compare([("y", wanted, wanted * 1.1)], non_finite=True)
-        assert found["sqnr_db"] == pytest.approx(20, abs=0.01)
+        measured = compare([("y", wanted, wanted * 1.1)], non_finite=True)
+        assert measured["sqnr_db"] == pytest.approx(20, abs=0.01)
 
     def test_the_other_infinity_is_another_value(self) -> None:
         with pytest.raises(Unusable):
@@ -110,14 +110,14 @@ class TestFiles:
     @pytest.mark.parametrize("order", [1, -1])
     def test_an_output_without_rows_has_no_top1_and_no_other_output_hides_that(self, order: int) -> None:
         empty = numpy.zeros((0, 4), numpy.float32)
-        found = compare([("y", VALUES, VALUES), ("empty", empty, empty)][::order])
-        assert math.isnan(found["top1"]) and found["cosine"] == 1
-        assert len(missed(Thresholds(cosine=0.9, top1=0.5), found)) == 1
+        measured = compare([("y", VALUES, VALUES), ("empty", empty, empty)][::order])
+        assert math.isnan(measured["top1"]) and measured["cosine"] == 1
+        assert len(missed(Thresholds(cosine=0.9, top1=0.5), measured)) == 1
 
 
 class TestThresholds:
     @pytest.mark.parametrize(
-        ("wanted", "found", "misses"),
+        ("wanted", "measured", "misses"),
         [
             ({"sqnr_db": 30.0}, {"sqnr_db": 30.0}, 0),
             ({"sqnr_db": 30.0}, {"sqnr_db": 29.99}, 1),
@@ -127,9 +127,9 @@ class TestThresholds:
         ],
     )
     def test_they_are_held_from_the_right_side(
-        self, wanted: dict[str, float], found: dict[str, float], misses: int
+        self, wanted: dict[str, float], measured: dict[str, float], misses: int
     ) -> None:
-        assert len(missed(Thresholds(**wanted), found)) == misses
+        assert len(missed(Thresholds(**wanted), measured)) == misses
 
     @pytest.mark.parametrize(
         "wanted",
@@ -160,7 +160,7 @@ class TestThresholds:
     ) -> None:
         text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", "{run}").replace("{run}\n{run}", "{run}")
         program = make_program(tmp_path, text=text, run=thresholds)
-        found = list(placeholder(program, "write them"))
-        assert [(each.rule, each.severity) for each in found] == [
+        findings = list(placeholder(program, "write them"))
+        assert [(each.rule, each.severity) for each in findings] == [
             ("threshold-placeholder", Severity.WARNING)
         ] * warned

@@ -29,13 +29,13 @@ def scratch() -> Iterator[Path]:
 
 def pack(path: Path, content: dict[str, tuple[str, int, bytes]], *, deflated: bool) -> None:
     types = {"file": stat.S_IFREG, "link": stat.S_IFLNK, "directory": stat.S_IFDIR}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED) as made:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED) as packed:
         for name, (kind, mode, data) in content.items():
             info = zipfile.ZipInfo(name + ("/" if kind == "directory" else ""))
             info.external_attr = (types[kind] | mode) << 16
-            info.compress_type = made.compression
+            info.compress_type = packed.compression
             info.create_system = 3
-            made.writestr(info, data)
+            packed.writestr(info, data)
 
 
 def others(source: Path, into: Path) -> Iterator[dict[str, tuple[str, int, bytes]]]:
@@ -140,8 +140,8 @@ def test_a_changed_byte_never_changes_content(sample: bytes, flip: int, step: in
     whole = outcome(sample)
     wrong = []
     for at in sorted(set(range(flip % step, len(sample), step)) - attributes(sample)):
-        found = outcome(sample[:at] + bytes([sample[at] ^ flip]) + sample[at + 1 :])
-        if found is not None and found != whole:
+        unpacked = outcome(sample[:at] + bytes([sample[at] ^ flip]) + sample[at + 1 :])
+        if unpacked is not None and unpacked != whole:
             wrong.append(at)
     assert wrong == []
 
@@ -150,6 +150,6 @@ def test_a_changed_byte_never_changes_content(sample: bytes, flip: int, step: in
 def test_changed_attributes_never_change_the_content_of_a_file(sample: bytes, flip: int) -> None:
     whole = outcome(sample) or {}
     for at in sorted(attributes(sample)):
-        found = outcome(sample[:at] + bytes([sample[at] ^ flip]) + sample[at + 1 :]) or {}
-        files = {path: data for path, (kind, _, data) in found.items() if kind == "file"}
+        unpacked = outcome(sample[:at] + bytes([sample[at] ^ flip]) + sample[at + 1 :]) or {}
+        files = {path: data for path, (kind, _, data) in unpacked.items() if kind == "file"}
         assert {path: whole[path][2] for path in files} == files

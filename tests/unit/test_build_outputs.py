@@ -26,7 +26,7 @@ def rules(
 ) -> list[str]:
     path = library.write(folder / "qnn_executor_runner")
     built = Built(kind, path, "bin/qnn_executor_runner")  # type: ignore[arg-type]
-    return [found.rule for found in check([built], target, "2.34", [Path(private)])]
+    return [finding.rule for finding in check([built], target, "2.34", [Path(private)])]
 
 
 @pytest.mark.parametrize(("target", "good"), [("aarch64-linux", LINUX), ("aarch64-android", ANDROID)])
@@ -69,8 +69,8 @@ def test_each_error_of_an_android_runner_is_reported_alone(
 
 
 def test_an_older_glibc_and_search_beside_itself_are_good(tmp_path: Path) -> None:
-    fine = {"versions": {"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"]}, "runpath": "$ORIGIN:$ORIGIN/../lib"}
-    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **fine})) == []  # type: ignore[arg-type]
+    changes = {"versions": {"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"]}, "runpath": "$ORIGIN:$ORIGIN/../lib"}
+    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **changes})) == []  # type: ignore[arg-type]
 
 
 def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:

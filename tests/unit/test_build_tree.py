@@ -50,8 +50,8 @@ def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None
     subprocess.run(["git", *identity, "commit", "-qm", "a"], cwd=root, check=True)
     (root / "third-party" / "a").mkdir()
     (root / "third-party" / "a" / "file").touch()
-    found = trees.submodules(trees.open_tree(root))
-    assert found == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
+    submodules = trees.submodules(trees.open_tree(root))
+    assert submodules == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
 
 
 def test_new_trees_define_one_adaptor_and_old_ones_two(tree: Path) -> None:

@@ -135,25 +135,25 @@ def test_without_hash_and_strong_validator_nothing_is_resumed(
 
 
 def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: Patience) -> None:
-    told = Told()
+    progress_notes = Told()
     with FileServer(BODY, [Reply(cut=HALF, status=200), Reply(status=403)]) as server:
         with pytest.raises(UpstreamError):
             fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
         part = into.with_name("file.bin.part")
         part.write_bytes(b"?" * part.stat().st_size)
-        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience, progress=told)
+        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience, progress=progress_notes)
     assert fetched.path.read_bytes() == BODY
-    assert any("another hash" in note for note in told.notes)
+    assert any("another hash" in note for note in progress_notes.notes)
 
 
 def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:
-    told = Told()
+    progress_notes = Told()
     into.parent.mkdir()
     into.write_bytes(BODY[:-1] + b"?")
     with FileServer(BODY) as server:
-        fetched = fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=told)
+        fetched = fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=progress_notes)
     assert fetched.path.read_bytes() == BODY
-    assert any("damaged" in note for note in told.notes)
+    assert any("damaged" in note for note in progress_notes.notes)
 
 
 @pytest.mark.parametrize("record", [b"", b'{"url": 1}'])
@@ -168,20 +168,20 @@ def test_a_part_without_a_sound_record_is_dropped(record: bytes, into: Path) -> 
 
 
 def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
-    told = Told()
+    progress_notes = Told()
     caplog.set_level(logging.DEBUG)
     with FileServer(BODY, [Reply(status=503, body=b""), Reply(cut=HALF)], usual=Reply(status=403)) as server:
         url = server.url("/sdk.zip?sig=TOPSECRET&plainTOPSECRET", userinfo="me:TOPSECRET@")
         with pytest.raises(ToolkitError) as caught:
-            fetch(url, into, sha256=SHA, size=None, progress=told, patience=patience)
+            fetch(url, into, sha256=SHA, size=None, progress=progress_notes, patience=patience)
     kept = "".join(p.read_text() for p in into.parent.glob("*.json"))
     for shown in (
         caught.value.message,
         caught.value.remedy,
-        *told.notes,
+        *progress_notes.notes,
         caplog.text,
         kept,
-        str(told.started),
+        str(progress_notes.started),
     ):
         assert "TOPSECRET" not in shown
 

@@ -21,14 +21,14 @@ _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
 @cache
 def _imports() -> frozenset[tuple[str, str]]:
     """(importing module, imported module) for every import of our own code, wherever in a file it stands."""
-    found = set()
+    pairs = set()
     for folder in ("provisioning", "ci"):
         for file in (ROOT / folder).rglob("*.py"):
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             for name in _imported(parsed(file)):
                 if name.partition(".")[0] in ("provisioning", "ci", "tests"):
-                    found.add((module, name))
-    return frozenset(found)
+                    pairs.add((module, name))
+    return frozenset(pairs)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -67,14 +67,14 @@ def _violations() -> set[tuple[str, str]]:
 
 def _named_by_provisioning() -> set[tuple[str, str]]:
     """provisioning names no module of ci, not even as text that is imported later."""
-    found = set()
+    pairs = set()
     for file in (ROOT / "provisioning").rglob("*.py"):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(parsed(file)):
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _MODULE_IN_TEXT.fullmatch(text):
-                found.add((module, text.partition(":")[0]))
-    return found
+                pairs.add((module, text.partition(":")[0]))
+    return pairs
 
 
 def test_imports_go_down_only() -> None:

@@ -30,16 +30,16 @@ ROWS = {row.stage: row for row in TABLE.row.values() if row.ignores and row.stag
 
 @cache
 def _constants(path: Path) -> frozenset[str]:
-    found = set()
+    names = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
+            names.add(node.value)
         if isinstance(node, (ast.List, ast.Tuple)):
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             for program, verb in itertools.pairwise(words):
                 if isinstance(program, str) and verb in VERBS.get(program, {}):
-                    found.add(VERBS[program][str(verb)].module)
-    return frozenset(found)
+                    names.add(VERBS[program][str(verb)].module)
+    return frozenset(names)
 
 
 def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
@@ -59,9 +59,9 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
         files |= _closure(module)
         for path in files - read:
             read.add(path)
-            found = _constants(path)
-            texts |= found
-            waiting += [one for one in found if one.startswith(("ci.", "provisioning.")) and _exists(one)]
+            names = _constants(path)
+            texts |= names
+            waiting += [one for one in names if one.startswith(("ci.", "provisioning.")) and _exists(one)]
     return files, texts
 
 

@@ -19,12 +19,12 @@ COMMIT = "abcdef0123456789"
 
 def machine(folder: Path, cache: Path | None = None) -> Machine:
     """A job's own machine, with what GitHub's cache has."""
-    made = Machine(folder, "http://127.0.0.1:1")
-    made.remote.off = "not asked"
+    job_machine = Machine(folder, "http://127.0.0.1:1")
+    job_machine.remote.off = "not asked"
     if cache:
-        shutil.copytree(cache, memo_of(made))
-    memory.restored(memo_of(made))
-    return made
+        shutil.copytree(cache, memo_of(job_machine))
+    memory.restored(memo_of(job_machine))
+    return job_machine
 
 
 def memo_of(machine: Machine) -> Path:

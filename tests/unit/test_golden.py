@@ -34,7 +34,7 @@ PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
 
 
-def made(result: Result, message: str = "", maker: str = "2.49.40") -> dict[str, dict[str, MakerResult]]:
+def makers(result: Result, message: str = "", maker: str = "2.49.40") -> dict[str, dict[str, MakerResult]]:
     return {
         PROGRAM: {
             maker: MakerResult(
@@ -47,17 +47,17 @@ def made(result: Result, message: str = "", maker: str = "2.49.40") -> dict[str,
 @pytest.mark.parametrize(
     ("before", "now", "rules"),
     [
-        (made("same"), made("same"), []),
-        (made("same"), made("refused", KNOWN), ["golden-lost"]),
-        (made("same"), made("differs", "3.0 dB"), ["golden-lost"]),
-        (made("refused", KNOWN), made("refused", KNOWN), []),
-        (made("refused", KNOWN), made("same"), ["golden-gained"]),
-        (made("refused", KNOWN), made("differs", "3.0 dB"), ["golden-differs"]),
-        ({}, made("refused", KNOWN), ["golden-lost"]),
-        ({}, made("refused", KNOWN, maker="2.52.0"), []),
-        ({}, made("refused", "something nobody has read", maker="2.52.0"), ["golden-unexplained"]),
+        (makers("same"), makers("same"), []),
+        (makers("same"), makers("refused", KNOWN), ["golden-lost"]),
+        (makers("same"), makers("differs", "3.0 dB"), ["golden-lost"]),
+        (makers("refused", KNOWN), makers("refused", KNOWN), []),
+        (makers("refused", KNOWN), makers("same"), ["golden-gained"]),
+        (makers("refused", KNOWN), makers("differs", "3.0 dB"), ["golden-differs"]),
+        ({}, makers("refused", KNOWN), ["golden-lost"]),
+        ({}, makers("refused", KNOWN, maker="2.52.0"), []),
+        ({}, makers("refused", "something nobody has read", maker="2.52.0"), ["golden-unexplained"]),
         # Diagnose knows it, and it has nothing to do with the age of the runtime.
-        (made("refused", KNOWN), made("refused", "std::bad_alloc"), ["golden-unexplained"]),
+        (makers("refused", KNOWN), makers("refused", "std::bad_alloc"), ["golden-unexplained"]),
     ],
 )
 def test_what_a_runtime_loses_is_an_error(
@@ -125,10 +125,10 @@ def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "new", "unlisted"])
 def test_kept_files_that_are_not_what_was_kept_are_refused(damage: str, tmp_path: Path) -> None:
-    made, stored = tmp_path / "made", tmp_path / "kept" / PROGRAM
-    made.mkdir()
-    (made / "own.npz").write_text("the maker's outputs")
-    keep(stored, made, ["own.npz"])
+    products, stored = tmp_path / "products", tmp_path / "kept" / PROGRAM
+    products.mkdir()
+    (products / "own.npz").write_text("the maker's outputs")
+    keep(stored, products, ["own.npz"])
     assert take(stored, tmp_path / "again") and not take(tmp_path / "kept" / "another", tmp_path / "other")
     assert (tmp_path / "again" / "own.npz").read_text() == "the maker's outputs"
     if damage == "gone":
@@ -177,8 +177,8 @@ def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does
 
     def measured() -> str:
         versions, folder = ["1.5.1", "1.5.0"], tmp_path / "golden"
-        found = executorch.measure_all(golden, versions, selection, folder, 9, {}, tmp_path / "kept")
-        return found[PROGRAM]["1.5.0"].runtimes["1.5.1"].result
+        results = executorch.measure_all(golden, versions, selection, folder, 9, {}, tmp_path / "kept")
+        return results[PROGRAM]["1.5.0"].runtimes["1.5.1"].result
 
     if result is None:
         # The system ended it, which says nothing of the program.

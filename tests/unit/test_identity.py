@@ -11,7 +11,7 @@ from provisioning.components import Identity, identity_of
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "identities"),
     [
         (
             "version: 2.37.0.250724\nbuild_id: v2.37.0.250724175447\n",
@@ -22,9 +22,9 @@ from provisioning.components import Identity, identity_of
         ("\0\xff version", ("", "")),
     ],
 )
-def test_an_sdk_is_what_its_yaml_says(tmp_path: Path, text: str, found: tuple[str, str]) -> None:
+def test_an_sdk_is_what_its_yaml_says(tmp_path: Path, text: str, identities: tuple[str, str]) -> None:
     (tmp_path / "sdk.yaml").write_text(text, encoding="latin-1")
-    assert identity_of("qnn-sdk", tmp_path) == Identity(*found)
+    assert identity_of("qnn-sdk", tmp_path) == Identity(*identities)
 
 
 def test_an_ndk_is_what_its_properties_say(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ NEW, OLD = b"v2.49.40.260810104044", b"v2.37.0.250724175447_124859"
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "ids"),
     [
         (b"", ()),
         (b"\0" + NEW + b"\0", (NEW.decode(),)),
@@ -46,7 +46,7 @@ NEW, OLD = b"v2.49.40.260810104044", b"v2.37.0.250724175447_124859"
     ],
     ids=["empty", "one", "two", "deep in a file", "cut short"],
 )
-def test_every_distinct_build_id_is_found(content: bytes, found: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_distinct_build_id_is_found(content: bytes, ids: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(content)
-    assert build_ids(path) == found
+    assert build_ids(path) == ids

@@ -25,8 +25,8 @@ def program(folder: Path, name: str, body: str) -> str:
 
 def docker(folder: Path, version: str, buildx: bool = False) -> str:
     plugin = 'print("github.com/docker/buildx v0.17.1")' if buildx else "sys.exit(1)"
-    said = f'print("Docker version {version}, build 1")'
-    return program(folder, "docker", f"if 'buildx' in sys.argv:\n    {plugin}\nelse:\n    {said}")
+    printed = f'print("Docker version {version}, build 1")'
+    return program(folder, "docker", f"if 'buildx' in sys.argv:\n    {plugin}\nelse:\n    {printed}")
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ def test_other_bytes_under_the_same_version_are_refused_each_time(
 
 
 @pytest.mark.parametrize(
-    ("found", "error"),
+    ("package", "error"),
     [(Package("zlib1g", "1.2", "0" * 64), CheckFailed), (Package("g++", "4:12.3", "0" * 64), UpstreamError)],
 )
-def test_a_package_that_is_not_pinned_is_refused(found: Package, error: type[Exception]) -> None:
-    with pytest.raises(error, match=re.escape(f"{found.name} {found.version}")):
-        check_packages([GPP], [GPP, found])
+def test_a_package_that_is_not_pinned_is_refused(package: Package, error: type[Exception]) -> None:
+    with pytest.raises(error, match=re.escape(f"{package.name} {package.version}")):
+        check_packages([GPP], [GPP, package])
 
 
 @pytest.mark.parametrize("change", ["file changed", "file added", "folder removed"])

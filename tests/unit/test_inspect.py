@@ -21,9 +21,9 @@ WHOLE = program()
 
 
 def _program(data: bytes) -> Program:
-    found = parse(data)
-    assert isinstance(found, Program)
-    return found
+    content = parse(data)
+    assert isinstance(content, Program)
+    return content
 
 
 class TestReading:

@@ -37,10 +37,10 @@ class TestReading:
         model = onnx.load(str(path), load_external_data=False)
         model.graph.node.append(helper.make_node("Softmax", ["y"], ["z"]))
         onnx.save(model, str(path))
-        found = read_model(path)
-        assert [(name, str(tensor)) for name, tensor in found.inputs] == [("x", "float32[1, 3, 8, 8]")]
-        assert [(name, str(tensor)) for name, tensor in found.outputs] == [("y", "float32[1, 4, 8, 8]")]
-        assert found.kernels == {"Softmax": 1}
+        model_read = read_model(path)
+        assert [(name, str(tensor)) for name, tensor in model_read.inputs] == [("x", "float32[1, 3, 8, 8]")]
+        assert [(name, str(tensor)) for name, tensor in model_read.outputs] == [("y", "float32[1, 4, 8, 8]")]
+        assert model_read.kernels == {"Softmax": 1}
 
 
 class TestRefused:

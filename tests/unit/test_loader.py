@@ -52,14 +52,14 @@ def test_the_library_path_comes_before_the_runpath_and_after_the_rpath(tmp_path:
     """The copy that is found first lacks something; which one it was shows in who lacks it."""
     write(tmp_path, "env/libb.so", needed=("lib-of-env.so",))
     write(tmp_path, "own/libb.so", needed=("lib-of-own.so",))
-    found = {
+    missing = {
         kind: search(
             write(tmp_path, f"lib{kind}.so", needed=("libb.so",), **{kind: "$ORIGIN/own"}),
             library_path=str(tmp_path / "env"),
         )
         for kind in ("rpath", "runpath")
     }
-    assert found == {"rpath": [("libb.so", "lib-of-own.so")], "runpath": [("libb.so", "lib-of-env.so")]}
+    assert missing == {"rpath": [("libb.so", "lib-of-own.so")], "runpath": [("libb.so", "lib-of-env.so")]}
 
 
 def test_the_search_goes_on_behind_a_file_of_another_machine(tmp_path: Path) -> None:

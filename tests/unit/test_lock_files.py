@@ -42,13 +42,13 @@ tqdm==4.1 ; python_full_version < '3.11' and sys_platform == 'linux' \\
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PythonEnvironment]:
     """Two environments of our own, and a folder of our own for their lock files."""
-    made = {
+    environments = {
         "tools": PythonEnvironment(requires=("rich>=13", "filelock")),
         "heavy": PythonEnvironment(include=("tools",), profile="wheels"),
     }
-    monkeypatch.setattr(lock_files, "load_environments", lambda: made)
+    monkeypatch.setattr(lock_files, "load_environments", lambda: environments)
     monkeypatch.setattr(lock_files, "LOCKS", tmp_path)
-    return made
+    return environments
 
 
 def write(name: str, entries: str) -> Path:

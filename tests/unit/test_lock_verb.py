@@ -81,9 +81,9 @@ def locks(user: User) -> int:
 
 def test_afterwards_it_is_provisioned_locked_without_another_download(user: User, server: FileServer) -> None:
     locks(user)
-    asked = len(server.requests)
+    requests_before = len(server.requests)
     assert user.types("provision", "--profile", "small", "--locked") == 0
-    assert len(server.requests) == asked
+    assert len(server.requests) == requests_before
 
 
 def test_what_fails_its_identity_check_is_not_recorded(user: User) -> None:

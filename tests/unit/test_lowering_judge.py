@@ -87,9 +87,9 @@ socs = ["SM8850"]
 class TestArtifact:
     @pytest.fixture
     def delegate(self) -> Delegate:
-        found = parse(program())
-        assert isinstance(found, Inside)
-        return found.delegates[0]
+        content = parse(program())
+        assert isinstance(content, Inside)
+        return content.delegates[0]
 
     @pytest.mark.parametrize(
         ("content", "rules"),

@@ -54,8 +54,8 @@ class TestFindings:
 
     def test_what_only_the_embedded_form_has_is_an_error_too(self, program: Program) -> None:
         bad = {**facts()["embedded"], "audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}
-        found = compiled({**facts(), "embedded": bad, "forms_equal": False})
-        assert rules(program, found) == [
+        result = compiled({**facts(), "embedded": bad, "forms_equal": False})
+        assert rules(program, result) == [
             ("onnx-cpu-node", Severity.ERROR),
             ("onnx-forms", Severity.ERROR),
         ]
@@ -72,8 +72,8 @@ class TestCost:
 
     def rules(self, program: Program, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
         baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed} if agreed else {})
-        found = cost(program, compiled(facts(**changes)), baseline, self.tolerances)
-        return {each.rule: each.severity for each in found}
+        findings = cost(program, compiled(facts(**changes)), baseline, self.tolerances)
+        return {each.rule: each.severity for each in findings}
 
     @property
     def agreed(self) -> Recorded:
@@ -146,7 +146,7 @@ class TestCrossCheck:
         assert self.lane(tmp_path, lowered, program) == Lane(None, 40.5, 5, 7, None, "v2.49")
 
     @pytest.mark.parametrize(
-        ("profile", "run", "found"),
+        ("profile", "run", "counts"),
         [
             ("wheels", "this", True),
             ("qnn-2.48", "this", False),
@@ -155,10 +155,10 @@ class TestCrossCheck:
         ],
     )
     def test_only_reports_of_this_profile_and_run_count(
-        self, tmp_path: Path, lowered: Path, program: Program, profile: str, run: str, found: bool
+        self, tmp_path: Path, lowered: Path, program: Program, profile: str, run: str, counts: bool
     ) -> None:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
-        assert (self.lane(tmp_path, lowered, program, run) is not None) is found
+        assert (self.lane(tmp_path, lowered, program, run) is not None) is counts
 
     def test_without_a_report_the_baseline_is_taken(
         self, tmp_path: Path, lowered: Path, program: Program
@@ -183,8 +183,8 @@ class TestCrossCheck:
     ) -> None:
         ours = lane_of(compiled(facts()))
         pair = Pair("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
-        found = list(verdicts([pair], 8.0, "test_onnx"))
-        assert [each.severity for each in found] == severities
+        findings = list(verdicts([pair], 8.0, "test_onnx"))
+        assert [each.severity for each in findings] == severities
         table = markdown([pair], 8.0).splitlines()
         bad = {Severity.ERROR, Severity.WARNING} & set(severities)
         assert table[-1].endswith("| differ |" if bad else "| agree |") and len(table) == 6

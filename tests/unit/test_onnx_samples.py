@@ -33,8 +33,8 @@ class TestFolder:
     def test_files_are_samples_of_the_one_input_or_hold_all_by_name(self, tmp_path: Path) -> None:
         for number in range(3):
             np.save(tmp_path / f"{number}.npy", GOOD * number)
-        found = read_samples(tmp_path, ONE)
-        assert [float(sample["x"][0, 0]) for sample in found] == [0.0, 1.0, 2.0]
+        samples = read_samples(tmp_path, ONE)
+        assert [float(sample["x"][0, 0]) for sample in samples] == [0.0, 1.0, 2.0]
         (tmp_path / "two").mkdir()
         np.savez(tmp_path / "two/a.npz", tokens=TOKENS, mask=GOOD)
         assert list(read_samples(tmp_path / "two", TWO)[0]) == ["tokens", "mask"]

@@ -71,7 +71,7 @@ class TestStage:
         self.crash = ""
         self.orders = tmp_path / "orders"
 
-        def setup(logs: Path, **given: Any) -> Setup:
+        def setup(logs: Path, **options: Any) -> Setup:
             environment = {
                 "FACTS": json.dumps(self.answers),
                 "CRASH": self.crash,
@@ -106,9 +106,9 @@ class TestStage:
     def test_a_crash_concerns_what_needed_the_step(self, tmp_path: Path, crash: str, bad: list[str]) -> None:
         self.crash = crash
         assert self.stage(tmp_path) == 1
-        found = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-crash"]
-        assert [finding.subject for finding in found] == [f"net/u16u8/{soc}" for soc in bad]
-        assert all("SIGSEGV" in finding.message for finding in found)
+        crashes = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-crash"]
+        assert [finding.subject for finding in crashes] == [f"net/u16u8/{soc}" for soc in bad]
+        assert all("SIGSEGV" in finding.message for finding in crashes)
         counts = [self.report(tmp_path).metrics[name] for name in ("selected", "failed", "cached")]
         assert (self.report(tmp_path).outcome, counts) == (Outcome.FAIL, [2, len(bad), 0])
         # The failure is done again; what passed is not.

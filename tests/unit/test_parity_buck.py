@@ -32,7 +32,7 @@ def sources(side: Side) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("expression", "found"),
+    ("expression", "names"),
     [
         ('glob(["**/*.cpp"])', ["a.cpp", "sub/b.cpp", "sub/deep/c.cpp"]),
         ('glob(["*/*.cpp", "a.cpp"], exclude = ["sub/b.cpp"])', ["a.cpp"]),
@@ -44,9 +44,9 @@ def sources(side: Side) -> list[str]:
         ('["a.cpp"] if native.read_config("s", "k", "no") == "no" else []', ["a.cpp"]),
     ],
 )
-def test_sources(expression: str, found: list[str]) -> None:
+def test_sources(expression: str, names: list[str]) -> None:
     side = run(f'runtime.cxx_library(name = "x", srcs = {expression})\n')
-    assert sources(side) == [f"p/{name}" for name in found]
+    assert sources(side) == [f"p/{name}" for name in names]
 
 
 SHIM = "shim_et/xplat/executorch"

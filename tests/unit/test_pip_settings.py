@@ -65,8 +65,8 @@ def test_files_are_read_as_pip_reads_them(
     environ = {"HOME": str(tmp_path)}
     if named:
         environ["PIP_CONFIG_FILE"] = str(tmp_path / named)
-    found = pip_settings.read(environ).get("index-url")
-    assert found == (f"https://{expected}" if expected else None)
+    index_url = pip_settings.read(environ).get("index-url")
+    assert index_url == (f"https://{expected}" if expected else None)
     # pip itself agrees.
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
@@ -75,7 +75,7 @@ def test_files_are_read_as_pip_reads_them(
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == (found or "")
+    assert done.stdout.strip() == (index_url or "")
 
 
 def test_a_files_credentials_are_those_of_its_index_and_of_no_other_host() -> None:

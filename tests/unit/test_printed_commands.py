@@ -57,15 +57,15 @@ def _is_quoted(value: ast.expr) -> bool:
 
 
 def test_no_command_is_printed_with_a_value_that_is_not_quoted() -> None:
-    found = []
+    unquoted = []
     for folder in ("provisioning", "ci"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             place = file.relative_to(ROOT).as_posix()
             if place in ELSEWHERE or place.startswith("ci/github/rehearse/"):
                 continue
             for node, value in _texts(parsed(file)):
-                found.append(f"{place}:{node.lineno}: {{{value}}} goes through provisioning.base.commands")
-    assert not found, "\n".join(found)
+                unquoted.append(f"{place}:{node.lineno}: {{{value}}} goes through provisioning.base.commands")
+    assert not unquoted, "\n".join(unquoted)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))

@@ -45,9 +45,9 @@ def value(text: str) -> Value:
     ],
 )
 def test_an_expression_has_githubs_value(text: str, expected: object) -> None:
-    found = value(text)
-    assert plain(found) == expected
-    assert type(plain(found)) is type(expected)
+    result = value(text)
+    assert plain(result) == expected
+    assert type(plain(result)) is type(expected)
 
 
 @pytest.mark.parametrize(

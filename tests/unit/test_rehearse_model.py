@@ -68,10 +68,10 @@ DECLARED = {
 }
 
 
-@pytest.mark.parametrize("given", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])
-def test_inputs_that_do_not_fit_are_errors(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("inputs", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])
+def test_inputs_that_do_not_fit_are_errors(inputs: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        complete_inputs("x", DECLARED, given, typed=True)
+        complete_inputs("x", DECLARED, inputs, typed=True)
 
 
 @pytest.mark.parametrize(

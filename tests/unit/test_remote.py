@@ -53,10 +53,10 @@ def test_what_one_machine_remembers_another_takes_and_then_has_itself(
     entry = reader.find()
     assert isinstance(entry, Entry) and (entry.result, entry.origin) == ({"value": 7}, "remote")
     assert entry.folder and (entry.folder / "out" / "net.pte").read_text() == "program 1"
-    asked = len(server.requests)
+    requests_before = len(server.requests)
     again = reader.find()
     assert isinstance(again, Entry) and again.origin == "store"
-    assert len(server.requests) == asked
+    assert len(server.requests) == requests_before
 
 
 def test_another_input_is_a_miss_and_both_versions_are_kept(writer: Machine, reader: Machine) -> None:
@@ -193,8 +193,8 @@ def test_a_token_is_sent_and_never_shown(
     writer = Machine(tmp_path / "late", server.url, server.token, writes=True)
     writer.remote = replace(writer.remote, token="user:hush", url=server.url.replace("//", "//user:hush@"))
     writer.work()
-    said = capsys.readouterr().err
-    assert "answers 401" in said and "hush" not in said
+    printed = capsys.readouterr().err
+    assert "answers 401" in printed and "hush" not in printed
 
 
 # Variables

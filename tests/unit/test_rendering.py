@@ -145,15 +145,15 @@ def test_sarif_has_the_required_structure(reports: list[Report]) -> None:
 
 def _parsed(line: str) -> tuple[str, dict[str, str], str]:
     """As the runner reads a command: properties split at commas, then unescaped."""
-    found = re.fullmatch(r"::(\w+)(?: ([^:]*))?::(.*)", line)
-    assert found
-    properties = dict(pair.split("=", 1) for pair in (found[2] or "").split(",") if pair)
+    match = re.fullmatch(r"::(\w+)(?: ([^:]*))?::(.*)", line)
+    assert match
+    properties = dict(pair.split("=", 1) for pair in (match[2] or "").split(",") if pair)
     unescape = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
 
     def plain(text: str) -> str:
         return re.sub("%0D|%0A|%3A|%2C|%25", lambda match: unescape[match.group()], text)
 
-    return found[1], {name: plain(value) for name, value in properties.items()}, plain(found[3])
+    return match[1], {name: plain(value) for name, value in properties.items()}, plain(match[3])
 
 
 @given(TEXT, TEXT.filter(bool))

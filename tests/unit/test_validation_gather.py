@@ -38,20 +38,20 @@ def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selec
     assert context.variables["LD_LIBRARY_PATH"] == str(tmp_path / "sdk/lib/x86_64-linux-clang")
 
 
-@pytest.mark.parametrize(("targets", "asked"), [(("aarch64-linux",), []), ((TARGETS[0],), ["SM8650"])])
+@pytest.mark.parametrize(("targets", "questioned"), [(("aarch64-linux",), []), ((TARGETS[0],), ["SM8650"])])
 def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     selection: Selection,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     targets: tuple[str, ...],
-    asked: list[str],
+    questioned: list[str],
 ) -> None:
     monkeypatch.setattr("provisioning.validation.gather.ask", lambda soc, variables: Answer("absent"))
     sdk = write_sdk(tmp_path / "device only")
     shutil.rmtree(sdk / "lib" / X86)
     chosen = replace(selection, target=targets[0], named_targets=targets)
     (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER})
-    assert list(context.answers) == asked
+    assert list(context.answers) == questioned
 
 
 def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, tmp_path: Path) -> None:

@@ -56,12 +56,12 @@ def setup(tmp_path: Path) -> Setup:
 
 @pytest.fixture
 def slot(setup: Setup) -> Iterator[WorkerSlot[Worker, Any]]:
-    slot = WorkerSlot(lambda job: Worker(setup), asked)
+    slot = WorkerSlot(lambda job: Worker(setup), answer_of)
     yield slot
     slot.close()
 
 
-def asked(job: Job, worker: Worker) -> Any:
+def answer_of(job: Job, worker: Worker) -> Any:
     """What a stage does with an order: a worker that goes is a result, no exception."""
     try:
         return worker.ask({"do": job.name, "log": str(worker.setup.logs / f"{job.name}.log")})
@@ -71,14 +71,14 @@ def asked(job: Job, worker: Worker) -> Any:
 
 class TestParent:
     @pytest.mark.parametrize(
-        ("what", "said"),
+        ("what", "words"),
         [
             ("segfault", "crash: was ended by SIGSEGV"),
             ("leave", "crash: ended with exit code 3"),
         ],
     )
-    def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, said: str) -> None:
-        assert str(slot.run(Job(what))) == said
+    def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, words: str) -> None:
+        assert str(slot.run(Job(what))) == words
 
     def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
         pid = slot.run(Job("one"))["pid"]

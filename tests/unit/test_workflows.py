@@ -238,12 +238,6 @@ def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
                 check_permissions(f"{name}: {job.id}", allowed_in(workflow, job), called)
 
 
-
-
-
-
-
-
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
     caller = plan.Caller("qnn-2.37", executorch=True)
     rows = gate_table().row.items()
