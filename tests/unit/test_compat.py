@@ -13,7 +13,6 @@ from ci.upstream import releases
 from ci.upstream.compat import stage
 from provisioning import compat
 from provisioning.base.command_line import main
-from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.base.stage_run import StageRun
 from provisioning.compat import STEPS, Measured, Release, load_builds, load_measured
@@ -23,14 +22,6 @@ from provisioning.validation import probe
 from provisioning.validation.probe import Answer
 
 LANE = (stage.LOWER, stage.RUN)
-
-
-@pytest.mark.parametrize("text", ["{", '{"schema": 1, "pairs": [{}]}'])
-def test_a_damaged_file_is_an_error_of_the_manifest(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "compat.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ManifestError, match=r"compat\.json"):
-        load_measured(path)
 
 
 def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:

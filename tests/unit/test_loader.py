@@ -5,13 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from provisioning import elf
 from provisioning.elf import Elf
-from provisioning.loader_search import Missing, SystemLibraries, expand, read_cache, unresolved
+from provisioning.loader_search import Missing, SystemLibraries, read_cache, unresolved
 from tests.support.elves import AARCH64, Library
 
 
@@ -83,25 +79,6 @@ def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None
     assert search(a, b, c) == []
 
 
-def test_a_library_found_by_its_soname_counts(tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb-1.so", "libb.so.1"), runpath="$ORIGIN")
-    write(tmp_path, "libb-1.so", soname="libb.so.1")
-    assert search(a) == []
-
-
-@pytest.mark.parametrize(
-    ("entry", "directories"),
-    [
-        ("$ORIGIN", ["/o"]),
-        ("${ORIGIN}/../lib", ["/lib"]),
-        ("/opt/$LIB", ["/opt/lib/x86_64-linux-gnu", "/opt/lib64", "/opt/lib"]),
-        ("", ["."]),
-    ],
-)
-def test_tokens_are_filled_in(entry: str, directories: list[str]) -> None:
-    assert expand(entry, Path("/o"), "EM_X86_64") == [Path(directory) for directory in directories]
-
-
 def cache_of(*entries: tuple[str, str]) -> bytes:
     strings, table = b"", b""
     start = 48 + 24 * len(entries)
@@ -118,13 +95,3 @@ def test_the_loaders_cache_gives_every_file_of_a_name(tmp_path: Path) -> None:
     path = tmp_path / "ld.so.cache"
     path.write_bytes(cache_of(("libc.so.6", "/lib64/libc.so.6"), ("libc.so.6", "/lib32/libc.so.6")))
     assert read_cache(path) == {"libc.so.6": (Path("/lib64/libc.so.6"), Path("/lib32/libc.so.6"))}
-
-
-@given(cut=st.integers(0, 120), noise=st.binary(max_size=8))
-def test_a_damaged_cache_is_read_or_taken_for_none(
-    cut: int, noise: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "damaged"
-    whole = cache_of(("libc.so.6", "/lib64/libc.so.6"))
-    path.write_bytes(whole[: max(0, len(whole) - cut)] + noise)
-    assert isinstance(read_cache(path), dict)

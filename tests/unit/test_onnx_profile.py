@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from ci.onnx.events import costs
 from ci.suites.profile import Cost, Measured, difference, document, read_document
-from provisioning.base.errors import CheckFailed
 
 HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
 
@@ -62,13 +59,3 @@ def test_a_difference_that_noise_explains_is_none_whatever_number_the_provider_g
         ("conv", 0.46, 0.67, True),
         ("add", 0.05, 0.06, True),
     ]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": 9, "operators": []}', '{"schema": 1, "operators": [1]}']
-)
-def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "old.json"
-    path.write_text(text)
-    with pytest.raises(CheckFailed):
-        read_document(path)

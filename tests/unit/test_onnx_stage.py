@@ -1,4 +1,4 @@
-"""The ONNX suite, its stage with a stand-in for the worker, and the shipped suite."""
+"""The ONNX suite, and its stage with a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.workers.parent import Setup
-from ci.executorch.suite import SHIPPED as LOWERING
-from ci.executorch.suite import SUITES as LOWERING_SUITES
 from ci.onnx import stage as onnx_stage
-from ci.onnx.crosscheck import SUITE as OTHER_SUITE
-from ci.onnx.suite import SHIPPED, programs_of
+from ci.onnx.suite import programs_of
 from ci.suites.baseline import baseline_path, load_baseline
-from ci.suites.precision import PRECISIONS
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
@@ -165,24 +161,3 @@ class TestStage:
         monkeypatch.setattr(onnx_stage, "require_installed", lacking)
         assert self.stage(tmp_path) == 3
         assert self.report(tmp_path).outcome is Outcome.ERROR
-
-
-class TestShipped:
-    programs = programs_of(SHIPPED)
-
-    def test_models_of_both_suites_are_the_same_and_meet_wherever_they_can(self) -> None:
-        assert OTHER_SUITE == LOWERING
-        others = LOWERING_SUITES.programs_of(LOWERING)
-        cases = {program.case_name: program.case for program in others}
-        for program in self.programs:
-            if case := cases.get(program.case_name):
-                assert (case.factory, case.arguments) == (program.case.factory, program.case.arguments)
-        precisions = {each.executorch for each in PRECISIONS.values() if each.executorch}
-        ours = {program.case_name for program in self.programs}
-        meeting = {(p.case_name, PRECISIONS[p.run.precision].executorch, p.soc) for p in self.programs}
-        wanted = {
-            (p.case_name, p.run.scheme, p.soc)
-            for p in others
-            if p.case_name in ours and p.run.name == p.run.scheme and p.run.scheme in precisions
-        }
-        assert wanted <= meeting and len(wanted) >= 15

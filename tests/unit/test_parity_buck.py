@@ -9,7 +9,7 @@ import pytest
 
 from ci.parity.buck import evaluate
 from ci.parity.model import Side
-from ci.parity.starlark_text import literals, with_after, without
+from ci.parity.starlark_text import literals, without
 from ci.parity.tree import Tree, glob_regex
 from tests.support.parity_cases import mapping, tree_of
 
@@ -96,19 +96,6 @@ def test_a_pattern_stops_at_packages_within() -> None:
     assert sources(run(text, others={"p/sub/deep/BUCK": ""})) == ["p/a.cpp", "p/sub/b.cpp"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "renamed"),
-    [
-        ('{"b.h": "sub/b.h", "a.h": "a.h", "c.h": ":made[d.h]"}', []),
-        ('{"sub/a.h": "a.h", "x.h": "sub/b.h", "b.h": "sub/ab.h"}', ["sub/a.h", "x.h", "b.h"]),
-        ('["a.h"]', []),
-    ],
-)
-def test_a_header_may_go_by_another_name(headers: str, renamed: list[str]) -> None:
-    side = run(f'runtime.cxx_library(name = "x", exported_headers = {headers})\n')
-    assert list(side.libraries["//p:x"].renamed) == renamed
-
-
 def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
     text = 'runtime.cxx_library(\n  name = "x",\n  srcs = ["a.cpp"] + glob([\n    "sub/*.cpp",\n  ]))\n'
     places = {item.name: str(item.place) for item in run(text).libraries["//p:x"].files}
@@ -173,17 +160,6 @@ def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
 def test_taking_an_element_out(text: str, after: str) -> None:
     [literal] = [one for one in literals(text) if one.value == "a"]
     assert without(text, literal) == after
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ('x = [\n    "a",\n]\n', 'x = [\n    "a",\n    "b",\n]\n'),
-        ('x = ["a"]\n', 'x = ["a", "b"]\n'),
-    ],
-)
-def test_putting_an_element_in(text: str, after: str) -> None:
-    assert with_after(text, literals(text)[0], "b") == after
 
 
 def test_what_git_ignores_is_not_of_the_tree(tmp_path: Path) -> None:

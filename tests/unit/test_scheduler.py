@@ -75,14 +75,6 @@ def test_memory_stays_within_the_budget_unless_one_job_alone_exceeds_it(jobs: li
     assert len(results) == len(jobs)
 
 
-def test_a_failing_slot_raises_in_the_caller() -> None:
-    def fail(job: Job) -> None:
-        raise OSError(job.name)
-
-    with pytest.raises(OSError, match="only"):
-        run_jobs([Job("only")], lambda: Calls(fail), slots=2)
-
-
 def test_nothing_is_started_after_the_result_that_stops() -> None:
     watch = Watch()
     jobs = [Job("first", 9), Job("second", 5), Job("third", 1)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from provisioning.validation import probe
-from provisioning.validation.probe import Answer, ask, understand
+from provisioning.validation.probe import ask, understand
 from provisioning.validation.scan import libraries
 from tests.support.elves import Library, skel
 
@@ -80,23 +79,6 @@ WRONG_PAIR = f"""\
 E 00:00:00.066005 executorch:QnnBackendUnifiedRegistry.cpp:149] Fail to configure Qnn device
 """
 
-GOOD_PAIR = f"""\
-# LIBNATIVE: No alternate configuration present
-{MARK}{{"step": "soc", "build_id": "v2.49.40.260810104044"}}
-[WARNING] [Qnn ExecuTorch]: Qnn API version 2.38.0 is used. The version is tested against 2.27.0.
-{MARK}{{"step": "device", "result": "ok"}}
-"""
-
-
-def test_a_device_that_was_made_is_an_answer_with_build_id_and_api_version() -> None:
-    assert understand(GOOD_PAIR, 0, "python") == Answer(
-        "device",
-        made_device=True,
-        build_id="v2.49.40.260810104044",
-        api="2.38.0 (tested against 2.27.0)",
-        interpreter="python",
-    )
-
 
 def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
     answer = understand(WRONG_PAIR, 1, "python")
@@ -105,19 +87,6 @@ def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
         "backend",
         "v2.48.40.260702151143",
         14001,
-    )
-
-
-def test_a_python_without_executorch_says_so(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as u\nfind = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'executorch' else find(name, *a)\n"
-    )
-    answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)})
-    assert (answer.step, answer.detail, answer.interpreter) == (
-        "absent",
-        "executorch is not installed",
-        sys.executable,
     )
 
 
