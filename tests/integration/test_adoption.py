@@ -103,8 +103,8 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models(root: Path, tmp_p
         "qnn / verdict": "failure",
         "attest": "skipped",
     }
-    found = [one for one in red.jobs["qnn / programs"]["annotations"] if "lowering-cpu-operator" in one]
-    assert found and all("sums/" in one for one in found)
+    errors = [one for one in red.jobs["qnn / programs"]["annotations"] if "lowering-cpu-operator" in one]
+    assert errors and all("sums/" in one for one in errors)
     # The model that did not change is taken from the cache.
     log = red.log("qnn / programs")
     assert re.search(r": 2 cached \(2 from GitHub's cache of \w+\), 2 to do", log)

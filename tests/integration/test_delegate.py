@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.jobs import Job, shard
 from ci.suites.operator_table import read
 from ci.upstream.ledger import load_ledger, load_record
-from provisioning.base.findings import Report, Severity
+from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
@@ -26,7 +25,6 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 ONE = "*TestQNNQuantizedOperator.test_qnn_backend_abs"
 SLOW = "*TestQNNFloatingPointOperator.test_qnn_backend_cdist"
-PER_CHANNEL = "*TestQNNFloatingPointOperator.test_qnn_backend_fp16a8w_conv2d"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,55 +36,23 @@ def store(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
-def command(base: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "ci", "test_delegate", *flags, "--reports", str(base / "reports")]
-
-
 def environment() -> dict[str, str]:
     return {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}
 
 
 def delegate(base: Path, *flags: str) -> tuple[int, Report]:
-    done = subprocess.run(
-        command(base, *flags),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = typed("test_delegate", *flags, "--reports", base / "reports", env=environment())
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, Report.read(base / "reports" / "test_delegate.json")
 
 
-def listed(base: Path, *flags: str) -> list[str]:
-    done = subprocess.run(
-        command(base, "--list", *flags),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=500,
-        check=True,
-    )
-    return [line.split()[2] for line in done.stdout.splitlines()[:-1]]
-
-
 @pytest.mark.whole
 def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
-    tests = listed(tmp_path)
-    assert len(tests) == 374
-    assert set(tests) == load_record("delegate", "wheels", "SM8650").tests.keys()
-
-
-def test_four_shards_of_the_suite_are_equally_long_and_the_sample_is_of_it() -> None:
-    tests = load_record("delegate", "wheels", "SM8650").tests
-    assert len(tests) == 374
-    assert set(load_ledger("delegate", "wheels").sample) <= tests.keys()
-    jobs = [Job(test, cost.seconds) for test, cost in tests.items()]
-    loads = [sum(job.seconds for job in shard(jobs, index, 4)) for index in (1, 2, 3, 4)]
-    assert max(loads) < 1.1 * min(loads)
+    done = typed("test_delegate", "--list", "--reports", tmp_path / "reports", env=environment())
+    tests = [line.split()[2] for line in done.stdout.splitlines()[:-1]]
+    recorded = load_record("delegate", "wheels", "SM8650").tests
+    assert (len(tests), set(tests)) == (374, recorded.keys())
+    assert set(load_ledger("delegate", "wheels").sample) <= recorded.keys()
 
 
 def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
@@ -98,18 +64,9 @@ def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path
 
 
 @pytest.mark.whole
-def test_a_known_failure_is_named_with_its_cause_and_does_not_fail(tmp_path: Path) -> None:
-    code, report = delegate(tmp_path, "-k", PER_CHANNEL, "--no-cache")
-    assert (code, report.metrics["expected_failures"]) == (0, 1)
-    (finding,) = report.findings
-    assert finding.severity is Severity.NOTE
-    assert "multiple of 4" in finding.message
-
-
-@pytest.mark.whole
 def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Path) -> None:
     stage = subprocess.Popen(
-        command(tmp_path, "-k", SLOW, "--no-cache"),
+        [sys.executable, "-m", "ci", "test_delegate", "-k", SLOW, "--no-cache", "--reports", str(tmp_path)],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -123,7 +80,7 @@ def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Pat
 
 def _processes_of(base: Path) -> list[str]:
     """The command lines of workers and runners, which work in folders below `base`."""
-    found = []
+    lines = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
@@ -132,8 +89,8 @@ def _processes_of(base: Path) -> list[str]:
             except OSError:
                 continue
             if "test_delegate" not in line and (inside or str(base) in line):
-                found.append(line)
-    return found
+                lines.append(line)
+    return lines
 
 
 def _wait(holds: object, seconds: float) -> None:

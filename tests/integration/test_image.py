@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -30,8 +29,7 @@ from provisioning.base.settings import ROOT
 from provisioning.components import COMPONENT_VARIABLES
 from tests.support.bills import faults
 from tests.support.engine import make_base, running
-from tests.support.http_server import FileServer, Reply
-from tests.support.sdk_archives import sdk_zip, write_zip
+from tests.support.sdk_archives import sdk_zip, served_here, write_zip
 from tests.support.typed import typed
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy, pytest.mark.timeout(1200)]
@@ -204,16 +202,8 @@ def vendors(elsewhere: Path, tmp_path: Path) -> Iterator[Path]:
     ndk = write_zip(
         tmp_path / "ndk.zip", {"source.properties": revision}, prefix="android-ndk-r26c/"
     ).read_bytes()
-    served = {"/v2.37.0.250724.zip": sdk, "/android-ndk-r26c-linux.zip": ndk}
-    with FileServer(b"", paths={path: Reply(body=body) for path, body in served.items()}) as server:
-        profile = elsewhere / "manifests" / "profiles" / "qnn-2.37.toml"
-        text = re.sub(r"^(sha256|size) = .*\n", "", profile.read_text(), flags=re.M)
-        for path, body in served.items():
-            pins = f'sha256 = "{hashlib.sha256(body).hexdigest()}"\nsize = {len(body)}\n'
-            text = re.sub(
-                rf'^url = ".*{re.escape(path)}"\n', f'url = "{server.url(path)}"\n{pins}', text, flags=re.M
-            )
-        profile.write_text(text)
+    archives = {"/v2.37.0.250724.zip": sdk, "/android-ndk-r26c-linux.zip": ndk}
+    with served_here(elsewhere / "manifests" / "profiles" / "qnn-2.37.toml", archives):
         yield elsewhere
 
 

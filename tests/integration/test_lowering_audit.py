@@ -42,7 +42,7 @@ def _line(text: str) -> str:
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("case", "operator", "code", "says", "way_out"),
+    ("case", "operator", "code", "consequence", "way_out"),
     [
         ("op_erf", "aten.erf.default", "torch.erf(", "", "torch.nn.functional.gelu"),
         (
@@ -55,13 +55,14 @@ def _line(text: str) -> str:
     ],
 )
 def test_what_falls_back_is_named_with_line_reason_and_measured_way_out(
-    done: Done, case: str, operator: str, code: str, says: str, way_out: str
+    done: Done, case: str, operator: str, code: str, consequence: str, way_out: str
 ) -> None:
-    for finding in (found := _left(done, case)):
+    findings = _left(done, case)
+    assert findings
+    for finding in findings:
         assert finding.message.startswith(f"{operator} at {_line(code)}")
-        assert f"stays on the CPU{says}: No node visitor, unsupported" in finding.message
+        assert f"stays on the CPU{consequence}: No node visitor, unsupported" in finding.message
         assert way_out in finding.remedy
-    assert found
 
 
 @pytest.mark.whole
@@ -75,9 +76,9 @@ def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: 
 
 @pytest.mark.whole
 def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
-    found = _left(done, "op_repeated_attention")
-    assert found and all(_line("k.repeat_interleave(") in finding.message for finding in found)
-    assert all("fold the heads of a group" in finding.remedy for finding in found)
+    findings = _left(done, "op_repeated_attention")
+    assert findings and all(_line("k.repeat_interleave(") in finding.message for finding in findings)
+    assert all("fold the heads of a group" in finding.remedy for finding in findings)
 
 
 def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:
@@ -85,13 +86,13 @@ def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -
 
     from ci.suites.factory import CALIBRATION_SEED, make
 
-    made = make("tests.support.lowering_models:noise", {}, ROOT)
-    drawn = [made.model.weight.flatten(), *(made.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]
+    loaded = make("tests.support.lowering_models:noise", {}, ROOT)
+    drawn = [loaded.model.weight.flatten(), *(loaded.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]
     for index, one in enumerate(drawn):
         for other in drawn[:index]:
             assert abs(torch.corrcoef(torch.stack((one.detach(), other.detach())))[0, 1]) < 0.2
     again = make("tests.support.lowering_models:noise", {}, ROOT)
-    assert torch.equal(again.model.weight, made.model.weight)
+    assert torch.equal(again.model.weight, loaded.model.weight)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -128,11 +128,6 @@ def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> N
     assert list(own.variables) == [LOCKED]
 
 
-def test_another_version_is_another_key(tmp_path: Path, store: Path) -> None:
-    keys = [installed(requirements(tmp_path, f"einops=={v}\n"), store).key() for v in ("0.8.0", "0.8.1")]
-    assert keys[0] != keys[1]
-
-
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:
     wrong = f"einops==0.8.1 --hash=sha256:{'0' * 64}\n"
     with pytest.raises(IntegrityError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import ROOT
-from tests.support.http_server import FileServer
 from tests.support.rehearsals import IDENTITY, repository
 from tests.support.rehearsed import Rehearsed, filled, rehearse
-from tests.support.sdk_archives import write_zip
+from tests.support.sdk_archives import served_here, write_zip
 
 pytestmark = pytest.mark.whole
 
@@ -24,34 +22,6 @@ FILES = {
     "build/cmake/android.toolchain.cmake": b"# a toolchain\n",
     "toolchains/llvm/prebuilt/linux-x86_64/bin/clang": b"#!/bin/sh\necho clang\n",
 }
-PROFILE = """
-schema = 1
-name = "small"
-summary = "An NDK of three files."
-
-[packages]
-executorch = "1.5.1"
-torch = "2.13.0"
-torchao = "0.18.0"
-
-[host]
-python = {{ floor = "3.10", recommended = "3.11" }}
-
-[components.android-ndk]
-version = "{revision}"
-[components.android-ndk.licence]
-id = "android-sdk"
-title = "Android Software Development Kit License Agreement"
-url = "https://developer.android.com/studio/terms"
-
-[[components.android-ndk.parts]]
-name = "ndk"
-[components.android-ndk.parts.source]
-type = "archive"
-url = "{url}"
-strip = "android-ndk-r26c/"
-sha256 = "{sha256}"
-"""
 WORKFLOW = """
     on: [pull_request]
     permissions: {{}}
@@ -63,7 +33,7 @@ WORKFLOW = """
           - id: ndk
             uses: OWNER/qnn-ci/.github/actions/setup-ndk@COMMIT # VERSION
             with:
-              profile: small
+              profile: qnn-2.37
               {licence}
           - run: |
               test "$ANDROID_NDK_ROOT" = "$NDK" && test "$ANDROID_NDK_HOME" = "$NDK"
@@ -79,18 +49,15 @@ ACCEPTED = "accept-licences: android-sdk"
 
 @pytest.fixture(scope="module")
 def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A clone of this one with a profile whose NDK is here."""
+    """A clone of this one, whose profile qnn-2.37 names an NDK of this machine."""
     scratch = tmp_path_factory.mktemp("toolkit")
     archive = write_zip(scratch / "ndk.zip", FILES, prefix="android-ndk-r26c/").read_bytes()
     clone = scratch / "qnn-ci"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    with FileServer(archive) as server:
-        profile = PROFILE.format(
-            url=server.url("/ndk.zip"), sha256=hashlib.sha256(archive).hexdigest(), revision=REVISION
-        )
-        (clone / "manifests" / "profiles" / "small.toml").write_text(profile)
-        for command in (["add", "--all"], [*IDENTITY, "commit", "--quiet", "-m", "A small profile"]):
-            subprocess.run(["git", *command], cwd=clone, check=True)
+    profile = clone / "manifests" / "profiles" / "qnn-2.37.toml"
+    with served_here(profile, {"/android-ndk-r26c-linux.zip": archive}):
+        commit = ["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "A small NDK"]
+        subprocess.run(commit, cwd=clone, check=True)
         yield clone
 
 

@@ -70,8 +70,8 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_else_is_touched(tmp_pa
     root = repository(tmp_path / "small", files)
     proposed = rehearse(tmp_path / "reports", "update-pins", "--root", str(root))
     assert proposed.code == 0, proposed.output
-    told = [line for line in proposed.output.splitlines() if " would open " in line or "manifests/" in line]
-    assert told == [
+    shown = [line for line in proposed.output.splitlines() if " would open " in line or "manifests/" in line]
+    assert shown == [
         "propose: would open the pull request 'Take newer versions of what the locks name'"
         " from the branch update-pins, with",
         "propose:    M manifests/image-packages.txt",
@@ -80,6 +80,6 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_else_is_touched(tmp_pa
     assert "left-behind" not in proposed.output
     log = proposed.log("propose")
     assert "\n-ruff==1.0\n+ruff==1.1\n" in log and "body: | program | 2.51.0 | 2.50.40 |" in log
-    for command, said in ((["status", "--porcelain"], ""), (["branch", "--all"], "* main\n")):
+    for command, output in ((["status", "--porcelain"], ""), (["branch", "--all"], "* main\n")):
         done = subprocess.run(["git", *command], cwd=root, check=True, capture_output=True, text=True)
-        assert done.stdout == said
+        assert done.stdout == output

@@ -17,53 +17,35 @@ class Calls(nn.Module):
         self.model, self.result, self.argument = model, result, argument
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = getattr(self.model(**{self.argument: x}), self.result)
-        return found
+        result: Tensor = getattr(self.model(**{self.argument: x}), self.result)
+        return result
 
 
 def _of(model: nn.Module, argument: str, x: Tensor, result: str = "logits") -> Sample:
     return Calls(model.eval(), result, argument).eval(), (x,)
 
 
-def convnext() -> Sample:
-    torch.manual_seed(0)
-    config = transformers.ConvNextConfig(
-        image_size=64, depths=[1, 1, 2, 1], hidden_sizes=[16, 32, 48, 64], num_labels=10
-    )
-    model = transformers.ConvNextForImageClassification(config)
-    return _of(model, "pixel_values", torch.rand(1, 3, 64, 64))
-
-
 def swin() -> Sample:
     torch.manual_seed(0)
-    config = transformers.SwinConfig(
-        image_size=32,
-        patch_size=4,
-        embed_dim=16,
-        depths=[2, 2],
-        num_heads=[2, 4],
-        window_size=4,
-        num_labels=10,
-    )
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "window_size": 4, "num_labels": 10}
+    config = transformers.SwinConfig(**sizes, depths=[2, 2], num_heads=[2, 4])
     model = transformers.SwinForImageClassification(config)
     return _of(model, "pixel_values", torch.rand(1, 3, 32, 32))
 
 
 def whisper_encoder() -> Sample:
     torch.manual_seed(0)
-    config = transformers.WhisperConfig(
-        d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, max_source_positions=50,
-        decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=64,
-    )  # fmt: skip
+    encoder = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+    decoder = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
+    config = transformers.WhisperConfig(d_model=32, max_source_positions=50, **encoder, **decoder)
     model = transformers.WhisperModel(config).encoder
     return _of(model, "input_features", torch.rand(1, 80, 100), "last_hidden_state")
 
 
 def distilbert() -> Sample:
     torch.manual_seed(0)
-    config = transformers.DistilBertConfig(
-        vocab_size=128, max_position_embeddings=32, n_layers=2, n_heads=2, dim=32, hidden_dim=64
-    )
+    sizes = {"vocab_size": 128, "max_position_embeddings": 32, "dim": 32, "hidden_dim": 64}
+    config = transformers.DistilBertConfig(**sizes, n_layers=2, n_heads=2)
     model = transformers.DistilBertForSequenceClassification(config)
     return _of(model, "input_ids", torch.randint(0, 128, (1, 16)))
 
@@ -111,28 +93,6 @@ class UNet(nn.Module):
 def unet() -> Sample:
     torch.manual_seed(0)
     return UNet().eval(), (torch.rand(1, 3, 32, 32),)
-
-
-class Windows(nn.Module):
-    """Attention's windows as Swin cuts them, in six dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.mix, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 8), nn.Conv2d(8, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.first(x)).permute(0, 2, 3, 1)
-        n, h, w, c = x.shape
-        windows = x.reshape(n, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5)
-        windows = windows + self.mix(windows)
-        whole = windows.permute(0, 1, 3, 2, 4, 5).reshape(n, h, w, c)
-        result: Tensor = self.last(whole.permute(0, 3, 1, 2))
-        return result
-
-
-def rank_six() -> Sample:
-    torch.manual_seed(0)
-    return Windows().eval(), (torch.rand(1, 3, 16, 16),)
 
 
 class Assigns(nn.Module):

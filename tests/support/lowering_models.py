@@ -95,10 +95,6 @@ def nonsense() -> Any:
     return "a model"
 
 
-def no_inputs() -> Any:
-    return Net(8).eval(), ()
-
-
 def text_input() -> Any:
     return Net(8).eval(), ("hello",)
 
@@ -150,34 +146,12 @@ def spectrum() -> Any:
     return Calls(lambda x: torch.fft.rfft(x).abs()).eval(), (torch.randn(2, 16),)
 
 
-def spectrum_by_products() -> Any:
-    """What is written instead of a Fourier transform."""
-    angles = 2 * torch.pi * torch.outer(torch.arange(16.0), torch.arange(9.0)) / 16
-    cosines, sines = angles.cos(), angles.sin()
-    model = Calls(lambda x: ((x @ cosines) ** 2 + (x @ sines) ** 2 + 1e-6).sqrt())
-    return model.eval(), lambda generator: (torch.randn(2, 16, generator=generator),)
-
-
 def places() -> Any:
     return Calls(lambda x: torch.nonzero(x > 0).float() * 2).eval(), (torch.randn(2, 16),)
 
 
-def chooses() -> Any:
-    return Calls(lambda x: x[x > 0] * 2).eval(), (torch.randn(2, 16),)
-
-
-def inverse() -> Any:
-    return Calls(lambda x: torch.linalg.inv(x[:, :2])).eval(), (torch.randn(2, 16),)
-
-
 def changes_input() -> Any:
     return Calls(lambda x: nn.functional.relu(x, inplace=True) + 1).eval(), (torch.randn(2, 16),)
-
-
-def encoder() -> Any:
-    """Torch's own layer, which is one fused operator in eval mode."""
-    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    return model, lambda generator: (torch.randn(1, 6, 16, generator=generator),)
 
 
 def recurrent() -> Any:
@@ -197,25 +171,6 @@ class Volume(nn.Module):
 
 def volume() -> Any:
     return Volume().eval(), (torch.randn(1, 4, 6, 6, 6),)
-
-
-class Windows(nn.Module):
-    """At 8a8w the multiplication falls back, being of seven dimensions, and its constant stays behind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.first(x))
-        n, c, h, w = x.shape
-        y = x.reshape(n, c // 2, 2, h // 4, 4, w // 4, 4)
-        y = y.permute(0, 2, 1, 3, 5, 4, 6) * 0.5
-        return self.last(y.reshape(n, c, h, w))
-
-
-def windows() -> Any:
-    return Windows().eval(), (torch.randn(1, 3, 16, 16),)
 
 
 class Logarithm(nn.Module):

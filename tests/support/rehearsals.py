@@ -46,7 +46,7 @@ def rehearsal(
     slots: int = 2,
     env: Sequence[str] = (),
     git: bool = True,
-    said: list[str] | None = None,
+    lines: list[str] | None = None,
 ) -> Rehearsal:
     """Of a repository; where no step needs git, of a mere directory, which is quicker."""
     snapshot, sha = root, SHA
@@ -61,7 +61,7 @@ def rehearsal(
         event=event,
         env=fresh_environment({"PATH": "/usr/bin:/bin", "HOME": str(scratch)}, env, Path("/nowhere")),
         slots=threading.Semaphore(slots),
-        print=([] if said is None else said).append,
+        print=([] if lines is None else lines).append,
         logs=scratch / "logs",
     )
 
@@ -75,7 +75,7 @@ def rehearse(
     inputs: Mapping[str, Value] | None = None,
     env: Sequence[str] = (),
     slots: int = 2,
-    said: list[str] | None = None,
+    lines: list[str] | None = None,
 ) -> dict[str, JobResult]:
     """Run a workflow of which only `jobs:` and what follows is given; the results by the jobs' names."""
     text = "on: [push]\n" + textwrap.dedent(workflow)
@@ -83,9 +83,9 @@ def rehearse(
     git = "checkout@" in text or "$/" in text
     root = tmp_path / "origin"
     (repository if git else write)(root, every)
-    made = rehearsal(root, tmp_path / "scratch", env=env, slots=slots, git=git, said=said)
-    read = read_workflow(made.machine.repository.root, WORKFLOW)
-    results, _, _ = run_workflow(made, read, inputs or {}, choice or Choice())
+    rehearsed = rehearsal(root, tmp_path / "scratch", env=env, slots=slots, git=git, lines=lines)
+    parsed = read_workflow(rehearsed.machine.repository.root, WORKFLOW)
+    results, _, _ = run_workflow(rehearsed, parsed, inputs or {}, choice or Choice())
     return {result.name: result for result in results}
 
 

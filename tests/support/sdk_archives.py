@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from provisioning.base.progress import Progress
 from provisioning.manifest import Component
 from provisioning.store import Tree
 from provisioning.store.inventory import Inventory
+from tests.support.http_server import FileServer, Reply
 
 VERSION = "2.37.0.250724"
 BUILD_ID = "v2.37.0.250724175447_124859"
@@ -111,3 +114,17 @@ def tree_at(root: Path, component: str = "qnn-sdk", version: str = VERSION) -> T
     """A committed tree that holds nothing."""
     inventory = Inventory(component, version, "key", "definition", (), (), {}, {}, (), (), "")
     return Tree(root, inventory)
+
+
+@contextmanager
+def served_here(profile: Path, archives: Mapping[str, bytes]) -> Iterator[None]:
+    """The profile's file names these archives, served by this machine, in place of those of the same name."""
+    replies = {path: Reply(body=body) for path, body in archives.items()}
+    with FileServer(b"", paths=replies) as server:
+        text = re.sub(r"^(sha256|size) = .*\n", "", profile.read_text(), flags=re.M)
+        for path, body in archives.items():
+            pins = f'sha256 = "{hashlib.sha256(body).hexdigest()}"\nsize = {len(body)}\n'
+            address = rf'^url = ".*{re.escape(path)}"\n'
+            text = re.sub(address, f'url = "{server.url(path)}"\n{pins}', text, flags=re.M)
+        profile.write_text(text)
+        yield
