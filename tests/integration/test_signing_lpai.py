@@ -136,6 +136,7 @@ def test_a_device_bound_test_signature_is_made(world: World, python: str) -> Non
         ("unsigned", 1, "unsigned"),
         ("other-program", 1, "the content of segment"),
         ("hang", 1, "did not end within"),
+        ("endless", 1, "without end"),
         ("network-silent", 4, "urlopen error"),
         ("no-imp", 3, "module imp"),
     ],
@@ -156,6 +157,18 @@ def test_what_elfsigner_fails_at_never_reaches_the_overlay(
     kept = [artifact for artifact in world.report()["artifacts"] if artifact["kind"] == "unexpected"]
     assert ("did something that we did not expect" in printed) is unexpected
     assert bool(kept) is (unexpected and behaviour != "no-output")
+
+
+def test_the_signer_learns_nothing_of_our_environment(
+    world: World, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_CI_SIGNING_PASSPHRASE", "hush")
+    monkeypatch.setenv("GITHUB_TOKEN", "hush")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    assert world.sign_lpai(*ACCEPT, "--python", python).returncode == 0
+    environ = hexagon_sdk.runs(world.hexagon)[0]["environ"]
+    assert "hush" not in environ.values()
+    assert environ["HTTPS_PROXY"] == "http://127.0.0.1:1"
 
 
 def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: str) -> None:

@@ -40,20 +40,15 @@ def main() -> int:
     (HERE.parent.parent / "runs" / f"{os.getpid()}.json").write_text(json.dumps(record), encoding="utf-8")
     if behaviour == "no-imp":
         raise ModuleNotFoundError("No module named 'imp'")
-    if not args.no_disclaimer and behaviour != "no-prompt":
+    if not args.no_disclaimer:
         if behaviour == "tls-warning":
             answer = input(TLS_WARNING)
-        elif behaviour == "odd-prompt":
-            print(DISCLAIMER)
-            print("Type your answer.", flush=True)
-            answer = sys.stdin.readline()
         else:
             answer = input(QUESTION)
         if not answer.strip().lower().startswith("y"):
             print("not accepted")
             return 1
     print("Signing...", flush=True)
-    time.sleep(float(settings.get("delay", 0)))
     if behaviour == "hang":
         time.sleep(600)
     if behaviour == "endless":
