@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ci.github import rehearse as verb
-from ci.github.rehearse.rehearsal import fresh_environment
+from ci.github.rehearse.model import read_workflow
+from ci.github.rehearse.rehearsal import Choice, fresh_environment
+from ci.github.rehearse.runner import run_workflow
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
-from tests.support.rehearsals import SHA, log_of, rehearse, repository
+from tests.support.rehearsals import IDENTITY, SHA, WORKFLOW, log_of, rehearsal, rehearse, repository
 
 
 def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
@@ -221,3 +224,57 @@ def test_an_output_that_nothing_can_give_is_an_error_and_not_an_empty_text(
     else:
         with pytest.raises(UsageError, match=r"is not known here"):
             rehearse(tmp_path, text)
+
+
+def test_what_may_fail_fails_nothing_else_and_a_failed_row_stops_the_others(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - {id: s, continue-on-error: true, run: exit 3}
+              - {run: 'test "${{ steps.s.outcome }} ${{ steps.s.conclusion }}" = "failure success"'}
+          b: {continue-on-error: true, steps: [{run: exit 1}]}
+          c: {needs: [a, b], steps: [{run: "true"}]}
+          d:
+            needs: c
+            strategy: {max-parallel: 1, matrix: {n: [1, 2]}}
+            steps: [{run: exit 1}]
+        """,
+    )
+    results = [jobs[name].result for name in ("a", "b", "c", "d (1)", "d (2)")]
+    assert results == ["success", "success", "success", "failure", "cancelled"]
+
+
+def test_an_interruption_cancels_but_what_always_runs(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(
+            tmp_path,
+            """
+            jobs:
+              a:
+                steps:
+                  - {run: kill -INT $PPID; sleep 30}
+                  - {name: tidy, if: always(), run: "true"}
+              b: {needs: a, steps: [{run: "true"}]}
+            """,
+            lines=lines,
+        )
+    assert any(line.startswith("a: ok: tidy") for line in lines)
+    assert any(line.startswith("a: cancelled") for line in lines) and "b: cancelled" in lines
+
+
+def test_a_checkout_takes_submodules_from_the_users_own_clone(tmp_path: Path) -> None:
+    inner = repository(tmp_path / "inner", {"file.txt": "of the submodule"})
+    steps = f"[{{uses: actions/checkout@{SHA}, with: {{submodules: true}}}}, {{run: cat part/file.txt}}]"
+    workflow = f"on: [push]\njobs:\n  a: {{steps: {steps}}}\n"
+    root = repository(tmp_path / "root", {WORKFLOW: workflow})
+    add = ["git", "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "part"]
+    subprocess.run(add, cwd=root, check=True)
+    subprocess.run(["git", *IDENTITY, "commit", "--quiet", "-m", "x"], cwd=root, check=True)
+    inner.rename(tmp_path / "gone")
+    whole = rehearsal(root, tmp_path / "scratch")
+    ((result,), _, _) = run_workflow(whole, read_workflow(root, WORKFLOW), {}, Choice())
+    assert result.result == "success", log_of(result)
