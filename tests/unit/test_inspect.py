@@ -12,10 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.engine.protobuf import Malformed
+from ci.inspect import verb
 from ci.suites.programs.against_sdk import Answer, against
 from ci.suites.programs.program import Context, Program, parse, read
 from provisioning.base.errors import CheckFailed
 from tests.support.programs import BUILD_ID, context, program
+from tests.support.typed import run_here
 
 WHOLE = program()
 
@@ -118,3 +120,10 @@ class TestAgainst:
     def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
         answer = against(parse(program(data=context("SM8850", 81))), sdk)
         assert not answer.loads and "HTP v81, and this has v75, v79 alone" in answer.says[0]
+
+    @pytest.mark.parametrize(("chip", "arch", "code"), [("SM8650", 75, 0), ("SM8850", 81, 1)])
+    def test_the_command_ends_with_1_where_the_sdk_cannot_load_it(
+        self, sdk: Path, tmp_path: Path, chip: str, arch: int, code: int
+    ) -> None:
+        (tmp_path / "model.pte").write_bytes(program(data=context(chip, arch)))
+        assert run_here(verb, tmp_path / "model.pte", "--against", sdk) == code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from ci.inspect import verb
 from provisioning.known_faults import faults_of, faults_of_build
 from tests.support.programs import context
+from tests.support.typed import run_here
 
 FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
 
@@ -39,5 +38,6 @@ def test_inspect_names_the_faults_of_the_build_that_compiled(
 ) -> None:
     binary = tmp_path / "context.bin"
     binary.write_bytes(context("SM8450", 69, build_id=build_id))
-    verb.run(argparse.Namespace(file=binary, against=None, extract=None, attestation=None, json=True))
-    assert ("llama-decode-u16u8" in json.loads(capsys.readouterr().out)["known_faults"]) is named
+    for flags in (["--json"], []):
+        run_here(verb, binary, *flags)
+        assert ("llama-decode-u16u8" in capsys.readouterr().out) is named
