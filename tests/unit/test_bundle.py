@@ -20,6 +20,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from tests.support import chains, programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
 from tests.support.needs import program
+from tests.support.scripts import script
 from tests.support.typed import run_here
 
 BUILD = "v2.37.0.250724175447_124859"
@@ -347,6 +348,18 @@ def test_the_scripts_are_good_shell(written: Path) -> None:
     command = [program("shellcheck"), "--severity=style", *(str(written / name) for name in SCRIPTS)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_run_sh_gives_the_runner_the_bundles_folders_first_and_its_arguments(tmp_path: Path) -> None:
+    text = scripts.run_script("aarch64-android")
+    (tmp_path / "run.sh").write_text(text, encoding="utf-8")
+    answer = 'echo "$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH"; printf "%s|" "$@"'
+    script(tmp_path / "bin" / "qnn_executor_runner", answer).chmod(0o644)
+    environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/old"}
+    command = ["sh", str(tmp_path / "run.sh"), "--model_path", "a model.pte"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path}/lib:/old|{tmp_path}/dsp;/")
+    assert done.stdout.endswith("--model_path|a model.pte|")
 
 
 def push(bundle: Path, device: Path, *flags: str) -> subprocess.CompletedProcess[str]:
