@@ -15,6 +15,7 @@ from ci.parity.compare import reached
 from ci.parity.model import Item, Library, Side
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.parity_cases import tree_of
+from tests.support.scripts import script
 
 SOURCES = ("a.cpp", "b.cpp", "c.cpp", "sub/d.cpp", "sub/e.h")
 VARIABLES = {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GIVEN": "1"}
@@ -26,8 +27,6 @@ LIBRARIES = (
     "set(dir ${CMAKE_CURRENT_SOURCE_DIR}/sub/..)\nadd_library(x ${dir}/a.cpp ./b.cpp)",
     "add_library(x a.cpp)\nset_property(TARGET x APPEND PROPERTY SOURCES b.cpp)",
     "pybind11_add_module(x MODULE a.cpp b.cpp)",
-    "project(inner CXX)\nadd_library(x ${PROJECT_SOURCE_DIR}/a.cpp ${inner_SOURCE_DIR}/b.cpp)",
-    "add_library(x $<BUILD_INTERFACE:a.cpp;b.cpp> $<INSTALL_INTERFACE:c.cpp>)",
     "add_library(x a.cpp $<$<PLATFORM_ID:Linux>:b.cpp> $<$<PLATFORM_ID:Android>:c.cpp>)",
     "add_library(x a.cpp $<IF:$<BOOL:${NOTHING}>,c.cpp,b.cpp>)\nset(NOTHING)",
     "add_library(x a.cpp $<$<CONFIG:Debug>:c.cpp> $<$<NOT:$<CONFIG:Debug>>:b.cpp>)",
@@ -52,7 +51,6 @@ LIBRARIES = (
     "find_package(Z REQUIRED)\nadd_library(x a.cpp b.cpp)",
     "execute_process(COMMAND false RESULT_VARIABLE failed OUTPUT_VARIABLE out)\nmessage(STATUS ${out})\n"
     "if(NOT failed EQUAL 0)\n message(FATAL_ERROR no)\nendif()\nadd_library(x a.cpp b.cpp)",
-    "if(FROM_ELSEWHERE)\n message(STATUS hello)\nendif()\nadd_library(x a.cpp b.cpp)",
     "add_library(x a.cpp b.cpp)\nif(NOT DEFINED GIVEN AND DEFINED ENV{G})\n add_library(y c.cpp)\nendif()",
     "if(NOT TARGET x)\n add_library(x a.cpp b.cpp)\nendif()",
     "if(TARGET outer::one)\n add_library(x a.cpp b.cpp)\nendif()",
@@ -63,29 +61,22 @@ TROUBLES = (
     ("frobnicate(x)", "frobnicate()"),
     ("add_library(x ${FROM_ELSEWHERE})", "${FROM_ELSEWHERE}"),
     ("if(FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(FROM_ELSEWHERE)"),
-    ("if(NOT DEFINED FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(NOT DEFINED FROM_ELSEWHERE)"),
     ("if(GIVEN)\nelseif(FOO)\n add_library(x a.cpp)\nendif()\nif(FOO)\nelse()\n set(s)\nendif()", "if(FOO)"),
-    ("if(FROM_ELSEWHERE STREQUAL 3)\n set(s a)\nendif()", "if(FROM_ELSEWHERE STREQUAL 3)"),
     ("if(TARGET elsewhere)\n add_library(x a.cpp)\nendif()", "if(TARGET elsewhere)"),
     ("if(EXISTS /usr/include)\n add_library(x a.cpp)\nendif()", "if(EXISTS /usr/include)"),
     ("if(DEFINED ENV{HEXAGON})\n add_subdirectory(sub)\nendif()", "if(DEFINED ENV{HEXAGON})"),
     ("set(s $ENV{FILES})\nif(s)\n add_library(x a.cpp)\nendif()", "if(s)"),
-    ("add_library(x $ENV{FILES} a.cpp)", "add_library(x $ENV{FILES} a.cpp)"),
-    ("find_program(P ls)\nadd_library(x ${P})", "add_library(x ${P})"),
     ("find_program(P ls)\nif(P)\n set(s a)\nendif()", "if(P)"),
-    ("find_package(Z)\nif(Z_FOUND)\n set(s a)\nendif()", "if(Z_FOUND)"),
     ("find_path(P z.h)\nset(q ${P})\nlist(FILTER q INCLUDE REGEX a)", "list(FILTER q INCLUDE REGEX a)"),
     ("execute_process(COMMAND id OUTPUT_VARIABLE v)\nstring(LENGTH ${v} n)", "string(LENGTH ${v} n)"),
     ("include(CheckSymbolExists)\ncheck_symbol_exists(a b.h V)\nif(V)\n set(s a)\nendif()", "if(V)"),
     ("file(READ nowhere.txt s)", "file()"),
     ("file(GLOB s /usr/include/*.h)", "/usr/include/*.h"),
     ("add_library(x $<TARGET_FILE:outer::one>)", "$<TARGET_FILE:outer::one>"),
-    ("add_subdirectory(nowhere)", "add_subdirectory()"),
     ("include(nowhere)", "include()"),
     ("target_sources(elsewhere PRIVATE a.cpp)", "target_sources()"),
     ("message(FATAL_ERROR stop)", "message(FATAL_ERROR)"),
     ("macro(m)\n m()\nendmacro()\nm()", "m()"),
-    ("set(l)\nlist(REMOVE_AT l 0)\n", "list()"),
     ("if(TRUE)\n", "if()"),
     ("add_library(x a.cpp\n", "p/CMakeLists.txt"),
 )
@@ -138,9 +129,9 @@ def test_a_library_of_two_files(number: int) -> None:
 @pytest.mark.parametrize("number", range(len(TROUBLES)))
 def test_what_cannot_be_evaluated_is_reported(number: int) -> None:
     what = TROUBLES[number][1].replace("p/CMakeLists.txt", f"{number}/p/CMakeLists.txt")
-    found = every_trouble()[number].troubles
-    assert what in [trouble.what for trouble in found]
-    assert {trouble.place.file for trouble in found} == {f"{number}/p/CMakeLists.txt"}
+    troubles = every_trouble()[number].troubles
+    assert what in [trouble.what for trouble in troubles]
+    assert {trouble.place.file for trouble in troubles} == {f"{number}/p/CMakeLists.txt"}
 
 
 FLAGS = """\
@@ -227,18 +218,14 @@ def test_without_a_cmake_the_environment_lacks_it(monkeypatch: pytest.MonkeyPatc
         sides("# no CMake has run this text yet\n")
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ('echo "CMake 3.28 or higher is required.  You are running version 3.22.1" >&2', "3.22.1"),
-        ("exit 1", "no trace"),
-    ],
-)
+TOO_OLD = 'echo "CMake 3.28 or higher is required.  You are running version 3.22.1" >&2'
+
+
+@pytest.mark.parametrize(("program", "message"), [(TOO_OLD, "3.22.1"), ("exit 1", "no trace")])
 def test_a_cmake_that_is_too_old_or_broken_is_not_the_trees_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
 ) -> None:
-    (tmp_path / "cmake").write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
-    (tmp_path / "cmake").chmod(0o755)
+    script(tmp_path / "cmake", program)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(EnvironmentLacking, match=message):

@@ -17,14 +17,14 @@ def side(root: Path, text: str) -> Side:
     (root / "p").mkdir(parents=True, exist_ok=True)
     (root / "p" / "CMakeLists.txt").write_text(text, encoding="utf-8")
     (root / "p" / "a.cpp").touch()
-    [found] = evaluate(Tree(root), [Project(("p/CMakeLists.txt",), {"CMAKE_SYSTEM_NAME": "Linux"})])
-    return found
+    [evaluated] = evaluate(Tree(root), [Project(("p/CMakeLists.txt",), {"CMAKE_SYSTEM_NAME": "Linux"})])
+    return evaluated
 
 
 def test_a_tree_is_never_written_and_nothing_is_run(tmp_path: Path) -> None:
     root = tmp_path / "a tree"
     mark = tmp_path / "mark"
-    found = side(
+    parsed = side(
         root,
         "file(WRITE ${CMAKE_CURRENT_SOURCE_DIR}/made.txt x)\n"
         "file(REMOVE ${CMAKE_CURRENT_SOURCE_DIR}/a.cpp)\n"
@@ -34,7 +34,7 @@ def test_a_tree_is_never_written_and_nothing_is_run(tmp_path: Path) -> None:
         f'try_run(a b SOURCES "{root}/p/a.cpp")\n'
         "add_library(x a.cpp)\n",
     )
-    assert [item.name for item in found.libraries["x"].files] == ["p/a.cpp"]
+    assert [item.name for item in parsed.libraries["x"].files] == ["p/a.cpp"]
     left = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
     assert left == ["p", "p/CMakeLists.txt", "p/a.cpp"]
     assert not mark.exists()
@@ -47,11 +47,11 @@ def test_a_loop_without_end_is_stopped(
     """By us when its time is over; by the system, also without us, when it has written too much."""
     monkeypatch.setattr(trace, "MOST_SECONDS", seconds)
     monkeypatch.setattr(trace, "MOST_BYTES", size)
-    found = side(tmp_path, "while(TRUE)\n  set(filler abcdefghijklmnopqrstuvwxyz)\nendwhile()\n")
-    assert [(one.place.file, "without end" in one.why) for one in found.troubles] == [
+    parsed = side(tmp_path, "while(TRUE)\n  set(filler abcdefghijklmnopqrstuvwxyz)\nendwhile()\n")
+    assert [(one.place.file, "without end" in one.why) for one in parsed.troubles] == [
         ("p/CMakeLists.txt", True)
     ]
-    assert found.stopped
+    assert parsed.stopped
 
 
 def test_a_file_of_the_tree_outside_the_folder_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_file_of_the_tree_outside_the_folder_is_read_when_it_is_asked_for(tmp_
     (tmp_path / "tools" / "all.cmake").write_text("include(${CMAKE_CURRENT_LIST_DIR}/deep/more.cmake)\n")
     (tmp_path / "tools" / "deep" / "more.cmake").write_text("file(STRINGS ${CMAKE_SOURCE_DIR}/names names)\n")
     (tmp_path / "names").write_text("a.cpp\n")
-    found = side(tmp_path, "include(${CMAKE_SOURCE_DIR}/tools/all.cmake)\nadd_library(x ${names})\n")
-    assert found.troubles == []
-    assert [(item.name, str(item.place)) for item in found.libraries["x"].files] == [
+    parsed = side(tmp_path, "include(${CMAKE_SOURCE_DIR}/tools/all.cmake)\nadd_library(x ${names})\n")
+    assert parsed.troubles == []
+    assert [(item.name, str(item.place)) for item in parsed.libraries["x"].files] == [
         ("p/a.cpp", "p/CMakeLists.txt:2")
     ]

@@ -71,19 +71,3 @@ def test_an_audit_keeps_on_the_cpu_what_a_partition_dies_of_and_measures_it(tmp_
     assert body["fp16"]["kept_on_cpu"] is None
     assert "aten_full_default" in body["8a8w"]["kept_on_cpu"]["cpu_nodes"]
     assert body["8a8w"]["measured"]["milliseconds"] > 0 and "gru.py:" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("model", "code"),
-    [
-        ("none.pte", 2),
-        pytest.param("cut.pte", 1, marks=pytest.mark.whole),
-        pytest.param("none.py:make", 2, marks=pytest.mark.whole),
-    ],
-)
-def test_a_truncated_program_and_a_missing_function_are_errors_in_words(
-    tmp_path: Path, model: str, code: int
-) -> None:
-    (tmp_path / "cut.pte").write_bytes(b"\0\0\0\0ET12" * 4)
-    done = profile(tmp_path, str(tmp_path / model))
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr

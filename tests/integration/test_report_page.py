@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 
 from ci.report.html import html
-from ci.suites.precision import SCHEMES
-from provisioning.base.findings import Metric
 from tests.support.http_server import FileServer, Reply
-from tests.support.program_reports import GOOD, reports, row
+from tests.support.program_reports import GOOD, reports
 
 pytestmark = [pytest.mark.heavy, pytest.mark.needs("chromium"), pytest.mark.timeout(180)]
 
@@ -43,9 +40,6 @@ QUESTIONS = """<!DOCTYPE html><html><body><script>
   seen.marks = all("#glance svg.bar rect.mark").length;
   seen.lines = all("#glance polyline").length;
   seen.modules = all("#profiles details > summary strong").map((each) => each.textContent);
-  const [matrix] = all("#matrix");
-  seen.columns = matrix.querySelectorAll("thead th").length;
-  seen.beyond = matrix.parentElement.scrollWidth - matrix.parentElement.clientWidth;
   const [filter] = all("#program-filter");
   filter.elements.words.value = "resnet";
   filter.dispatchEvent(new Event("input"));
@@ -97,11 +91,3 @@ def test_the_page_works_and_fits_the_screen(tmp_path: Path) -> None:
     assert (seen["rows"], seen["marks"], seen["lines"]) == (2, 4, 6)
     assert seen["modules"] == ["the model", "blocks", "0", "conv", "1", "head"]
     assert all(shown <= int(width) for width, shown in seen["widths"].items()), seen["widths"]
-
-
-def test_every_scheme_of_the_matrix_is_seen_without_scrolling(tmp_path: Path) -> None:
-    lowered, *_ = reports()
-    names = [f"op_grouped_attention/{scheme}/SSG2115P" for scheme in SCHEMES]
-    programs: Metric = {name: row(name, "pass", "") for name in names}
-    seen = browse(html([replace(lowered, metrics={"programs": programs})]), tmp_path)
-    assert (seen["columns"], seen["beyond"]) == (1 + len(SCHEMES), 0)

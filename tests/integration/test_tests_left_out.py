@@ -23,21 +23,15 @@ def test_always() -> None: ...
 """
 
 
-def _run(folder: Path, *flags: str, **environ: str) -> str:
-    """The output of pytest where PATH has no program at all."""
-    file = folder / "test_small.py"
-    file.write_text(FILE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
-    environ = {"PATH": str(folder), "HOME": str(folder), **environ}
-    done = subprocess.run(
-        [*command, "-p", "tests.conftest", *flags, str(file)],
-        cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout
-
-
 def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
-    lines = _run(tmp_path, "-n", "1").splitlines()
+    file = tmp_path / "test_small.py"
+    file.write_text(FILE)
+    words = ["-q", "-n", "1", "-c", "pyproject.toml", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    # PATH has no program at all.
+    environ = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", *words, str(file)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
     assert "2 checks did not run without openssl: apt-get install openssl" in lines
     assert "1 check did not run without shellcheck: apt-get install shellcheck" in lines
     (engine,) = (line for line in lines if line.startswith("1 check marked engine did not run: needs "))
@@ -45,9 +39,3 @@ def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
     assert "1 check of whole suites did not run: nox -s tests -- --whole -m whole" in lines
     assert not any("::test_" in line for line in lines)
     assert lines[-1].startswith("1 passed")
-
-
-def test_what_is_required_or_asked_for_runs(tmp_path: Path) -> None:
-    required = {"QNN_CI_TEST_ENGINE": "required", "QNN_CI_TEST_PROGRAMS": "required"}
-    output = _run(tmp_path, "--whole", **required)
-    assert "5 passed" in output and "did not run" not in output

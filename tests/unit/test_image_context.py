@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ import pytest
 from ci.image import context
 from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in
 from ci.image.engine import Done, Engine, Job
-from ci.image.image_plan import Package, PackageLock
+from ci.image.image_plan import DOCKER, Package, PackageLock, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, UpstreamError
+from provisioning.store import Store
 
 CONTENT = b"a package"
 GPP = Package("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
@@ -54,6 +57,18 @@ def test_locked_packages_are_fetched_by_version_once_for_each_base(
     assert "Package: g++\nPin: version 4:12.2.0-3\n" in apt.pins
     assert apt.jobs[0].environment["SNAPSHOT"] == LOCK.snapshot
     assert packages_in(tmp_path / "packages") == [GPP]
+
+
+def test_the_context_has_the_scripts_of_images_and_those_to_be_run_stay_so(
+    apt: AptInContainer, tmp_path: Path
+) -> None:
+    plan = replace(plan_of("base"), debian=LOCK)
+    context.assemble(plan, apt, "base", Store(tmp_path / "store"), Apt(), tmp_path / "context")
+    copied, ours = (
+        {path.name: (path.read_bytes(), os.access(path, os.X_OK)) for path in folder.iterdir()}
+        for folder in (tmp_path / "context" / "docker", DOCKER)
+    )
+    assert copied == ours
 
 
 def test_other_bytes_under_the_same_version_are_refused_each_time(
