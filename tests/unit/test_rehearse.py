@@ -278,3 +278,20 @@ def test_a_checkout_takes_submodules_from_the_users_own_clone(tmp_path: Path) ->
     whole = rehearsal(root, tmp_path / "scratch")
     ((result,), _, _) = run_workflow(whole, read_workflow(root, WORKFLOW), {}, Choice())
     assert result.result == "success", log_of(result)
+
+
+def test_a_masked_value_reaches_no_log_summary_or_annotation(tmp_path: Path) -> None:
+    lines: list[str] = []
+    steps = """
+        jobs:
+          a:
+            env: {SECRET: hush}
+            steps:
+              - run: echo "::add-mask::$SECRET"
+              - run: echo "it is hush"; echo "hush" >> "$GITHUB_STEP_SUMMARY"; echo "::error title=hush::hush"
+              - {name: "say ${{ env.SECRET }}", run: exit 1}
+        """
+    job = rehearse(tmp_path, steps, lines=lines)["a"]
+    assert "it is ***" in log_of(job) and job.failure == "say ***: ended with exit code 1"
+    written = [*lines, job.summary, log_of(job), *(one.shown() for one in job.annotations)]
+    assert "hush" not in "\n".join([*written, *(step.title for step in job.steps)])
