@@ -51,7 +51,7 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
     done = typed("test_delegate", "--list", "--reports", tmp_path / "reports", env=environment())
     tests = [line.split()[2] for line in done.stdout.splitlines()[:-1]]
     recorded = load_record("delegate", "wheels", "SM8650").tests
-    assert (len(tests), set(tests)) == (374, recorded.keys())
+    assert (len(tests), set(tests)) == (374, set(recorded))
     assert set(load_ledger("delegate", "wheels").sample) <= recorded.keys()
 
 
