@@ -51,18 +51,6 @@ def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.Co
     return done
 
 
-@pytest.mark.parametrize("target", ["net:net", "ci.models:net"])
-def test_a_module_of_the_users_own_even_in_a_package_called_ci(target: str, tmp_path: Path) -> None:
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "__init__.py").touch()
-    (tmp_path / "ci" / "models.py").write_text(NET)
-    (tmp_path / "net.py").write_text(NET)
-    model = make(target, {}, tmp_path).model
-    search_first(ROOT)
-    assert [type(each).__name__ for each in model.children()] == ["Conv2d", "ReLU"]
-    assert Path(str(sys.modules["ci"].__file__)).is_relative_to(ROOT)
-
-
 def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     for number in range(5):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +11,6 @@ import pytest
 from ci.suites.operator_table import read
 from ci.upstream.ledger import load_ledger, load_record
 from provisioning.base.findings import Report
-from provisioning.base.settings import ROOT
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 from tests.support.typed import typed
@@ -24,7 +19,6 @@ __all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 ONE = "*TestQNNQuantizedOperator.test_qnn_backend_abs"
-SLOW = "*TestQNNFloatingPointOperator.test_qnn_backend_cdist"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,44 +55,6 @@ def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path
     code, report = delegate(tmp_path, "-k", ONE)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 1)
     assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
-
-
-@pytest.mark.whole
-def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Path) -> None:
-    stage = subprocess.Popen(
-        [sys.executable, "-m", "ci", "test_delegate", "-k", SLOW, "--no-cache", "--reports", str(tmp_path)],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _wait(lambda: any("qnn_executor_runner" in line for line in _processes_of(tmp_path)), 300)
-    stage.send_signal(signal.SIGKILL)
-    stage.wait()
-    _wait(lambda: not _processes_of(tmp_path), 60)
-
-
-def _processes_of(base: Path) -> list[str]:
-    """The command lines of workers and runners, which work in folders below `base`."""
-    lines = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                inside = str((entry / "cwd").readlink()).startswith(str(base))
-            except OSError:
-                continue
-            if "test_delegate" not in line and (inside or str(base) in line):
-                lines.append(line)
-    return lines
-
-
-def _wait(holds: object, seconds: float) -> None:
-    assert callable(holds)
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
 
 
 @pytest.mark.whole

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +107,6 @@ class TestCompiling:
         # All were forks of the same process.
         assert len({results[each.name].facts["parent"] for each in good}) == 1
 
-    def test_one_that_hangs_is_ended_when_its_time_is_over(self, tmp_path: Path) -> None:
-        bad = program_of(tmp_path, "hang", "bad")
-        failure = compiled(tmp_path, bad, timeout=0.5)[bad.name].failure
-        assert failure and failure.kind == "timeout"
-
     @pytest.mark.parametrize(("what", "stays"), [("refuse", False), ("killed", True)])
     def test_a_failure_removes_what_was_cached_unless_the_machine_failed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, stays: bool
@@ -125,6 +123,40 @@ class TestCompiling:
         make_program(tmp_path, text=text)
         results = list(compiled(tmp_path, *programs_of(tmp_path / "suite.toml")).values())
         assert len(results) == 2 and results[0].folder == results[1].folder
+
+
+RUN = """
+import sys
+from pathlib import Path
+from ci.executorch import compile as compiling
+from ci.executorch.suite import programs_of
+from tests.integration.test_executorch_work import compiled
+
+compiling.WORKER = ("-m", "tests.support.lowering_worker")
+compiled(Path(sys.argv[1]), *programs_of(Path(sys.argv[2])))
+"""
+
+
+def test_a_run_that_is_killed_beside_another_over_the_same_store_leaves_no_stale_verdict(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(7)
+    program = make_program(tmp_path / "suite")
+    for width in range(2, 5):
+        # The same length, and the same times: only the bytes differ.
+        module = tmp_path / "suite" / "layers.py"
+        times = module.stat()
+        module.write_text(f"WIDTH = {width}\n")
+        os.utime(module, ns=(times.st_atime_ns, times.st_mtime_ns))
+        command = [sys.executable, "-c", RUN, str(tmp_path), str(program.suite)]
+        runs = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+        time.sleep(chance.uniform(0.5, 2.5))
+        for run in runs:
+            run.kill()
+            run.wait()
+        result = compiled(tmp_path, program)[program.name]
+        assert result.folder and (result.folder / "program.pte").read_text() == str(8 * width)
+    assert compiled(tmp_path, program)[program.name].cached
 
 
 FAILING = """

@@ -41,7 +41,7 @@ DYING = {
 }
 """By factory: the scheme, the operator that QNN dies of, and its line. QNN's log names none of the three."""
 
-WITH_WHOLE = ("text_input", "spectrum", "changes_input", "named", "changes")
+WITH_WHOLE = ("text_input", "spectrum", "changes_input", "named")
 """Cases that the whole suites have beside the ordinary run's, as they go the way of others."""
 
 
@@ -52,7 +52,7 @@ def dying(name: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     base = tmp_path_factory.mktemp("bad")
-    cases = {name: {"factory": f"lowering_models:{name}"} for name in (*BAD, "changes", "fixed")}
+    cases = {name: {"factory": f"lowering_models:{name}"} for name in (*BAD, "fixed")}
     cases["changes_input"]["scheme"] = "fp16"
     cases["no_module"] = {"factory": "no_such_module:net"}
     cases["nothing_excluded"] = {"run": 'unquantized_nodes = ["conv*"]'}
@@ -86,7 +86,7 @@ class TestBadInput:
     def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
         assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
 
-    @each(["good", "named", "changes"])
+    @each(["good", "named"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 1
 

@@ -522,16 +522,6 @@ class TestVerb:
         again, clean = self.run(root, "--fix")
         assert (again, clean.artifacts) == (0, ())
 
-    def test_on_github_findings_are_annotations_on_their_lines(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        (root / BACKENDS / "htp" / "New.cpp").write_text("", encoding="utf-8")
-        self.run(root)
-        assert f"::error file={RUNTIME_BUCK},line=" in capsys.readouterr().out
-        self.run(root, "--no-annotations")
-        assert "::error" not in capsys.readouterr().out
-
     def test_a_tree_of_the_store_is_not_fixed(self, root: Path) -> None:
         code, report = self.run(root, "--fix", "--store", str(root.parent))
         assert (code, report.outcome) == (2, Outcome.ERROR)

@@ -32,6 +32,13 @@ def outputs(bench: Bench, folder: str = "out") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((bench.folder / folder).iterdir())}
 
 
+def produced(bench: Bench, name: str, *flags: str) -> dict[str, bytes]:
+    """The outputs of a program that must run well."""
+    ran = bench.program(name, *flags)
+    assert ran.code == 0, ran.err
+    return outputs(bench)
+
+
 def references(bench: Bench, name: str, inferences: int = 1) -> dict[str, bytes]:
     count = len(list(bench.folder.glob(f"{name}_ref*.raw")))
     return {
@@ -49,10 +56,7 @@ def floats(data: bytes) -> list[float]:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_gives_what_eager_gives(bench: Bench, name: str) -> None:
-    ran = bench.program(name)
-
-    assert ran.code == 0, ran.err
-    assert outputs(bench) == references(bench, name)
+    assert produced(bench, name) == references(bench, name)
 
 
 def test_runs_the_method_of_the_index(bench: Bench) -> None:
@@ -70,27 +74,18 @@ def test_repeated_runs_begin_from_the_same_inputs(bench: Bench, name: str) -> No
     bench.program(name)
     once = outputs(bench)
 
-    ran = bench.program(name, "--warm_up", "2", "--iteration", "3")
-
-    assert ran.code == 0, ran.err
-    assert outputs(bench) == once
+    assert produced(bench, name, "--warm_up", "2", "--iteration", "3") == once
 
 
 def test_state_lives_through_all_runs_of_a_process(bench: Bench) -> None:
-    ran = bench.program("state", "--warm_up", "2", "--iteration", "3")
-
-    assert ran.code == 0, ran.err
-    assert floats(outputs(bench)["output_0_0.raw"]) == [6.0]
+    assert floats(produced(bench, "state", "--warm_up", "2", "--iteration", "3")["output_0_0.raw"]) == [6.0]
 
 
 @pytest.mark.parametrize("text", ["\ufeffIN\r\nIN", '# two\n\n  IN  \n\n"add_in0.raw"\tadd_in1.raw\n'])
 def test_reads_lists_as_people_write_them(bench: Bench, text: str) -> None:
     bench.write("add.txt", text.replace("IN", "add_in0.raw add_in1.raw"))
 
-    ran = bench.program("add")
-
-    assert ran.code == 0, ran.err
-    assert outputs(bench) == references(bench, "add", inferences=2)
+    assert produced(bench, "add") == references(bench, "add", inferences=2)
 
 
 def test_takes_names_with_spaces_and_quotes(bench: Bench) -> None:
@@ -99,10 +94,7 @@ def test_takes_names_with_spaces_and_quotes(bench: Bench) -> None:
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
     bench.write("add.txt", f'"{escaped}" add_in1.raw\n')
 
-    ran = bench.program("add")
-
-    assert ran.code == 0, ran.err
-    assert outputs(bench) == references(bench, "add")
+    assert produced(bench, "add") == references(bench, "add")
 
 
 def test_a_method_without_inputs_runs_once_a_line_and_once_without_a_list(bench: Bench) -> None:
@@ -111,9 +103,7 @@ def test_a_method_without_inputs_runs_once_a_line_and_once_without_a_list(bench:
     assert outputs(bench, "once") == references(bench, "count")
 
     bench.write("count.txt", "\n\n\n")
-    ran = bench.program("count")
-    assert ran.code == 0, ran.err
-    assert outputs(bench) == references(bench, "count", inferences=3)
+    assert produced(bench, "count") == references(bench, "count", inferences=3)
 
 
 def test_takes_a_shape_for_each_inference(bench: Bench) -> None:

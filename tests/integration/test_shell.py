@@ -1,15 +1,12 @@
-"""`shell` with real processes and a real terminal, over a directory that stands for the user's own SDK."""
+"""`shell` with real processes, over a directory that stands for the user's own SDK."""
 
 from __future__ import annotations
 
 import os
-import pty
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -74,45 +71,16 @@ def test_an_environment_that_lacks_something_ends_with_3_before_anything_runs(
     assert ran.stderr.endswith("  try: nox -s provision\n")
 
 
-IN_TERMINAL = """
-import fcntl, runpy, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-sys.argv = ["provisioning", "shell"]
-runpy.run_module("provisioning", run_name="__main__")
-"""
-
-
-def _typed(environ: dict[str, str], lines: bytes, until: bytes) -> bytes:
-    """What a terminal shows when these lines are typed into an interactive shell."""
-    terminal, inside = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", IN_TERMINAL],
-        cwd=ROOT,
-        env=environ,
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-    )
-    os.close(inside)
-    os.write(terminal, lines)
-    shown = b""
-    deadline = time.monotonic() + 60
-    while until not in shown and process.poll() is None and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 1)[0]:
-            shown += os.read(terminal, 4096)
-    process.kill()
-    process.wait()
-    os.close(terminal)
-    return shown
-
-
 @pytest.mark.parametrize("shell", SHELLS)
-def test_without_a_command_the_users_shell_opens_and_its_prompt_says_where_one_is(
-    environ: dict[str, str], tmp_path: Path, shell: str
-) -> None:
-    (tmp_path / ".bashrc").write_text("PS1='mine> '\n")
-    environ |= {"SHELL": str(shutil.which(shell)), "PS1": "mine> "}
-    shown = _typed(environ, b"echo in=$QNN_CI_SHELL\n", until=b"in=wheels/x86_64-linux\r\n")
-    assert b"in=wheels/x86_64-linux\r\n" in shown
-    assert b"(wheels/x86_64-linux) mine> " in shown
+def test_without_a_command_the_users_shell_opens(environ: dict[str, str], shell: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "provisioning", "shell"],
+        cwd=ROOT,
+        env={**environ, "SHELL": str(shutil.which(shell))},
+        input="echo in=$QNN_CI_SHELL\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "in=wheels/x86_64-linux\n" in ran.stdout, ran.stderr

@@ -159,12 +159,12 @@ def compiled(folder: Path, name: str, *flags: str, needs: tuple[str, ...] = ()) 
 
 
 LAYOUTS = {
-    "beside it, by RUNPATH": ("-Wl,--enable-new-dtags,-rpath,$ORIGIN/b", "b", ""),
-    "beside it, by RPATH": ("-Wl,--disable-new-dtags,-rpath,$ORIGIN/b", "b", ""),
-    "elsewhere than its RUNPATH says": ("-Wl,--enable-new-dtags,-rpath,$ORIGIN/x", "b", ""),
-    "by LD_LIBRARY_PATH": ("-Wl,--enable-new-dtags,-rpath,$ORIGIN/x", "b", "b"),
-    "nowhere": ("-Wl,--enable-new-dtags", "b", "y"),
+    "beside it, by its path": ("$ORIGIN/b", "b", ""),
+    "elsewhere than its path says": ("$ORIGIN/x", "b", ""),
+    "by LD_LIBRARY_PATH": ("$ORIGIN/x", "b", "b"),
+    "nowhere": ("", "b", "y"),
 }
+"""The path that the library names, where what it needs is, and LD_LIBRARY_PATH."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -173,8 +173,8 @@ def test_what_the_loader_finds_is_found_and_what_it_misses_is_missing(
     layout: str, tags: str, tmp_path: Path
 ) -> None:
     """liba needs libb, which needs libc1 that only liba's paths know: RPATH is inherited, RUNPATH is not."""
-    rpath, place, environment = LAYOUTS[layout]
-    rpath = rpath.replace("--enable-new-dtags", tags).replace("--disable-new-dtags", tags)
+    path, place, environment = LAYOUTS[layout]
+    rpath = f"-Wl,{tags}" + (f",-rpath,{path}" if path else "")
     c = compiled(tmp_path / place, "c1")
     b = compiled(tmp_path / place, "b1", str(c), needs=("c1",))
     a = compiled(tmp_path, "a1", rpath, str(b), f"-Wl,-rpath-link,{tmp_path / place}", needs=("b1",))

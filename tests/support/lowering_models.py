@@ -20,26 +20,20 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-class WithErf(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.erf(self.first(x)))
-
-
 class Decides(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.second(x) if x.sum() > 0 else self.first(x)
-
-
-class Changes(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x.add_(1)
-        return self.second(torch.relu(self.first(x)))
 
 
 class Keeps(Net):
     def forward(self, x: Tensor) -> Tensor:
         self.first.bias.add_(1)
         return self.second(torch.relu(self.first(x)))
+
+
+class WithErf(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.erf(self.first(x)))
 
 
 def _inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -62,10 +56,6 @@ def with_erf() -> Any:
 
 def decides() -> Any:
     return Decides(16).eval(), _inputs
-
-
-def changes() -> Any:
-    return Changes(32).eval(), _inputs
 
 
 def keeps() -> Any:
