@@ -27,7 +27,6 @@ from tests.support.typed import parsed
         (f"{MEMORY_PER_JOB}", MEMORY_PER_JOB, 0, 1),
         ("max", 5, 0, 1 << 35),
     ],
-    ids=["container", "container that only caches files", "full container", "no limit"],
 )
 def test_a_containers_limit_counts(
     tmp_path: Path, limit: str, used: int, cached: int, available: int
@@ -53,7 +52,6 @@ def test_the_users_definitions_win_and_other_arguments_are_passed_on(tmp_path: P
         {"python_identity": "cpython-312"},
         {"sdk": Sdk(Path("/sdk"), "v2.48.0.260626000000")},
     ],
-    ids=["toolchain", "python", "sdk"],
 )
 def test_what_cmake_does_not_notice_starts_anew(tmp_path: Path, change: dict[str, object]) -> None:
     plan = make_plan(tmp_path)

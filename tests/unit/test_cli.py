@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.command_line import Verb, count, duration, guarded, main
+from provisioning.base.command_line import Verb, count, duration, main
 from provisioning.base.settings import ROOT
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
@@ -90,25 +88,6 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
 ) -> None:
     assert _main(verbs, "verb", "interrupt") == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_sigterm_ends_a_command_as_an_interrupt_does(capsys: pytest.CaptureFixture[str]) -> None:
-    tidied = []
-
-    def work() -> int:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return 0
-        finally:
-            tidied.append(True)
-
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        assert guarded(work, debug=False) == 130
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert tidied and capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None:

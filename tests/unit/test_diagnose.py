@@ -134,7 +134,6 @@ def test_one_unexplained_input_of_several_fails(tmp_path: Path) -> None:
     ("text", "scheme"),
     [
         ("log@16a4w", "16a4w"),
-        ("aten.log.default@w4a16", "16a4w"),
         ("quant_dtype=use_16a8w\n[QnnPartitioner] aten.log.default | True\n", "16a8w"),
     ],
 )

@@ -33,12 +33,6 @@ def patience() -> Patience:
     return Patience(attempts=3, connect_timeout=5, stall_timeout=0.4, sleep=lambda seconds: None)
 
 
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*download.BUNDLE_VARIABLES, download.MIRROR_VARIABLE, "http_proxy", "HTTP_PROXY", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def into(tmp_path: Path) -> Path:
     return tmp_path / "downloads" / "file.bin"
@@ -64,7 +58,6 @@ def test_another_hash_is_refused_and_nothing_is_kept(into: Path) -> None:
         Reply(cut=HALF, stall=True),
         Reply(cut=HALF, chunked=True),
     ],
-    ids=["truncated", "reset", "stalled", "chunked"],
 )
 def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, patience: Patience) -> None:
     with FileServer(BODY, [fault]) as server:
@@ -113,7 +106,6 @@ def test_a_content_that_changed_starts_from_the_beginning(into: Path, patience: 
         {"Content-Range": f"bytes 0-{len(BODY) - 1}/{len(BODY)}"},
         {"Content-Range": "nonsense"},
     ],
-    ids=["etag", "total", "start", "nonsense"],
 )
 def test_a_range_of_something_else_is_not_taken(
     headers: dict[str, str], into: Path, patience: Patience

@@ -96,9 +96,7 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / 'it\'s "an" $SDK'
     (root / "lib/x86_64-linux-clang").mkdir(parents=True)
     (root / "bin/x86_64-linux-clang").mkdir(parents=True)
-    names = ("LD_LIBRARY_PATH", "QNN_CI_PROFILE", "QNN_CI_SOC", "HEXAGON_SDK_ROOT", "EXECUTORCH_ROOT")
-    for name in (*names, "ANDROID_NDK_ROOT", "ANDROID_NDK_HOME", "ANDROID_NDK", "EXECUTORCH_RUNTIME_ROOT"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setenv("QNN_SDK_ROOT", str(root))
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     return root

@@ -66,8 +66,6 @@ def user(
     monkeypatch.setattr("provisioning.verbs.lock.MANIFESTS", manifests)
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
-    for variable in ("QNN_SDK_ROOT", "CI", "QNN_CI_SOC", "QNN_CI_ACCEPT_LICENCES", "QNN_CI_MIRROR"):
-        monkeypatch.delenv(variable, raising=False)
     # The lock files are not what is looked at here.
     monkeypatch.setattr("provisioning.lock_files.lockable", list)
     monkeypatch.setattr("provisioning.lock_files.LOCKS", tmp_path / "locks")

@@ -102,10 +102,6 @@ class TestArtifact:
             (program(data=context(vtcm=4 << 20)), {"vtcm"}),
             (program(data=b"nothing to read" * 20), {"build-id", "soc", "arch", "vtcm"}),
         ],
-        ids=[
-            "online", "spec soc", "spec arch",
-            "build", "soc", "vtcm", "no strings",
-        ],
     )  # fmt: skip
     def test_each_rule_sees_what_breaks_it(self, content: bytes, rules: set[str], tmp_path: Path) -> None:
         findings = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, content), BUILD_ID)

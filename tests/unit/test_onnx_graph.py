@@ -89,7 +89,6 @@ class TestProblems:
     @pytest.mark.parametrize(
         "model",
         [conv_model(), if_model(branch("Sigmoid")), counting("NonZero", (4, 192))],
-        ids=["static", "if of like branches", "output of fixed size"],
     )
     def test_what_htp_takes_has_none(self, model: Any) -> None:
         before = model.SerializeToString()

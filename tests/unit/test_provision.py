@@ -14,7 +14,6 @@ from provisioning import compat
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
-from provisioning.components import COMPONENT_VARIABLES
 from provisioning.manifest import Component, Profile
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip
@@ -56,9 +55,6 @@ class User:
 def user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[User]:
-    for variable in (*COMPONENT_VARIABLES.values(), "ANDROID_NDK_HOME", "ANDROID_NDK", "CI", "QNN_CI_SOC"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.delenv("QNN_CI_ACCEPT_LICENCES", raising=False)
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     archive = sdk_zip(tmp_path / "v2.37.zip")

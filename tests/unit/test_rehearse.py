@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ci.github.rehearse.runner import run_workflow
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
 from tests.support.rehearsals import IDENTITY, SHA, WORKFLOW, log_of, rehearsal, rehearse, repository
+from tests.support.typed import run_here
 
 
 def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
@@ -159,14 +159,12 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def run_verb(tmp_path: Path, *flags: str, workflow: str, on: str = "[pull_request]") -> tuple[int, Report]:
-    text = f"on: {on}\njobs: {{a: {{steps: [{{run: '{workflow}'}}]}}}}\n"
+def run_verb(tmp_path: Path, *flags: str, workflow: str) -> tuple[int, Report]:
+    text = f"on: [pull_request]\njobs: {{a: {{steps: [{{run: '{workflow}'}}]}}}}\n"
     if not (root := tmp_path / "origin").exists():
         repository(root, {".github/workflows/w.yml": text})
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
     reports = tmp_path / "reports"
-    code = verb.run(parser.parse_args(["w", "--root", str(root), "--reports", str(reports), *flags]))
+    code = run_here(verb, "w", "--root", root, "--reports", reports, *flags)
     return code, Report.read(reports / "rehearse.json")
 
 
@@ -193,37 +191,6 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, workflow="")[0] == 0
     assert "1 uncommitted changes are not rehearsed" in capsys.readouterr().out
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("expression", "known"),
-    [
-        ("steps.wrote.outputs.yes", True),
-        ("steps.wrote.outputs.typo", False),
-        ("needs.before.outputs.typo", False),
-        ("matrix.typo", False),
-        ("secrets.MINE", False),
-    ],
-)
-def test_an_output_that_nothing_can_give_is_an_error_and_not_an_empty_text(
-    tmp_path: Path, expression: str, known: bool
-) -> None:
-    text = f"""
-        jobs:
-          before: {{outputs: {{out: ''}}, steps: [{{run: 'true'}}]}}
-          a:
-            needs: before
-            strategy: {{matrix: {{include: [{{n: 1}}, {{only-in-another-row: 2}}]}}}}
-            steps:
-              - {{id: wrote, run: 'echo yes=1 >> "$GITHUB_OUTPUT"; if false; then echo sometimes=1; fi'}}
-              - {{id: skipped, if: false, run: exit 1}}
-              - run: test -z "${{{{ {expression} }}}}" -o -n "x"
-        """
-    if known:
-        assert rehearse(tmp_path, text)["a (1)"].result == "success"
-    else:
-        with pytest.raises(UsageError, match=r"is not known here"):
-            rehearse(tmp_path, text)
 
 
 def test_what_may_fail_fails_nothing_else_and_a_failed_row_stops_the_others(tmp_path: Path) -> None:

@@ -74,23 +74,6 @@ def test_inputs_that_do_not_fit_are_errors(inputs: dict[str, object]) -> None:
         complete_inputs("x", DECLARED, inputs, typed=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("env: {T: '${{ runner.temp }}'}\njobs: {a: {steps: [{run: x}]}}", "env.T: expected"),
-        ("jobs: {a: {steps: [{if: secrets.X != '', run: x}]}}", "found secrets"),
-        ("jobs: {a: {steps: [{run: 'x ${{ success() }}'}]}}", "found success()"),
-        ("jobs: {a: {permissions: {contents: '${{ inputs.x }}'}, steps: [{run: x}]}}", "no expression"),
-    ],
-)
-def test_an_expression_where_github_has_no_such_context_is_refused(
-    tmp_path: Path, text: str, says: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        read_workflow(workflow(tmp_path, f"on: push\n{text}"), "w.yml")
-    assert says in caught.value.message
-
-
 CALLED = "on: workflow_call\npermissions: {}\njobs: {x: {permissions: {contents: read}, steps: [{run: x}]}}"
 
 

@@ -21,7 +21,6 @@ from tests.support.typed import parsed
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [([1.0, 2.0], [1.0]), ([1.0], [1.1]), ([1.0], [float("nan")]), ([1.0], []), ([], [])],
-    ids=["fewer", "another", "NaN", "none", "none of both"],
 )
 def test_other_outputs_are_an_error(ours: list[float], theirs: list[float]) -> None:
     assert [finding.rule for finding in judge(ours, theirs, Path("r")).findings] == ["runner-outputs"]
@@ -74,7 +73,6 @@ PLAN = RunnerPlan(
         {"executorch": Executorch(Path("/executorch"), "1.5.2")},
         {"executorch": Executorch(Path("/other"), "1.5.1")},
     ],
-    ids=lambda change: next(iter(change)),
 )
 def test_whatever_decides_the_build_is_in_its_key(change: dict[str, Any]) -> None:
     assert replace(PLAN, **change).key() != PLAN.key()

@@ -102,27 +102,3 @@ def test_stopping_ends_what_runs() -> None:
     )
     assert list(results) == ["quick"]
     assert time.monotonic() - began < 15
-
-
-def test_a_slot_that_opens_after_the_end_does_nothing() -> None:
-    """It would not be closed any more, and what it started would stay."""
-    opening, closed, ran = threading.Event(), threading.Event(), []
-    makers = iter(["first", "late"])
-
-    class Late:
-        def __init__(self) -> None:
-            self.name = next(makers)
-            if self.name == "late":
-                opening.set()
-                assert closed.wait(20)
-
-        def run(self, job: Job) -> str:
-            ran.append(self.name)
-            assert opening.wait(20)
-            return job.name
-
-        def close(self) -> None:
-            closed.set()
-
-    run_jobs([Job("a"), Job("b")], Late, slots=2, stop_after=lambda job, result: True)
-    assert ran == ["first"]

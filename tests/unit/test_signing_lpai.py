@@ -25,9 +25,7 @@ CHIP = libraries.Chip("SM8850", 6, 81)
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in ("QNN_SDK_ROOT", "HEXAGON_SDK_ROOT", "EXECUTORCH_ROOT", "QNN_CI_SOC", "QNN_CI_PROFILE"):
-        monkeypatch.delenv(variable, raising=False)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import download
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
 from provisioning.sources.archive import Archive
 from provisioning.sources.directory import adopt
@@ -15,12 +14,6 @@ from tests.support.http_server import FileServer, Reply
 AAR = b"PK\x03\x04" + bytes(range(256)) * 40
 SHA = hashlib.sha256(AAR).hexdigest()
 AAR_PATH = "/m2/com/vendor/qti/qnn-runtime/2.37.0/qnn-runtime-2.37.0.aar"
-
-
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*download.BUNDLE_VARIABLES, download.MIRROR_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
 
 
 def archive(url: str, sha256: str | None = None, mirrors: tuple[str, ...] = ()) -> Archive:

@@ -17,7 +17,6 @@ from provisioning.base.errors import (
     EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
-    Unlocked,
     UpstreamError,
 )
 from provisioning.manifest import Component
@@ -136,15 +135,6 @@ class TestIdentityOfUnlockedArchives:
     def test_another_build_id_inside_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(IntegrityError, match="expected one build id in all libraries"):
             self.provision(tmp_path, build_id="v2.37.0.250601000000")
-
-    def test_locked_refuses_it_though_its_tree_is_there(self, tmp_path: Path) -> None:
-        archive = sdk_zip(tmp_path / "sdk.zip")
-        store = Store(tmp_path / "store")
-        with FileServer(archive) as server:
-            unlocked = component(server.url("/sdk.zip"))
-            store.provision("qnn-sdk", unlocked)
-            with pytest.raises(Unlocked):
-                store.provision("qnn-sdk", unlocked, locked=True)
 
 
 def test_two_different_files_at_one_path_are_refused(tmp_path: Path) -> None:

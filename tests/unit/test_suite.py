@@ -106,7 +106,6 @@ class TestShipped:
     @pytest.mark.parametrize(
         ("suite", "programs", "costs"),
         [(SHIPPED, programs, ("pte_bytes",)), (ONNX, programs_of_onnx(ONNX), ("context_bytes", "ddr_read"))],
-        ids=["lowering", "onnx"],
     )
     def test_every_program_has_a_baseline_and_thresholds_are_it_less_the_margin(
         self, suite: Path, programs: Sequence[Any], costs: tuple[str, ...]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from ci.suites.baseline import Baseline, beside, growth, load_baseline, load_tolerances
+from ci.suites.baseline import Baseline, load_baseline
 from provisioning.base.errors import CheckFailed, ManifestError
 from provisioning.base.settings import MANIFESTS
 
@@ -44,14 +44,6 @@ class TestAgreeing:
         changed = baseline.with_values({"net/8a8w/SM8650": {"build_id": "v2", "ddr_read": 5}})
         recorded = changed.programs["net/8a8w/SM8650"]
         assert (recorded.ddr_read, recorded.accuracy, recorded.peak_mb) == (5, {}, 7)
-
-    @pytest.mark.parametrize(("build", "named"), [("v1", False), ("v2", True)])
-    def test_a_cost_beside_another_builds_says_so(self, tmp_path: Path, build: str, named: bool) -> None:
-        baseline = self.agreed(tmp_path)
-        (finding,) = growth("net/8a8w/SM8650", {"ddr_read": 1e6}, build, baseline, load_tolerances(), "again")
-        assert ("of QNN v1" in finding.message and "with QNN v2" in finding.message) is named
-        row = beside({"ddr_read": 1e6}, build, baseline.of("net/8a8w/SM8650"))
-        assert row == {"baseline": {"ddr_read": 100}, **({"baseline_build_id": "v1"} if named else {})}
 
     @pytest.mark.parametrize("name", ["lowering", "onnx"])
     def test_every_lost_top1_of_ours_has_its_reason(self, name: str) -> None:

@@ -101,7 +101,6 @@ class TestRewritten:
             "[case.one.run.block_sizes]\n'*' = [1]",
             'cpu_nodes = ["""\nthresholds = { sqnr_db = 5 }\n"""]\nthresholds = { sqnr_db = 5 }',
         ],
-        ids=["inline", "dotted", "table", "none", "before a table", "in a text"],
     )
     def test_of_any_layout_the_thresholds_alone_change(self, layout: str) -> None:
         text = TEXT.replace("  thresholds={cosine=0.5,top1=1.0}", layout)

@@ -23,15 +23,7 @@ FILES_ONLY = ("--rule", "elf-readable", "--rule", "hexagon-arch")
 @pytest.fixture
 def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own SDK, named by QNN_SDK_ROOT; a store and reports of the test's own."""
-    for name in (
-        "LD_LIBRARY_PATH",
-        "ADSP_LIBRARY_PATH",
-        "GITHUB_ACTIONS",
-        "GITHUB_STEP_SUMMARY",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("ANDROID_NDK_HOME", "ANDROID_NDK", "HEXAGON_SDK_ROOT", "EXECUTORCH_ROOT", "QNN_CI_SOC"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     root = write_sdk(tmp_path / "sdk")
     monkeypatch.setenv("QNN_SDK_ROOT", str(root))
     monkeypatch.setenv("ANDROID_NDK_ROOT", str(write_ndk(tmp_path / "ndk")))

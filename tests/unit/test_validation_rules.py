@@ -255,14 +255,11 @@ SILENT: list[tuple[str, Arrange]] = [
     # Beside the healthy environment, in which every rule is silent.
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("compiler-version", changed(host=with_tool("gcc", "8.5.0"))),
-    ("required-libraries", placed(f"lib/{X86}/libHtpPrepare.so", library("libSnpeHtp.so"))),
-    ("one-build-id", placed(f"lib/{X86}/libc++.so.1", Library(soname="libc++.so.1"))),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
     ("needed-resolved", host("libX.so", needed=("libQnnSystem.so",), runpath="$ORIGIN")),
     ("symbol-versions", host("libX.so", versions={"libc.so.6": ["GLIBC_2.2.5"]})),
     ("library-path-mixed", library_path("{sdk}", "/usr/lib/aarch64-android-tools")),
     ("adsp-library-path", environ({"ADSP_LIBRARY_PATH": r"C:\app\dsp;D:/skels"})),
-    ("sdk-root-empty", lambda base: replace(context_of(base), environ={})),
     ("variables-contradict", lambda base: environ({"ANDROID_NDK": f"{base}/sdk/../ndk"})(base)),
     ("qnn-compat", machine(packages={"executorch": EXECUTORCH + "+cpu"})),
 ]
@@ -312,10 +309,7 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("qnn-version", "ndk-revision", "hexagon-sdk-version", "compiler-answers")
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
-    ("quantization-constraints", changed(targets=(ANDROID,))),
-    ("soc-libraries", changed(targets=("x86_64-linux",))),
     ("compiler-answers", changed(answers={})),
-    ("lpai-libraries", changed(socs={"SM8650": soc_named("SM8650")})),
     ("symbol-versions", changed(system_libraries=SystemLibraries())),
 ]
 
