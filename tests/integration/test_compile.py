@@ -146,7 +146,7 @@ def test_another_python_exports_a_model_of_a_package_called_ci(tmp_path: Path) -
     assert len(make("net.pt2", {}, out).sample(0)) == 1
 
 
-def test_a_python_without_torch_and_a_model_that_does_not_export_are_said(tmp_path: Path) -> None:
+def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def net():\n    raise ValueError('no weights here')\n")
     named = user_model("net.py:net", tmp_path)
     with pytest.raises(CheckFailed, match="no weights here"):

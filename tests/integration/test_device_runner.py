@@ -28,8 +28,8 @@ def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     package = store.provision(
         "executorch-runtime", pin, Want(frozenset({TARGET}), frozenset({75})), locked=True
     )
-    made = build(tmp_path, "--target", TARGET, "--executorch", package.root)
-    assert made.returncode == 0, made.stderr
+    built = build(tmp_path, "--target", TARGET, "--executorch", package.root)
+    assert built.returncode == 0, built.stderr
     metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text("utf-8"))["metrics"]
     assert (metrics["machine"], metrics["interpreter"]) == ("AArch64", "/lib/ld-linux-aarch64.so.1")
     assert metrics["compared_values"] == 10 and metrics["largest_difference"] <= 1e-5

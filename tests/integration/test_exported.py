@@ -70,7 +70,7 @@ def decides():
 """
 
 
-def test_sizes_that_vary_become_those_of_the_example_and_are_said(tmp_path: Path) -> None:
+def test_sizes_that_vary_become_those_of_the_example_and_are_reported(tmp_path: Path) -> None:
     (tmp_path / "varies.py").write_text(VARIES)
     exported = find("varies:exported", tmp_path)(8)
     torch.export.save(exported, tmp_path / "net.pt2")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from provisioning.base.findings import Severity
-from provisioning.base.settings import ROOT
 from tests.support import whole
 from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
@@ -136,12 +134,3 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
     )
     assert (done.code, done.rules("net")) == (1, {"lowering-soc"})
     assert "SM8850 has HTP v81, and QNN v2.49.40" in done.report.findings[0].message
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it() -> None:
-    from ci.executorch.decisions import source_of
-
-    trace = f'  File "{ROOT}/ci/suites/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
-    node = SimpleNamespace(meta={"stack_trace": trace})
-    assert source_of(node) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")

@@ -35,8 +35,8 @@ class User:
         return Path(json.loads(self.types("provision", "--json"))["components"][0]["where"])
 
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = json.loads((self.home / "reports/provision.json").read_text())["metrics"]
-        return found
+        metrics: dict[str, float] = json.loads((self.home / "reports/provision.json").read_text())["metrics"]
+        return metrics
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ci.signing import checks, signed_library, verification
+from ci.signing import signed_library, verification
 from ci.signing.lpai.elfsigner import Consent
 from provisioning import licences
 from tests.support import hexagon_sdk
@@ -119,13 +119,6 @@ def test_without_acceptance_of_this_very_question_nothing_is_signed(
     assert shown in done.stderr
     assert [path for path in world.overlay.rglob("*") if path.is_file()] == []
     assert not licences.recorded(world.root / "store")
-
-
-def test_a_device_bound_test_signature_is_made(world: World, python: str) -> None:
-    done = world.sign_lpai(*ACCEPT, "--python", python, "--serial", "0x1A2B3C4D")
-    assert done.returncode == 0
-    signature = world.overlay / "testsig-0x1a2b3c4d.so"
-    assert not verification.verify_file(signature, checks.Expected(serial=0x1A2B3C4D)).failed
 
 
 @pytest.mark.parametrize(

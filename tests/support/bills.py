@@ -12,5 +12,5 @@ def faults(text: str) -> str:
     from cyclonedx.validation.json import JsonStrictValidator
 
     version = SchemaVersion.from_version(json.loads(text)["specVersion"])
-    found = JsonStrictValidator(version).validate_str(text)
-    return str(found) if found else ""
+    errors = JsonStrictValidator(version).validate_str(text)
+    return str(errors) if errors else ""

@@ -48,9 +48,9 @@ def run_stage(
     stage: str, *flags: str | Path, environ: Mapping[str, str | Path]
 ) -> subprocess.CompletedProcess[str]:
     # So that what is compiled twice is compiled twice.
-    given = {"CCACHE_DISABLE": "1", **{name: str(value) for name, value in environ.items()}}
+    added = {"CCACHE_DISABLE": "1", **{name: str(value) for name, value in environ.items()}}
     kept = {name: value for name, value in os.environ.items() if name not in STEERING}
-    return typed(stage, *flags, env={**kept, **given})
+    return typed(stage, *flags, env={**kept, **added})
 
 
 def build(

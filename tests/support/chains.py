@@ -123,7 +123,7 @@ def everything_written(*directories: Path) -> bytes:
 
 def secrets_of(keys: list[Any]) -> list[bytes]:
     """Every form in which a private key could show up."""
-    found = []
+    forms = []
     for key in keys:
         der = key.private_bytes(
             serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -134,5 +134,5 @@ def secrets_of(keys: list[Any]) -> list[bytes]:
         numbers = key.private_numbers()
         value = numbers.private_value
         raw = value.to_bytes(-(-value.bit_length() // 8), "big")
-        found += [der, raw, raw.hex().encode(), str(value).encode(), *pem.splitlines()[1:-1]]
-    return found
+        forms += [der, raw, raw.hex().encode(), str(value).encode(), *pem.splitlines()[1:-1]]
+    return forms

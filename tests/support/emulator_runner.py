@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    given = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    what = Path(given["--model_path"]).read_text()
+    values = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    what = Path(values["--model_path"]).read_text()
     if what == "hang":
         time.sleep(600)
     if what == "crash":
@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     if what == "refuse":
         sys.stderr.write("qnn_executor_runner: error: the method could not be loaded\n")
         return 40
-    outputs = Path(given["--output_folder_path"])
-    for number, line in enumerate(Path(given["--input_list_path"]).read_text().splitlines()):
+    outputs = Path(values["--output_folder_path"])
+    for number, line in enumerate(Path(values["--input_list_path"]).read_text().splitlines()):
         data = Path(line.split()[0].strip('"')).read_bytes()
         if what == "nan":
             data = b"\x00\x00\xc0\x7f" * (len(data) // 4)
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
             (outputs / f"output_{number}_0.raw").write_bytes(bytes(len(data)) if what == "zeros" else data)
     if what != "no-times":
         times = '{"load_ms": 1.5, "mean_ms": 2.5, "peak_rss_kb": 100}'
-        Path(given["--metrics_path"]).write_text(times[:9] if what == "half-times" else times)
+        Path(values["--metrics_path"]).write_text(times[:9] if what == "half-times" else times)
     return 0
 
 

@@ -54,8 +54,8 @@ def lacking() -> str:
         text=True,
         check=False,
     )
-    said = tried.stderr.strip()
-    return f"this root may neither mount nor isolate: {said}" if tried.returncode else ""
+    error = tried.stderr.strip()
+    return f"this root may neither mount nor isolate: {error}" if tried.returncode else ""
 
 
 def reasons(item: pytest.Item) -> list[str]:
@@ -69,7 +69,7 @@ def reasons(item: pytest.Item) -> list[str]:
 def running(images: Path | None = None) -> Iterator[Path]:
     """An engine answers inside, whose files are in the folder, or its images elsewhere.
 
-    It and all mounts made inside vanish with this process, even if that is killed.
+    It and all mounts bootstrapped inside vanish with this process, even if that is killed.
     """
     keep_mounts_to_ourselves()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-engine-", ignore_cleanup_errors=True) as scratch:
@@ -141,12 +141,12 @@ def make_base(folder: Path, tag: str) -> None:
     fast = '--aptopt=DPkg::Options "--force-unsafe-io"'
     # Without one, docker before 23 makes it for each step and takes it away, which leaves the hour on /etc.
     hosts = '--customize-hook=touch "$1/etc/hosts"'
-    made = subprocess.run(
+    bootstrapped = subprocess.run(
         ["mmdebstrap", "--quiet", "--variant=minbase", fast, hosts, "bookworm", str(tar)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert made.returncode == 0, made.stderr
+    assert bootstrapped.returncode == 0, bootstrapped.stderr
     subprocess.run(["docker", "import", str(tar), tag], check=True, capture_output=True)
     tar.unlink()

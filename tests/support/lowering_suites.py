@@ -60,10 +60,10 @@ class Done:
 
     def rules(self, subject: str) -> set[str]:
         """What was found wrong with a program; that it has no baseline is not."""
-        found = {
+        rules = {
             finding.rule for finding in self.report.findings if finding.subject.startswith(f"{subject}/")
         }
-        return found - {"cost-no-baseline"}
+        return rules - {"cost-no-baseline"}
 
     def cached(self) -> set[str]:
         programs = self.report.metrics["programs"]
@@ -80,12 +80,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def command(stage: str, base: Path, *flags: str | Path) -> list[str]:
-    given = [str(flag) for flag in flags]
-    if stage in ("test_lowering", "test_emulator") and "--jobs" not in given:
+    words = [str(flag) for flag in flags]
+    if stage in ("test_lowering", "test_emulator") and "--jobs" not in words:
         # A worker needs ten seconds to start, and other tests run beside this one.
-        given += ["--jobs", "1"]
+        words += ["--jobs", "1"]
     return [
-        sys.executable, "-m", "ci", stage, *given,
+        sys.executable, "-m", "ci", stage, *words,
         "--store", str(base / "store"), "--reports", str(base / "reports"),
     ]  # fmt: skip
 

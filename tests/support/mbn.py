@@ -66,11 +66,11 @@ def take_apart(data: bytes) -> Apart:
 
 def expected_hashes(data: bytes) -> list[bytes]:
     """Every entry of the hash table, computed from the file by the definition."""
-    found = []
+    hashes = []
     for index, (_, _, offset, filesz) in enumerate(take_apart(data).segments):
         covered = index != 1 and filesz
-        found.append(hashlib.sha384(data[offset : offset + filesz]).digest() if covered else bytes(48))
-    return found
+        hashes.append(hashlib.sha384(data[offset : offset + filesz]).digest() if covered else bytes(48))
+    return hashes
 
 
 def container(version: int, **parts: bytes) -> bytes:

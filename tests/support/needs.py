@@ -35,10 +35,10 @@ SEARCHED = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 
 def program(name: str) -> str:
     """Where it is; without it the test fails and says what to install."""
-    found = shutil.which(name, path=SEARCHED)
-    if found is None:
+    path = shutil.which(name, path=SEARCHED)
+    if path is None:
         pytest.fail(f"{name} is not on PATH: apt-get install {PACKAGES[name]}", pytrace=False)
-    return found
+    return path
 
 
 def lacking(names: tuple[str, ...]) -> list[str]:

@@ -56,8 +56,8 @@ def facts(**changes: Any) -> dict[str, Any]:
     }
 
 
-def compiled(found: dict[str, Any] | None = None) -> Result:
-    return Result(found or facts())
+def compiled(changed_facts: dict[str, Any] | None = None) -> Result:
+    return Result(changed_facts or facts())
 
 
 def failed(kind: str, message: str = "gone", remedy: str = "look") -> Result:

@@ -52,10 +52,10 @@ def program(
     root = _root(data, options() if spec is None else spec, inline, backend, operator, kind)
     base = -(-len(root) // alignment) * alignment
     header = b"eh00" + struct.pack("<IQQ", 24, len(root), base)
-    made = bytearray(root)
+    content = bytearray(root)
     # The header lies between the root offset with the identifier and the tables: room was left for it.
-    made[8 : 8 + len(header)] = header
-    return bytes(made) + bytes(base - len(root)) + (b"" if inline else data)
+    content[8 : 8 + len(header)] = header
+    return bytes(content) + bytes(base - len(root)) + (b"" if inline else data)
 
 
 def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called: int, kind: int) -> bytes:

@@ -40,7 +40,7 @@ def read_docker(text: str, *, unquoting: bool = False) -> dict[str, str]:
 
     Space before a name, empty lines and comments are dropped. Some versions take off quotes around a value.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for raw in text.encode().split(b"\n"):
         assert len(raw) < DOCKER_LINE_LIMIT
         line = raw.removesuffix(b"\r").decode().lstrip()
@@ -50,13 +50,13 @@ def read_docker(text: str, *, unquoting: bool = False) -> dict[str, str]:
         assert name and equals and not set(name) & set(" \t")
         if unquoting and len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def read_github(text: str) -> dict[str, str]:
     """The file that GITHUB_ENV names: `NAME=value`, or `NAME<<END`, lines, and a line that is END."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     lines = iter(text.split("\n"))
     for line in lines:
         if not line:
@@ -76,5 +76,5 @@ def read_github(text: str) -> dict[str, str]:
             else:
                 raise AssertionError(f"{name}: no line is {end}")
             value = "\n".join(held)
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables

@@ -23,7 +23,7 @@ def sdk_root() -> Path:
     targets = [word for target in TARGETS for word in ("--target", target)]
     socs = ["--soc", ",".join(_one_soc_an_arch())]
     subprocess.run([*command, "provision", *targets, *socs], cwd=REPOSITORY, check=True, timeout=1800)
-    found = subprocess.run(
+    done = subprocess.run(
         [*command, "env", "QNN_SDK_ROOT", "--target", TARGETS[-1], *socs],
         cwd=REPOSITORY,
         check=True,
@@ -31,7 +31,7 @@ def sdk_root() -> Path:
         text=True,
         timeout=120,
     )
-    return Path(found.stdout.strip())
+    return Path(done.stdout.strip())
 
 
 def qnn_environment() -> dict[str, str]:
@@ -45,8 +45,8 @@ def qnn_environment() -> dict[str, str]:
 
 def skels() -> list[Path]:
     """Every Hexagon skel of the SDK, by arch."""
-    found = sdk_root().glob("lib/hexagon-v*/unsigned/libQnnHtpV*Skel.so")
-    return sorted(found, key=lambda path: int(re.sub(r"\D", "", path.name)))
+    paths = sdk_root().glob("lib/hexagon-v*/unsigned/libQnnHtpV*Skel.so")
+    return sorted(paths, key=lambda path: int(re.sub(r"\D", "", path.name)))
 
 
 def _one_soc_an_arch() -> list[str]:

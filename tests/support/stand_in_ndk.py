@@ -28,9 +28,9 @@ def make_ndk(root: Path, revision: str = REVISION, api: int = API) -> Path:
     (root / "NOTICE").write_text("What is in the stand-in is of this project.\n", encoding="utf-8")
     (llvm / "bin").mkdir()
     for name in ("clang", "clang++"):
-        found = shutil.which(name)
-        assert found is not None, "the stand-in NDK needs clang: apt-get install clang lld"
-        (llvm / "bin" / name).symlink_to(Path(found).resolve())
+        program = shutil.which(name)
+        assert program is not None, "the stand-in NDK needs clang: apt-get install clang lld"
+        (llvm / "bin" / name).symlink_to(Path(program).resolve())
     _make_libraries(sysroot / "usr" / "lib" / "aarch64-linux-android" / str(API), api)
     return root
 

@@ -116,13 +116,13 @@ def save(path: Path, *items: Item, **options: Any) -> Path:
 
 def tree(root: Path) -> dict[str, tuple[str, int, bytes]]:
     """Everything below a directory: path to kind, permission bits and content or link target."""
-    found: dict[str, tuple[str, int, bytes]] = {}
+    entries: dict[str, tuple[str, int, bytes]] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if path.is_symlink():
-            found[name] = ("link", 0o777, str(path.readlink()).encode())
+            entries[name] = ("link", 0o777, str(path.readlink()).encode())
         elif path.is_dir():
-            found[name] = ("directory", path.stat().st_mode & 0o7777, b"")
+            entries[name] = ("directory", path.stat().st_mode & 0o7777, b"")
         else:
-            found[name] = ("file", path.stat().st_mode & 0o7777, path.read_bytes())
-    return found
+            entries[name] = ("file", path.stat().st_mode & 0o7777, path.read_bytes())
+    return entries
