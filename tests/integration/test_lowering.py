@@ -104,9 +104,9 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_work
     assert operator in finding.message and code in finding.message
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
     followed = suite(tmp_path, {name: {**dying(name), "run": "\n".join(options)}}, "followed.toml")
-    ran = run("test_emulator", tmp_path, "--suite", followed)
+    ran = run("test_emulator", tmp_path, "--suite", followed, "--reload")
     assert not {each.rule for each in ran.report.findings if each.severity == Severity.ERROR}
-    assert ran.code == 0
+    assert (ran.code, ran.report.metrics["loaded again"]) == (0, 1)
 
 
 @pytest.mark.whole

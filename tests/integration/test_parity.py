@@ -12,7 +12,6 @@ from ci.__main__ import VERBS
 from ci.parity import fix
 from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
-from ci.parity.tree import Tree
 from ci.upkeep import miniature_tree
 from ci.upkeep.miniature_tree import BACKENDS, EXAMPLES, LLAMA, QUALCOMM
 from provisioning.base.command_line import main
@@ -548,24 +547,3 @@ def test_a_mapping_that_cannot_be_meant_is_refused(tmp_path: Path, old: str, new
     (tmp_path / "parity.toml").write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
     with pytest.raises(ManifestError, match=message):
         load_mapping(tmp_path / "parity.toml")
-
-
-@pytest.mark.parametrize(
-    ("before", "changed", "after"),
-    [
-        ("a\nb", "a", "a"),
-        ("a\nb\n", "a\nb\nc", "a\nb\nc"),
-        ("a\r\nb", "a\nnew\nb", "a\r\nnew\r\nb"),
-        ("a\r\nb\nc\n", "a\nb\nnew\nc\n", "a\r\nb\nnew\nc\n"),
-        ("a\x0cb\u2028c\n", "a\x0cb\u2028c\nd\n", "a\x0cb\u2028c\nd\n"),
-    ],
-)
-def test_git_applies_the_patch_of_any_fix_and_line_ends_stay(
-    tmp_path: Path, before: str, changed: str, after: str
-) -> None:
-    (tmp_path / "BUCK").write_bytes(before.encode())
-    tree = Tree(tmp_path)
-    assert fix.with_line_ends_of(tree.original("BUCK"), changed) == after
-    patch = fix.patch(tree, {"BUCK": after})
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
-    assert (tmp_path / "BUCK").read_bytes() == after.encode()

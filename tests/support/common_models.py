@@ -9,45 +9,24 @@ from torch import Tensor, nn
 Sample = tuple[nn.Module, tuple[Tensor, ...]]
 
 
-class Calls(nn.Module):
-    """A transformers model with tensors for arguments and one tensor for result."""
+class Classifies(nn.Module):
+    """A transformers model with one tensor for argument and result."""
 
-    def __init__(self, model: nn.Module, result: str, argument: str) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.result, self.argument = model, result, argument
+        self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = getattr(self.model(**{self.argument: x}), self.result)
-        return result
-
-
-def _of(model: nn.Module, argument: str, x: Tensor, result: str = "logits") -> Sample:
-    return Calls(model.eval(), result, argument).eval(), (x,)
+        logits: Tensor = self.model(pixel_values=x).logits
+        return logits
 
 
 def swin() -> Sample:
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "window_size": 4, "num_labels": 10}
     config = transformers.SwinConfig(**sizes, depths=[2, 2], num_heads=[2, 4])
-    model = transformers.SwinForImageClassification(config)
-    return _of(model, "pixel_values", torch.rand(1, 3, 32, 32))
-
-
-def whisper_encoder() -> Sample:
-    torch.manual_seed(0)
-    encoder = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
-    decoder = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
-    config = transformers.WhisperConfig(d_model=32, max_source_positions=50, **encoder, **decoder)
-    model = transformers.WhisperModel(config).encoder
-    return _of(model, "input_features", torch.rand(1, 80, 100), "last_hidden_state")
-
-
-def distilbert() -> Sample:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 128, "max_position_embeddings": 32, "dim": 32, "hidden_dim": 64}
-    config = transformers.DistilBertConfig(**sizes, n_layers=2, n_heads=2)
-    model = transformers.DistilBertForSequenceClassification(config)
-    return _of(model, "input_ids", torch.randint(0, 128, (1, 16)))
+    model = transformers.SwinForImageClassification(config).eval()
+    return Classifies(model).eval(), (torch.rand(1, 3, 32, 32),)
 
 
 class Recurrent(nn.Module):
