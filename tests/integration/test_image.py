@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from ci.image.builders import Order, choose
 from ci.image.context import CONTEXT, link_tree
 from ci.image.engine import Engine, Job, connect
 from ci.image.image_plan import plan_of
-from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
 from ci.image.wheelhouse import Wanted, fill
 from ci.upkeep.lint import tracked_files
@@ -246,43 +244,6 @@ def test_an_image_built_twice_is_the_same(builder: str, root: Path, tmp_path: Pa
     assert stage.code == 0, stage.printed
     first, second = stage.report["metrics"]["layers"]
     assert first == second
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("builder", ["docker", "buildah"])
-def test_what_differs_between_two_builds_is_named(builder: str, engine: Engine, tmp_path: Path) -> None:
-    """Of an image that holds the moment of its build."""
-    dockerfile = tmp_path / "context" / "docker" / "Dockerfile"
-    dockerfile.parent.mkdir(parents=True)
-    dockerfile.write_text("ARG BASE\nFROM ${BASE} AS base\nRUN date +%s.%N > /etc/moment\n")
-    names = ("base", BASE, str(engine.image_id(BASE)), "qnn-ci/moment:latest")
-    order = Order(tmp_path / "context", *names, 5, {}, {}, tmp_path / "build.log")
-    comparison = build_twice(order, engine, choose(builder), tmp_path / "twice")
-    assert not comparison.same
-    assert any(line.startswith("/etc/moment: ") and "content" in line for line in comparison.differing)
-
-
-@pytest.fixture
-def nearly_full(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
-    """An engine whose disk holds the base, but no image upon it."""
-    archive, small = tmp_path / "base.tar", tmp_path / "small"
-    subprocess.run(["docker", "save", "--output", archive, BASE], check=True)
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
-    try:
-        with running(small):
-            connect().load(archive)
-            yield connect()
-    finally:
-        subprocess.run(["umount", small], check=True)
-
-
-@pytest.mark.whole
-def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
-    root: Path, nearly_full: Engine, tmp_path: Path
-) -> None:
-    stage = image(root, "base", reports=tmp_path / "reports")
-    assert (stage.code, "docker system prune" in stage.printed) == (3, True), stage.printed
 
 
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:

@@ -134,24 +134,37 @@ def upgrade(packages: Path) -> None:
 
 
 Change = tuple[dict[str, str], Callable[[Place], object], str]
+
+
+def of_file(code: str) -> Change:
+    return {"net.py": code, "w.bin": "1"}, lambda place: later(place.folder / "w.bin", "2"), "w.bin changed"
+
+
+def of_width(code: str, why: str = "environment variable NET_WIDTH changed") -> Change:
+    return {"net.py": code}, lambda place: place.environ.update(NET_WIDTH="2"), why
+
+
 CHANGES: dict[str, Change] = {
     "a module that it imports": (
         {"net.py": "import part\ndef work(): return part.x", "part.py": "x = 1"},
         lambda place: later(place.folder / "part.py", "x = 2"),
         "part.py changed",
     ),
-    "a file that native code reads": (
-        {"net.py": NATIVE, "w.bin": "1"},
-        lambda place: later(place.folder / "w.bin", "2"),
-        "w.bin changed",
+    "a file that native code reads": of_file(NATIVE),
+    "a file that a child process reads": of_file(
+        "from subprocess import getoutput\ndef work(): return getoutput('cat HERE/w.bin')"
     ),
-    "a file that a child process reads": (
-        {
-            "net.py": "from subprocess import getoutput\ndef work(): return getoutput('cat HERE/w.bin')",
-            "w.bin": "1",
-        },
-        lambda place: later(place.folder / "w.bin", "2"),
-        "w.bin changed",
+    "a file that it reads by way of its working directory": of_file(
+        "import os\ndef work():\n os.chdir('HERE')\n return open('/proc/self/cwd/w.bin').read()"
+    ),
+    "a file that it could not open to write": of_file(
+        "import resource\nfrom resource import RLIMIT_NOFILE as files\ndef work():\n"
+        " soft, hard = resource.getrlimit(files)\n resource.setrlimit(files, (0, hard))\n"
+        " try: open('HERE/w.bin', 'w')\n except OSError: pass\n"
+        " resource.setrlimit(files, (soft, hard))\n return open('HERE/w.bin').read()"
+    ),
+    "a file that must not be there": of_file(
+        "def work():\n try: open('HERE/w.bin', 'x')\n except OSError: return open('HERE/w.bin').read()"
     ),
     "what a folder holds": (
         {"net.py": "import os\ndef work(): return len(os.listdir('HERE/data'))", "data/a": ""},
@@ -163,10 +176,14 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write("flag", ""),
         "flag is there now",
     ),
-    "an environment variable": (
-        {"net.py": "import os\ndef work(): return os.environ.get('NET_WIDTH', '1')"},
-        lambda place: place.environ.update(NET_WIDTH="2"),
-        "environment variable NET_WIDTH changed",
+    "an environment variable": of_width("import os\ndef work(): return os.environ.get('NET_WIDTH', '1')"),
+    "a variable that a child process has": of_width(
+        "from subprocess import getoutput\ndef work(): return getoutput('echo $NET_WIDTH')",
+        "other variables are set",
+    ),
+    "a new one of all variables": of_width(
+        "import os\ndef work(): return [each for each in os.environ if each[:4] == 'NET_']",
+        "other variables are set",
     ),
     "a module that shadows another": (
         {"net.py": "import part\ndef work(): return part.x", "lib/part.py": "x = 1"},
@@ -196,14 +213,6 @@ CHANGES: dict[str, Change] = {
         lambda place: repoint(place.folder / "now", "v2"),
         "now changed",
     ),
-    "a file that must not be there": (
-        {
-            "net.py": "def work():\n try: open('HERE/a', 'x')\n except OSError: return open('HERE/a').read()",
-            "a": "1",
-        },
-        lambda place: later(place.folder / "a", "2"),
-        "a changed",
-    ),
     "a file that it makes if need be": (
         {
             "net.py": "import os\ndef work():\n file = os.open('HERE/a', os.O_RDWR | os.O_CREAT)\n"
@@ -216,16 +225,6 @@ CHANGES: dict[str, Change] = {
         {"net.py": "import part\ndef work(): return part.x", "lib/part.py": "x = 1"},
         lambda place: place.write("none/part.py", "x = 2"),
         "none offers the module part now",
-    ),
-    "a variable that a child process has": (
-        {"net.py": "from subprocess import getoutput\ndef work(): return getoutput('echo $NET_WIDTH')"},
-        lambda place: place.environ.update(NET_WIDTH="2"),
-        "other variables are set",
-    ),
-    "a new one of all variables": (
-        {"net.py": "import os\ndef work(): return [each for each in os.environ if each[:4] == 'NET_']"},
-        lambda place: place.environ.update(NET_WIDTH="2"),
-        "other variables are set",
     ),
     "an optional package that is installed editable": (
         {
@@ -244,26 +243,6 @@ CHANGES: dict[str, Change] = {
         },
         lambda place: upgrade(place.folder / "lib" / "site-packages"),
         "part 1.0 → 2.0",
-    ),
-    "a file that it reads by way of its working directory": (
-        {
-            "net.py": "import os\n"
-            "def work():\n os.chdir('HERE')\n return open('/proc/self/cwd/w.bin').read()",
-            "w.bin": "1",
-        },
-        lambda place: later(place.folder / "w.bin", "2"),
-        "w.bin changed",
-    ),
-    "a file that it could not open to write": (
-        {
-            "net.py": "import resource\nfrom resource import RLIMIT_NOFILE as files\ndef work():\n"
-            " soft, hard = resource.getrlimit(files)\n resource.setrlimit(files, (0, hard))\n"
-            " try: open('HERE/w.bin', 'w')\n except OSError: pass\n"
-            " resource.setrlimit(files, (soft, hard))\n return open('HERE/w.bin').read()",
-            "w.bin": "1",
-        },
-        lambda place: later(place.folder / "w.bin", "2"),
-        "w.bin changed",
     ),
     "a package whose version it asks for": (
         {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,19 +167,11 @@ def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str
     assert validate(tmp_path, *flags) == (0, set())
 
 
-def of_x86(library: Path, _older: Path) -> bytes:
-    content = bytearray(library.read_bytes())
-    header = struct.unpack_from("<I", content, 60)[0]
-    struct.pack_into("<H", content, header + 4, 0x8664)
-    return bytes(content)
-
-
 def of_an_older_build(_library: Path, older: Path) -> bytes:
     return older.read_bytes()
 
 
 SKEL, CATALOGUE = (f"lib/hexagon-v73/unsigned/{name}" for name in ("libQnnHtpV73Skel.so", "libqnnhtpv73.cat"))
-STUB, DLL = (f"lib/aarch64-windows-msvc/{name}" for name in ("QnnHtpV73Stub.dll", "QnnHtp.dll"))
 UNFIT = {"qnn-build-id", "one-build-id"}
 
 
@@ -188,8 +179,6 @@ UNFIT = {"qnn-build-id", "one-build-id"}
     ("place", "change", "rules", "bundle_rule"),
     [
         (SKEL, of_an_older_build, {*UNFIT, "skel-catalogue"}, "bundle-build-id"),
-        pytest.param(STUB, of_an_older_build, UNFIT, "bundle-build-id", marks=pytest.mark.whole),
-        pytest.param(DLL, of_x86, {"pe-machine"}, "bundle-machine", marks=pytest.mark.whole),
         (CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing.files"),
     ],
 )

@@ -66,23 +66,23 @@ def reasons(item: pytest.Item) -> list[str]:
 
 
 @contextmanager
-def running(images: Path | None = None) -> Iterator[Path]:
-    """An engine answers inside, whose files are in the folder, or its images elsewhere.
+def running() -> Iterator[Path]:
+    """An engine answers inside, whose files are in the folder.
 
     It and all mounts bootstrapped inside vanish with this process, even if that is killed.
     """
     keep_mounts_to_ourselves()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-engine-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        with _daemon(folder, images or folder / "images"):
+        with _daemon(folder):
             yield folder
 
 
 @contextmanager
-def _daemon(folder: Path, images: Path) -> Iterator[None]:
+def _daemon(folder: Path) -> Iterator[None]:
     host = f"unix://{folder / 'docker.sock'}"
     command = ["dockerd", "--host", host, "--bridge", "none", "--iptables=false", "--ip-masq=false"]
-    command += ["--data-root", str(images), "--exec-root", str(folder / "exec")]
+    command += ["--data-root", str(folder / "images"), "--exec-root", str(folder / "exec")]
     command += ["--pidfile", str(folder / "pid"), "--exec-opt", "native.cgroupdriver=cgroupfs"]
     # Another engine of this machine would otherwise share its containerd with ours.
     hidden = [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from tests.support.sdk import sdk_root
+from tests.support.typed import typed
 
 CASE = """
 [case.{name}]
@@ -79,17 +78,6 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "QNN_SDK_ROOT": str(sdk_root()), **more}
 
 
-def command(stage: str, base: Path, *flags: str | Path) -> list[str]:
-    words = [str(flag) for flag in flags]
-    if stage in ("test_lowering", "test_emulator") and "--jobs" not in words:
-        # A worker needs ten seconds to start, and other tests run beside this one.
-        words += ["--jobs", "1"]
-    return [
-        sys.executable, "-m", "ci", stage, *words,
-        "--store", str(base / "store"), "--reports", str(base / "reports"),
-    ]  # fmt: skip
-
-
 def run(
     stage: str,
     base: Path,
@@ -97,15 +85,12 @@ def run(
     environ: Mapping[str, str] | None = None,
     timeout: float = 900,
 ) -> Done:
-    done = subprocess.run(
-        command(stage, base, *flags),
-        cwd=ROOT,
-        env=dict(environ or environment()),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    words = [str(flag) for flag in flags]
+    if stage in ("test_lowering", "test_emulator") and "--jobs" not in words:
+        # A worker needs ten seconds to start, and other tests run beside this one.
+        words += ["--jobs", "1"]
+    places = ("--store", base / "store", "--reports", base / "reports")
+    done = typed(stage, *words, *places, env=dict(environ or environment()), timeout=timeout)
     assert "Traceback" not in done.stderr, done.stderr
     report = Report.read(base / "reports" / f"{stage}.json")
     return Done(done.returncode, report, done.stdout, done.stderr)
