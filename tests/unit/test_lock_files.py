@@ -10,34 +10,6 @@ from packaging.requirements import Requirement
 from provisioning import lock_files
 from provisioning.manifest import PythonEnvironment
 
-RESOLVED = """\
-fsspec==2026.9.0 ; platform_machine == 'x86_64' and sys_platform == 'linux' \\
-    --hash=sha256:aa \\
-    --hash=sha256:bb
-    # via torch
-nvidia-cublas==13.1 \\
-    --hash=sha256:cc
-    # via cuda-toolkit, nvidia-cudnn-cu13
-cuda-toolkit==13.0 \\
-    --hash=sha256:dd
-    # via torch
-nvidia-cudnn-cu13==9.20 \\
-    --hash=sha256:ee
-    # via torch
-cuda-only-helper==1.0 \\
-    --hash=sha256:ff
-    # via cuda-toolkit
-torch==2.13.0 \\
-    --hash=sha256:11
-    # via -r inputs.in
-triton==3.7.1 \\
-    --hash=sha256:22
-    # via torch
-tqdm==4.1 ; python_full_version < '3.11' and sys_platform == 'linux' \\
-    --hash=sha256:33
-    # via -r inputs.in, torch
-"""
-
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PythonEnvironment]:
@@ -84,12 +56,6 @@ class TestStaleness:
         path = write("tools", TOOLS)
         path.write_text("--index-url https://index.example/simple\n" + path.read_text())
         assert any("holds an address" in fault for fault in lock_files.problems("tools"))
-
-
-class TestTorch:
-    def test_torch_and_what_only_cuda_wants_stay_out(self) -> None:
-        kept = [entry.name for entry in lock_files.without_cuda(lock_files.parse(RESOLVED))]
-        assert kept == ["fsspec", "tqdm"]
 
 
 class TestCommittedLocks:

@@ -20,7 +20,6 @@ from ci.report.profiles import profile_page
 from ci.suites.profile import Cost, Measured, OnCpu
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
-from tests.support.program_reports import reports as program_reports
 from tests.support.typed import run_here
 
 
@@ -249,22 +248,6 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
     assert not any("style" in attributes or "onclick" in attributes for _, attributes in page.elements)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
-    max_leaves=12,
-)
-KEYS = ("verdict", "partition", "costs", "figures", "baseline", "thresholds", "seconds", "delegates", "case")
-
-
-@given(st.dictionaries(st.text(max_size=20), st.dictionaries(st.sampled_from(KEYS), JSON), max_size=3))
-def test_whatever_a_report_says_becomes_a_page(programs: dict[str, dict[str, Metric]]) -> None:
-    rows: dict[str, Metric] = {name: dict(row) for name, row in programs.items()}
-    assert html([replace(each, metrics={"programs": rows}) for each in program_reports()]).endswith(
-        "</html>\n"
-    )
 
 
 def test_names_of_the_model_are_text_on_the_page_and_nothing_is_fetched() -> None:

@@ -16,7 +16,6 @@ import yaml
 from ci import github as verb
 from ci.engine.gate_table import Row, gate_table
 from ci.github import place, plan, verdict
-from ci.github.rehearse.equivalents import EQUIVALENTS
 from ci.github.rehearse.model import (
     Action,
     Step,
@@ -168,31 +167,6 @@ def test_our_own_actions_are_given_only_inputs_that_they_have() -> None:
             action = read_action(ROOT, placed.step.uses.removeprefix("$/"))
             required = {name for name, one in action.inputs.items() if one.required}
             assert required <= set(placed.step.inputs) <= set(action.inputs), placed.where
-
-
-def test_every_output_that_is_read_exists() -> None:
-    """GitHub reads an output that does not exist as an empty text."""
-    for path in FILES:
-        data = raw(path)
-        file = str(path.relative_to(ROOT))
-        needed = read_workflow(ROOT, file).jobs if "jobs" in data else {}
-        text = path.read_text(encoding="utf-8")
-        for job, name in re.findall(r"needs\.(\w+)\.outputs\.([\w-]+)", text):
-            assert name in needed[job].outputs, f"{file}: {job}"
-        parts = [job.steps for job in needed.values()] or [read_action(ROOT, str(Path(file).parent)).steps]
-        by_id = {step.id: step for steps in parts for step in steps if step.id}
-        for step, name in re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text):
-            assert name in outputs_of(by_id[step]), f"{file}: {step}"
-
-
-def outputs_of(step: Step) -> set[str]:
-    """The names of a step's outputs: of our own action, of one part of `github`, or of a third party's."""
-    if step.uses.startswith("$/"):
-        return set(read_action(ROOT, step.uses.removeprefix("$/")).outputs)
-    if step.uses:
-        return set(EQUIVALENTS[step.uses.partition("@")[0]].outputs)
-    source = ROOT / "ci" / "github" / f"{step.run.split()[-1]}.py"
-    return set(re.findall(r'"([\w-]+)"', source.read_text(encoding="utf-8")))
 
 
 def test_a_change_is_gated_in_the_merge_queue_as_well() -> None:
