@@ -5,11 +5,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from provisioning.elf import BrokenElf, Elf, NotElf, read, read_stream
-from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
+from provisioning.elf import BrokenElf, Elf, read, read_stream
+from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
 
 RICH = Library(
     soname="libRich.so",
@@ -65,25 +63,3 @@ def test_without_a_stated_stack_it_is_executable_where_the_loader_makes_it_so(
     struct.pack_into("<I", content, at, 0)
     elf = read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
     assert (elf.execstack, elf.states_stack) == (executable, False)
-
-
-SAMPLES = (RICH.encode(), skel(79, "v2.49.40.260810104044", needed=("libc++.so.1",)).encode())
-
-
-@given(
-    sample=st.sampled_from(SAMPLES),
-    changes=st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), max_size=12),
-    cut=st.integers(0, 1200),
-)
-def test_damaged_bytes_are_read_or_refused_and_never_anything_else(
-    sample: bytes, changes: list[tuple[int, int]], cut: int
-) -> None:
-    damaged = bytearray(sample[: len(sample) - cut])
-    for at, value in changes:
-        if damaged:
-            damaged[at % len(damaged)] = value
-    try:
-        result: object = read_stream(io.BytesIO(bytes(damaged)), Path("lib.so"))
-    except (NotElf, BrokenElf) as error:
-        result = error.reason
-    assert isinstance(result, Elf) or result

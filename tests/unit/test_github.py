@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from provisioning.base.stage_run import StageRun
 from tests.support import engine, needs
 from tests.support.rehearsals import repository
 from tests.support.scripts import script
+from tests.support.typed import run_here
 
 ROWS = {
     "always": Row(stage="lint", minutes=5),
@@ -476,16 +476,10 @@ def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
         plan.named_only(ROWS, "nonsense")
 
 
-def parsed(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser)
-    return parser.parse_args(arguments)
-
-
 @pytest.mark.parametrize(("result", "code"), [("success", 0), ("skipped", 1)])
 def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, result: str, code: int) -> None:
     monkeypatch.setenv(f"{verdict.RESULT}STAGE", result)
-    assert verb.run(parsed("verdict")) == code
+    assert run_here(verb, "verdict") == code
 
 
 def test_inputs_become_flags_whatever_separates_them() -> None:

@@ -1,64 +1,22 @@
-"""Which program builds, how it is called, and what its failures mean."""
+"""How the programs that build images are called, and what their failures mean."""
 
 from __future__ import annotations
 
 import ast
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ci.image.builders import Buildah, Docker, Order, choose
+from ci.image.builders import Buildah, Docker, Order
 from ci.image.engine import Engine
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed
 from tests.support.scripts import script
 
 NONE = Engine.__new__(Engine)
 """Docker's own client builds in the engine: ours is not used."""
-
-
-def program(folder: Path, name: str, body: str) -> str:
-    return str(script(folder / name, f"import sys\n{body}", sys.executable))
-
-
-def docker(folder: Path, version: str, buildx: bool = False) -> str:
-    plugin = 'print("github.com/docker/buildx v0.17.1")' if buildx else "sys.exit(1)"
-    printed = f'print("Docker version {version}, build 1")'
-    return program(folder, "docker", f"if 'buildx' in sys.argv:\n    {plugin}\nelse:\n    {printed}")
-
-
-@pytest.mark.parametrize(
-    ("clients", "buildah", "wanted", "chosen"),
-    [
-        ([("28.2.2", True)], True, "auto", Docker("0/docker", buildx=True)),
-        ([("18.09.1", False)], True, "auto", Docker("0/docker", buildx=False)),
-        ([("23.0.0", False), ("20.10.24", False)], True, "docker", Docker("1/docker", buildx=False)),
-        ([("28.2.2", False)], True, "auto", Buildah("buildah")),
-        ([("28.2.2", False)], True, "docker", "no docker on PATH can build with BuildKit"),
-        ([], False, "auto", "buildah is not on PATH"),
-    ],
-)
-def test_the_builder_is_the_first_that_speaks_buildkit_else_buildah(
-    tmp_path: Path,
-    clients: list[tuple[str, bool]],
-    buildah: bool,
-    wanted: str,
-    chosen: Docker | Buildah | str,
-) -> None:
-    folders = [tmp_path / str(number) for number in range(len(clients))]
-    for folder, (version, buildx) in zip(folders, clients, strict=True):
-        docker(folder, version, buildx)
-    if buildah:
-        program(tmp_path, "buildah", "")
-    path = {"PATH": ":".join(map(str, [*folders, tmp_path]))}
-    if isinstance(chosen, str):
-        with pytest.raises(EnvironmentLacking, match=chosen) as caught:
-            choose(wanted, path)
-        assert "apt-get install" in caught.value.remedy
-    else:
-        assert choose(wanted, path) == replace(chosen, program=str(tmp_path / chosen.program))
 
 
 def order(folder: Path) -> Order:
@@ -82,8 +40,9 @@ def order(folder: Path) -> Order:
 def test_docker_builds_in_the_engine_without_network_and_attests_nothing(
     tmp_path: Path, buildx: bool, verb: list[str]
 ) -> None:
-    body = "import os; print([*sys.argv[1:], os.environ['BUILDX_NO_DEFAULT_ATTESTATIONS']])"
-    Docker(program(tmp_path / "a", "docker", body), buildx).build(order(tmp_path), NONE)
+    text = "import os, sys; print([*sys.argv[1:], os.environ['BUILDX_NO_DEFAULT_ATTESTATIONS']])"
+    program = script(tmp_path / "docker", text, sys.executable)
+    Docker(str(program), buildx).build(order(tmp_path), NONE)
     words = ast.literal_eval((tmp_path / "logs" / "build.log").read_text())
     assert words[: len(verb) + 2] == [*verb, "--network", "none"]
     assert words[-1] == "1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import tarfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Outcome, Report
 from tests.support.http_server import FileServer
+from tests.support.typed import run_here
 
 HOST = ".".join(("pypi", "org"))
 
@@ -85,8 +85,6 @@ def test_without_a_git_checkout_lint_says_so_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lint, "ROOT", tmp_path)
-    parser = argparse.ArgumentParser()
-    lint.configure(parser)
     with pytest.raises(EnvironmentLacking, match="git ls-files: fatal: not a git repository"):
-        lint.run(parser.parse_args(["--only", "tree", "--reports", str(tmp_path)]))
+        run_here(lint, "--only", "tree", "--reports", tmp_path)
     assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR

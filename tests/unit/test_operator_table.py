@@ -1,4 +1,4 @@
-"""What a part of an operator's test gave, and the tables of operators that come of it."""
+"""What a part of an operator's test gave, and the parts that a sample takes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from ci.suites.baseline import Recorded as Baselined
-from ci.suites.operator_table import Cell
 from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
-from ci.upstream.operators_page import table_of
 from ci.upstream.stage import sample_of
 from ci.upstream.worker import verdict_of
 from provisioning.base.stage_run import StageRun
@@ -84,52 +81,6 @@ def test_the_worst_part_decides_a_test(parts: list[dict[str, Any]], outcome: str
 
 def record(rows: dict[str, list[Part]]) -> Record:
     return Record("x", {test: Recorded(1, 1, tuple(parts)) for test, parts in rows.items()})
-
-
-def test_a_cell_is_the_worst_of_all_models_and_leaves_out_bad_tests() -> None:
-    suite = record({
-        "test_abs.test_abs_dtype[qnn-float32]": [Part("whole", 74)],
-        "test_abs.test_abs_shapes[qnn]": [Part("whole", 70), Part("part", 72, ("aten::view",))],
-        "test_abs.test_abs_shapes[qnn_8a8w]": [Part("bad_test"), Part("whole", 58)],
-        "test_log.test_log_range[qnn_16a4w]": [Part("whole", -6.0)],
-        "test_stack.test_stack_mixed[qnn_8a8w]": [Part("crash")],
-        "test_linear.test_linear[qnn]": [Part("bad_test")],
-    })  # fmt: skip
-    values = record({
-        "test_values[qnn-abs-plain]": [Part("whole", 71)],
-        "test_values[qnn-abs-small]": [Part("whole", 3)],
-        "test_values[qnn-abs-7]": [Part("dies")],
-        "test_values[qnn_8a4w-abs-7]": [Part("whole", 40)],
-    })  # fmt: skip
-    onnx = {
-        "abs/fp16/SM8650": Baselined(build_id="v2.51", accuracy={"sqnr_db": 60}),
-        "abs/u8u8/SM8650": Baselined(build_id="v2.51", accuracy={"sqnr_db": 50, "reference_sqnr_db": 3}),
-    }
-    table = table_of(
-        {"operators": {"SM8650": suite}, "values": {"SM8650": values}}, {"abs": ["lowers"]}, onnx
-    )
-    assert {name: chips["SM8650"] for name, chips in table.cells.items()} == {
-        "abs": {
-            "fp16": Cell(
-                result="part",
-                sqnr_db=70,
-                models=6,
-                cpu=("aten::view",),
-                bad={"small [-0.01, 0.01]": 3.0, "shape 7": None},
-            ),
-            "8a8w": Cell(result="whole", sqnr_db=58),
-            "8a4w": Cell(result="whole", sqnr_db=40),
-        },
-        "log": {"16a4w": Cell(result="wrong", sqnr_db=-6)},
-        "stack": {"8a8w": Cell(result="crash")},
-        "linear": {"fp16": Cell(result="bad_test")},
-    }
-    exact, wrong = (
-        Cell(result="whole", sqnr_db=60),
-        Cell(result="wrong", sqnr_db=3, bad={"plain [-1.0, 1.0]": 3}),
-    )
-    assert table.cells["abs"]["SM8650 onnx"] == {"fp16": exact, "8a8w": wrong}
-    assert "v2.51" in table.measured["SM8650 onnx"]
 
 
 @pytest.mark.parametrize(

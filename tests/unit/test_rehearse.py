@@ -71,31 +71,6 @@ def test_needs_carry_results_and_outputs_and_skip_what_depends_on_a_failure(tmp_
     assert '"result": "skipped"' in log_of(jobs["four"])
 
 
-def test_a_matrix_from_an_output_makes_a_job_a_row(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          plan:
-            outputs: {rows: "${{ steps.s.outputs.rows }}"}
-            steps:
-              - id: s
-                run: echo 'rows=[{"n":"a","c":0},{"n":"b","c":1}]' >> "$GITHUB_OUTPUT"
-          row:
-            name: row ${{ matrix.n }}
-            needs: plan
-            strategy: {fail-fast: false, matrix: {include: "${{ fromJSON(needs.plan.outputs.rows) }}"}}
-            steps: [{run: "exit ${{ matrix.c }}"}]
-          end: {needs: row, if: "failure()", steps: [{run: "true"}]}
-        """,
-    )
-    assert (jobs["row a"].result, jobs["row b"].result, jobs["end"].result) == (
-        "success",
-        "failure",
-        "success",
-    )
-
-
 @pytest.mark.parametrize(
     ("step", "says"),
     [

@@ -69,6 +69,7 @@ def test_what_cannot_be_evaluated_is_an_error_that_says_why(text: str, says: str
     ("text", "after_failure", "after_success"),
     [
         ("", False, True),
+        ("1 == 1", False, True),
         ("always()", True, True),
         ("failure()", True, False),
         ("!failure()", False, True),

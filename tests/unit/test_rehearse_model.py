@@ -8,7 +8,6 @@ import pytest
 
 from ci.github.rehearse.model import (
     Input,
-    check_permissions,
     complete_inputs,
     matrix_rows,
     read_action,
@@ -72,25 +71,3 @@ DECLARED = {
 def test_inputs_that_do_not_fit_are_errors(inputs: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         complete_inputs("x", DECLARED, inputs, typed=True)
-
-
-CALLED = "on: workflow_call\npermissions: {}\njobs: {x: {permissions: {contents: read}, steps: [{run: x}]}}"
-
-
-@pytest.mark.parametrize(
-    ("allowed", "refused"),
-    [
-        ({"contents": "read"}, False),
-        (None, False),
-        ({}, True),
-    ],
-)
-def test_a_called_workflow_may_not_do_more_than_its_caller(
-    tmp_path: Path, allowed: dict[str, str] | None, refused: bool
-) -> None:
-    called = read_workflow(workflow(tmp_path, CALLED), "w.yml")
-    if not refused:
-        check_permissions("here", allowed, called)
-        return
-    with pytest.raises(UsageError, match=r"permissions\.contents: expected read.* found none"):
-        check_permissions("here", allowed, called)

@@ -9,17 +9,15 @@ import pytest
 from ci.signing import verb
 from ci.signing.lpai import rehearsal
 from provisioning.base.command_line import guarded
-from provisioning.base.findings import Report, Severity
 from tests.support import chains
 from tests.support.skels import Skel
 from tests.support.typed import parsed
 
 
 @pytest.fixture(autouse=True)
-def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "reports"
 
 
 def signing(*argv: object) -> int:
@@ -63,28 +61,6 @@ def test_verifying(
 ) -> None:
     assert signing("verify", signed, *flags) == code
     assert words in capsys.readouterr().out
-
-
-def rules(reports: Path) -> dict[str, Severity]:
-    return {f.rule: f.severity for f in Report.read(reports / "signing_verify.json").findings}
-
-
-def test_findings_tell_a_known_signer_an_unknown_one_and_none_apart(
-    signed: Path, root: Path, reports: Path, tmp_path: Path
-) -> None:
-    signing("verify", signed, "--root", root, "--allow-unchecked", "signature")
-    assert rules(reports) == {
-        "signing.signer-known": Severity.NOTE,
-        "signing.not-checked": Severity.NOTE,
-        "signing.development-only": Severity.WARNING,
-    }
-    signing("verify", signed, "--allow-unchecked", "root", "--serial", "0xa")
-    assert rules(reports) == {
-        "signing.signer-unknown": Severity.WARNING,
-        "signing.development-only": Severity.WARNING,
-    }
-    signing("verify", Skel().write(tmp_path / "plain.so"), "--allow-unchecked", "root")
-    assert rules(reports) == {"signing.unsigned": Severity.ERROR}
 
 
 def test_a_file_of_several_certificates_does_not_say_which_to_trust(

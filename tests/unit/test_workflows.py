@@ -25,11 +25,8 @@ from ci.github.rehearse.model import (
     read_action,
     read_workflow,
 )
-from ci.upkeep.actions import table
-from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from qnn_ci import VERBS
-from tests.support.rehearsals import write
 
 if sys.version_info >= (3, 11):
     pass
@@ -103,25 +100,6 @@ def test_no_file_is_out_of_the_sight_of_lint_and_of_these_tests() -> None:
     known = {*FILES, GITHUB / "dependabot.yml"}
     unseen = {path for path in GITHUB.rglob("*") if path.suffix in (".yml", ".yaml")} - known
     assert unseen == set()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "uses: actions/checkout@v6 # v6",
-        f"uses: actions/checkout@{'a' * 40} # main",
-        f"- uses: actions/checkout@{'b' * 40} # v6.0.2",
-        f"uses: actions/checkout@{'a' * 40} # v6.0.1",
-    ],
-)
-def test_an_action_that_is_not_pinned_or_in_two_ways_is_an_error(tmp_path: Path, line: str) -> None:
-    pinned = f"runs-on: x\nuses: actions/checkout@{'a' * 40} # v6.0.2\n"
-    python = 'inputs:\n  python-version:\n    default: "3.11"\n'
-    write(tmp_path, {".github/a.yml": pinned, ".github/b.yml": python})
-    assert "v6.0.2" in table(tmp_path)
-    write(tmp_path, {".github/c.yml": f"{line}\n"})
-    with pytest.raises(CheckFailed):
-        table(tmp_path)
 
 
 def test_only_the_jobs_that_must_write_may() -> None:
