@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from ci.image.image_plan import load_images, plan_of
 from ci.image.verb import labels
 from provisioning.base.bill_of_materials import Item, document
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import load_profile
 from tests.support.bills import faults
 
 BUILD = Item("executorch", "1.5.1", kind="application", purl="pkg:github/pytorch/executorch")
@@ -68,16 +66,3 @@ def test_every_bill_is_valid_and_the_same_again(tmp_path: Path, kind: str) -> No
 
     assert faults(bill()) == ""
     assert bill() == bill()
-
-
-def test_an_image_lists_its_packages_distributions_and_components_with_licences_and_hashes() -> None:
-    components = {one["name"]: one for one in json.loads(image_bill("qnn-2.37-ndk-r26c"))["components"]}
-    sdk = load_profile("qnn-2.37").components["qnn-sdk"]
-    assert sdk.licence is not None
-    part = sdk.parts[0]
-    listed = components[f"qnn-sdk-{part.name}"]
-    assert listed["licenses"] == [{"license": {"name": sdk.licence.title}}]
-    hashes = [one["content"] for one in listed.get("hashes", [])]
-    assert hashes == [digest for digest in [getattr(part.source, "sha256", None)] if digest]
-    assert components["g++"]["purl"].startswith("pkg:deb/debian/g%2B%2B@4")
-    assert components["rich"]["licenses"] == [{"license": {"name": "MIT"}}]

@@ -40,34 +40,6 @@ HEALTHY_LOG = """\
 """
 
 
-# Public excerpts that no entry was written from, with the id that answers each.
-HELD_OUT = [
-    (
-        '<E> "GridSample" generated: could not create op\n<E> RouterFastRPC graph prepare failed 12\n'
-        "<E> Failed to finalize graph (id: 1) with err 1002",
-        "op-not-created",
-    ),
-    (
-        "E [Qnn ExecuTorch]: QnnDsp <E> Failed to create transport for device, error: 4000\n"
-        "E [Qnn ExecuTorch]: QnnDsp <E> Failed to load skel, error: 4000\n"
-        "E [Qnn ExecuTorch]: QnnDsp <E> Failed to parse default platform info: 14001",
-        "skel-not-loaded",
-    ),
-    (
-        '[ERROR] "Could not create context from binary for context index = 2 : err 1007"\n'
-        '[ERROR] "Create From Binary FAILED!"\n[ERROR] "Failed to free device: 14003"',
-        "subsystem-restart",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("log", "name"), HELD_OUT, ids=[f"{n}-{name}" for n, (_, name) in enumerate(HELD_OUT)]
-)
-def test_an_excerpt_that_no_entry_was_written_from_is_answered(log: str, name: str) -> None:
-    assert diagnosis.explain(log)[0].id == name
-
-
 def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,12 +54,6 @@ def counting(operator: str, output: tuple[int | None, ...]) -> Any:
     return model
 
 
-def unknown_type() -> Any:
-    model = conv_model()
-    model.graph.initializer[0].data_type = 99
-    return model
-
-
 class TestProblems:
     @pytest.mark.parametrize(
         ("model", "rule", "subject", "remedy"),
@@ -74,7 +68,6 @@ class TestProblems:
                 model_of([helper.make_node("Mul", ["x", "w"], ["y"])], weights={"w": np.zeros((1,))}),
                 "onnx-type", "w", "export in float32",
             ),
-            (unknown_type(), "onnx-malformed", "graph", "export it again"),
             (
                 model_of([helper.make_node("Conv", ["x", "nowhere"], ["y"])]),
                 "onnx-malformed", "graph", "export it again",

@@ -60,15 +60,6 @@ def test_files_of_other_cells_are_read_where_buckconfig_says() -> None:
     assert sources(run(text, others=others)) == ["p/a.cpp"]
 
 
-def test_a_file_of_another_cell_that_cannot_be_evaluated_does_harm_only_where_it_is_used() -> None:
-    others = {".buckconfig": CELLS, f"{SHIM}/x.bzl": "stop = nothing()\ndef other(): pass\n"}
-    text = 'load("@fbsource//xplat/executorch:x.bzl", "other")\n'
-    text += 'runtime.cxx_library(name = "x", srcs = ["a.cpp"])\n'
-    assert sources(run(text, others=others)) == ["p/a.cpp"]
-    [trouble] = run(f"{text}other()\n", others=others).troubles
-    assert "x.bzl cannot be evaluated" in trouble.why
-
-
 def test_an_exported_file_is_its_name_and_what_is_generated_of_it() -> None:
     text = 'export_file(name = "a.h")\ngenrule(name = "g", srcs = [":a.h"], cmd = "$(exe :tool) ${SRCS}")\n'
     side = run(text, name="BUCK")

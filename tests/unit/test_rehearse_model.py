@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from ci.github.rehearse.model import (
-    Input,
-    complete_inputs,
     matrix_rows,
     read_action,
     read_workflow,
@@ -57,17 +55,3 @@ def test_only_composite_actions_are_run(tmp_path: Path) -> None:
 )
 def test_a_matrix_has_githubs_combinations(matrix: object, rows: list[object]) -> None:
     assert matrix_rows(matrix) == rows
-
-
-DECLARED = {
-    "need": Input(required=True, default=None, type="string"),
-    "flag": Input(required=False, default=None, type="boolean"),
-    "n": Input(required=False, default=3, type="number"),
-    "m": Input(required=False, default=None, type="number"),
-}
-
-
-@pytest.mark.parametrize("inputs", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])
-def test_inputs_that_do_not_fit_are_errors(inputs: dict[str, object]) -> None:
-    with pytest.raises(UsageError):
-        complete_inputs("x", DECLARED, inputs, typed=True)

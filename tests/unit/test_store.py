@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import (
-    CheckFailed,
     EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
     UpstreamError,
 )
 from provisioning.manifest import Component
-from provisioning.sources.git import Git
 from provisioning.store import Store, Want
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip, write_zip
@@ -305,38 +303,3 @@ def test_trees_of_two_definitions_stand_side_by_side(house: House) -> None:
     other = house.store.provision("qnn-sdk", Component.model_validate(data, strict=False), HOST)
     assert wide.root != other.root and paths(other.root) == {"include/QNN/QnnTypes.h", "sdk.yaml"}
     assert house.store.gc(lambda tree: True) == []
-
-
-class TestGitSource:
-    COMMIT = "c" * 40
-
-    @pytest.fixture
-    def sources(self, monkeypatch: pytest.MonkeyPatch) -> Component:
-        """A component of one commit, with a checkout that stands in for git's."""
-
-        def checkout(source: Git, into: Path, progress: object = None) -> str:
-            into.mkdir(parents=True, exist_ok=True)
-            (into / "script.sh").write_text("#!/bin/sh\n")
-            (into / "script.sh").chmod(0o755)
-            (into / "latest").unlink(missing_ok=True)
-            (into / "latest").symlink_to("script.sh")
-            subprocess.run(["git", "init", "--quiet", into], check=True)
-            subprocess.run(["git", "-C", into, "add", "script.sh", "latest"], check=True)
-            (into / "planted").touch()
-            return self.COMMIT
-
-        monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
-        source = {"type": "git", "url": "https://example.com/x.git", "tag": "v1.5.1", "commit": self.COMMIT}
-        return component("", version="1.5.1", build_id=None, parts=[{"name": "tree", "source": source}])
-
-    def test_a_checkout_that_has_other_files_now_repairs_nothing(
-        self, tmp_path: Path, sources: Component
-    ) -> None:
-        store = Store(tmp_path / "store")
-        tree = store.provision("executorch-source", sources)
-        (tree.root / "script.sh").unlink()
-        checkout = store.kept(sources.parts[0])
-        subprocess.run(["git", "-C", str(checkout), "add", "planted"], check=True)
-        with pytest.raises(CheckFailed, match="planted"):
-            store.repair(tree, offline=True)
-        assert paths(tree.root) == {"latest"}
