@@ -13,21 +13,10 @@ import pytest
 from provisioning.base.settings import ROOT
 from tests.support.rehearsals import IDENTITY, repository
 from tests.support.rehearsed import example, rehearse
+from tests.support.wheels import SRC_PROJECT
 
 pytestmark = [pytest.mark.heavy, pytest.mark.whole]
 
-PROJECT = """\
-    [build-system]
-    requires = ["setuptools>=61"]
-    build-backend = "setuptools.build_meta"
-
-    [project]
-    name = "mynet"
-    version = "1.0"
-
-    [tool.setuptools.packages.find]
-    where = ["src"]
-    """
 CASE = """\
     [case.{name}]
     factory = "mynet.{name}:net"
@@ -66,7 +55,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
     files = {
         ".github/workflows/qnn.yml": workflow + example(ROOT / "docs" / "github.md", "  attest:\n"),
         "ci/models.toml": suite,
-        "pyproject.toml": PROJECT,
+        "pyproject.toml": SRC_PROJECT,
         "requirements.txt": "einops==0.8.1\n",
         "src/mynet/__init__.py": "",
         SUMS: MODEL.format(formula="x + x"),

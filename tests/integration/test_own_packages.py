@@ -16,22 +16,10 @@ from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageEr
 from tests.support.elves import Library
 from tests.support.lowering_suites import run
 from tests.support.rehearsals import write
-from tests.support.wheels import make_wheel
+from tests.support.wheels import SRC_PROJECT, make_wheel
 
 PROJECT = {
-    "pyproject.toml": """\
-        [build-system]
-        requires = ["setuptools>=61"]
-        build-backend = "setuptools.build_meta"
-
-        [project]
-        name = "mynet"
-        version = "1.0"
-        dependencies = ["einops>=0.7"]
-
-        [tool.setuptools.packages.find]
-        where = ["src"]
-        """,
+    "pyproject.toml": SRC_PROJECT,
     "src/mynet/__init__.py": """\
         import torch
         from einops import rearrange
@@ -44,10 +32,6 @@ PROJECT = {
 
             def forward(self, x):
                 return self.linear(rearrange(x, "b c h w -> b (c h w)"))
-        """,
-    "ci/nets.py": """\
-        import torch
-        from mynet import Net
 
 
         def net():
@@ -58,7 +42,7 @@ PROJECT = {
         project = ".."
 
         [case.net]
-        factory = "nets:net"
+        factory = "mynet:net"
 
         [[case.net.run]]
         scheme = "8a8w"

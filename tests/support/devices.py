@@ -21,24 +21,10 @@ def make_device_sdk(
     folder.mkdir(parents=True)
     for name in ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{arch}Stub.so", *more):
         source = f'const char id[] __attribute__((used, visibility("default"))) = "{build_id}";\n'
-        subprocess.run(
-            [
-                "aarch64-linux-gnu-gcc",
-                "-shared",
-                "-nostdlib",
-                f"-Wl,-soname,{name}",
-                "-xc",
-                "-",
-                "-o",
-                folder / name,
-            ],
-            input=source,
-            text=True,
-            check=True,
-        )
-    elves.skel(arch, build_id).write(
-        root / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so"
-    )
+        compiler = ["aarch64-linux-gnu-gcc", "-shared", "-nostdlib", f"-Wl,-soname,{name}", "-xc", "-"]
+        subprocess.run([*compiler, "-o", folder / name], input=source, text=True, check=True)
+    skel = elves.skel(arch, build_id)
+    skel.write(root / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so")
     return root
 
 

@@ -9,6 +9,21 @@ from collections.abc import Iterable, Mapping
 
 from tests.support.http_server import Reply
 
+SRC_PROJECT = """\
+    [build-system]
+    requires = ["setuptools>=61"]
+    build-backend = "setuptools.build_meta"
+
+    [project]
+    name = "mynet"
+    version = "1.0"
+    dependencies = ["einops>=0.7"]
+
+    [tool.setuptools.packages.find]
+    where = ["src"]
+    """
+"""The pyproject.toml of a model's package in a src/ layout, which needs a package of its own."""
+
 
 def make_wheel(filename: str, *, padding: int = 0, more: Mapping[str, str | bytes] | None = None) -> bytes:
     """`more`: files and their content, in place of its own or besides."""
