@@ -222,7 +222,7 @@ CHANGES: dict[str, Change] = {
         "a is there now",
     ),
     "a folder of the search path that was not there": (
-        {"net.py": "import part\ndef work(): return part.x", "lib/part.py": "x = 1"},
+        {"net.py": "import part\ndef work(): return part.x", "search/part.py": "x = 1"},
         lambda place: place.write("none/part.py", "x = 2"),
         "none offers the module part now",
     ),
@@ -310,7 +310,7 @@ CHANGES: dict[str, Change] = {
         "the program tool is another",
     ),
     "a file in a folder of PATH that no search looked for": (
-        {"net.py": "import os\ndef work(): return os.path.exists('HERE/bin/settings')"},
+        {"net.py": "import os\ndef work(): return os.path.exists('HERE/bin/settings')", "bin/tool": ""},
         lambda place: place.write("bin/settings", ""),
         "bin/settings is there now",
     ),
@@ -345,21 +345,32 @@ NO_INPUTS: dict[str, tuple[dict[str, str], Callable[[Place], object]]] = {
 }
 
 
+OF_WORKERS = ("search", "venv", "over", "bin", "homes")
+"""Folders that a worker has from its start."""
+
+
 def prepare(place: Place, files: dict[str, str]) -> None:
-    """A worker of its own, whose environment has the folders of these files."""
     for name, text in files.items():
         place.write(name, text)
     for tool in place.folder.glob("*/tool"):
         tool.chmod(0o755)
     (place.folder / "w.pt").symlink_to("v1.pt")
     (place.folder / "now").symlink_to("v1")
-    place.environ |= {"HOME": f"{place.folder}/homes/a", "PATH": f"{place.folder}/bin:{os.environ['PATH']}"}
+    place.path += [str(place.folder / "lib"), str(place.folder / "lib" / "site-packages")]
+    if any((place.folder / each).exists() for each in OF_WORKERS):
+        place.environ |= {
+            "HOME": f"{place.folder}/homes/a",
+            "PATH": f"{place.folder}/bin:{os.environ['PATH']}",
+        }
 
 
-def restart(place: Place) -> None:
+def start_if_need_be(place: Place) -> None:
+    """A worker of its own, where the environment is another."""
     if place.worker is not place.shared_worker:
         place.worker.end()
-    search = ":".join(f"{place.folder}/{each}" for each in ("none", "lib", "lib/site-packages", "over"))
+    if place.environ == os.environ:
+        return
+    search = ":".join(f"{place.folder}/{each}" for each in ("none", "search", "over"))
     added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
     if (place.folder / "over").exists():
         added += "import base.one\n"
@@ -370,11 +381,11 @@ def restart(place: Place) -> None:
 def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     files, change, why = CHANGES[what]
     prepare(place, files)
-    restart(place)
+    start_if_need_be(place)
     first, _ = place.do()
     assert place.do() == (first, "")
     change(place)
-    restart(place)
+    start_if_need_be(place)
     second, reason = place.do()
     assert why in reason
     assert first != second
@@ -385,10 +396,10 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
 def test_work_is_not_done_again_for_what_is_no_input(what: str, place: Place) -> None:
     files, change = NO_INPUTS[what]
     prepare(place, files)
-    restart(place)
+    start_if_need_be(place)
     place.do()
     change(place)
-    restart(place)
+    start_if_need_be(place)
     assert place.do()[1] == ""
 
 
