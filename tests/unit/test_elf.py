@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.elf import BrokenElf, Elf, read, read_stream
+from provisioning.elf import BrokenElf, Elf, NotElf, read, read_stream
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
 
 RICH = Library(
@@ -36,8 +36,11 @@ def test_the_hexagon_arch_is_in_the_low_ten_bits(flags: int, arch: int | None) -
     assert elf_of(Library(machine=HEXAGON, flags=flags)).arch == arch
 
 
-def test_a_truncated_file_says_where_it_should_have_ended(tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_never_taken_for_whole(tmp_path: Path) -> None:
     whole = RICH.encode()
+    for length in range(len(whole)):
+        with pytest.raises((NotElf, BrokenElf)):
+            read_stream(io.BytesIO(whole[:length]), Path("lib.so"))
     path = tmp_path / "lib.so"
     path.write_bytes(whole[:-1])
     with pytest.raises(BrokenElf, match=f"a segment ends at byte {len(whole)} of {len(whole) - 1}"):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ci.image import image_plan as plans
 from ci.image.image_plan import DOCKER, ImagePlan, plan_of
-from ci.image.verb import labels
+from ci.image.verb import labels, newest_base
+from provisioning.base.errors import UpstreamError
 from provisioning.lock_files import lock_path
 
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
@@ -80,3 +82,41 @@ def test_an_image_with_a_vendors_licence_says_that_it_is_not_to_be_published() -
     text = labels(plan_of("qnn-2.37-ndk-r26c"), "mine:1", BASE)["qnn-ci.not-to-be-published"]
     assert "Qualcomm AI Stack License" in text and "Android Software Development Kit" in text
     assert "qnn-ci.not-to-be-published" not in labels(plan_of("wheels"), "mine:1", BASE)
+
+
+class Registry:
+    """An engine whose registry has a newer base."""
+
+    def __init__(self, dated: str) -> None:
+        newest = {"Created": "2026-01-05T00:00:00Z", "RepoDigests": [f"debian@sha256:{'1' * 64}"]}
+        self.images = {"debian:bookworm-slim": newest, dated: newest}
+
+    def pull(self, reference: str) -> str:
+        if reference not in self.images:
+            raise UpstreamError(f"the base image {reference} cannot be pulled")
+        return reference
+
+    def attributes(self, reference: str) -> Mapping[str, object]:
+        return self.images[reference]
+
+
+def test_the_base_is_renewed_by_the_digest_of_its_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = plans.MANIFEST.read_text(encoding="utf-8")
+    monkeypatch.setattr(plans, "MANIFEST", tmp_path / "images.toml")
+    plans.MANIFEST.write_text(text, encoding="utf-8")
+    plans.load_images.cache_clear()
+    engine: Any = Registry("debian:bookworm-20260105-slim")
+    other: Any = Registry("debian:bookworm-20260106-slim")
+    try:
+        before = plans.load_images().system
+        plans.pin_base(newest_base(before, engine))
+        after = plans.load_images().system
+        assert (after.image, after.digest) == ("debian:bookworm-20260105-slim", f"sha256:{'1' * 64}")
+        assert after.epoch == 1767571200 and after.packages == before.packages
+        assert plans.MANIFEST.read_text().count("#") == text.count("#")
+        with pytest.raises(UpstreamError):
+            newest_base(before, other)
+    finally:
+        plans.load_images.cache_clear()
