@@ -221,6 +221,14 @@ class TestAudit:
         code = main("qnn-ci", "", VERBS, ["audit", str(model), "--json", str(out), *arguments])
         return code, json.loads(out.read_text())["precisions"]
 
+    def test_every_precision_is_compiled_once(self, stand_in: StandIn, tmp_path: Path) -> None:
+        code, rows = self.audited(tmp_path)
+        assert code == 0 and list(rows) == ["fp16", "8a8w", "16a8w"]
+        compiled = [order["run"]["precision"] for what, order in stand_in.orders if what == "mixed"]
+        assert compiled == ["fp16", "u8u8", "u16u8"]
+        orders = len(stand_in.orders)
+        assert self.audited(tmp_path) == (0, rows) and len(stand_in.orders) == orders
+
     def test_a_model_that_changed_is_compiled_again(self, stand_in: StandIn, tmp_path: Path) -> None:
         model = tmp_path / "net.onnx"
         write(conv_model(), model)
