@@ -9,6 +9,7 @@ import pytest
 from ci.signing import verb
 from ci.signing.lpai import rehearsal
 from provisioning.base.command_line import guarded
+from provisioning.base.findings import Outcome, Report
 from tests.support import chains
 from tests.support.skels import Skel
 from tests.support.typed import parsed
@@ -54,6 +55,7 @@ def root(tmp_path: Path) -> Path:
 def test_verifying(
     signed: Path,
     root: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     flags: tuple[str, ...],
     code: int,
@@ -61,6 +63,8 @@ def test_verifying(
 ) -> None:
     assert signing("verify", signed, *flags) == code
     assert words in capsys.readouterr().out
+    outcome = Report.read(tmp_path / "reports" / "signing_verify.json").outcome
+    assert outcome is (Outcome.PASS, Outcome.FAIL, Outcome.ERROR)[code]
 
 
 def test_a_file_of_several_certificates_does_not_say_which_to_trust(
