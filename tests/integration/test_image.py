@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -143,21 +142,6 @@ def test_the_wheels_image_validates_inside_and_its_bill_names_what_is_inside(whe
     names = {one["name"] for one in json.loads(path.read_text())["components"]}
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
     assert faults(path.read_text(encoding="utf-8")) == ""
-
-
-@pytest.mark.whole
-def test_a_change_of_project_code_builds_nothing_again(
-    wheels: Stage, elsewhere: Path, tmp_path: Path
-) -> None:
-    for folder in ("ci", "provisioning"):
-        with (elsewhere / folder / "__init__.py").open("a") as stream:
-            stream.write("\nCHANGED = True\n")
-    again = image(elsewhere, "wheels", "--no-validate", reports=tmp_path)
-    assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
-    log = (elsewhere / "build" / "image-wheels.log").read_text()
-    steps = re.findall(r"^(#\d+) \[.+\] RUN ", log, re.M)
-    assert len(steps) == len(again.report["metrics"]["layers"]) - 1
-    assert [step for step in steps if f"\n{step} CACHED\n" not in log] == []
 
 
 @pytest.mark.whole

@@ -17,6 +17,7 @@ import pytest
 from ci.engine.interpreter import as_installed
 from ci.engine.memo import (
     ENTRIES,
+    Digests,
     Entry,
     Memo,
     Miss,
@@ -434,6 +435,19 @@ def test_an_edit_of_the_same_size_with_the_time_put_back_is_seen(back: float, pl
     later(path, "def work(): return 2")
     os.utime(path, (times.st_atime, times.st_mtime if back == 100.0 else times.st_mtime - back))
     assert place.do()[0] == 2
+
+
+def test_a_file_that_changed_just_now_is_read_again_though_its_stamp_is_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writes can fall into one tick of the file system's clock."""
+    now = time.time_ns()
+    monkeypatch.setattr("ci.engine.memo.stamp_of", lambda info: (1, now, now, 1))
+    file, digests = tmp_path / "w.bin", Digests(tmp_path / "store")
+    file.write_text("1")
+    first, _ = digests.of(str(file))
+    file.write_text("2")
+    assert digests.of(str(file))[0] != first
 
 
 def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:

@@ -92,7 +92,7 @@ def test_a_kill_at_any_moment_leaves_a_store_that_is_whole_and_works(site: Site,
     moments = random.Random(20261120)
     killed = 0
     while killed < kills:
-        operation = moments.choice([f"{ANDROID}:75", "provision", "provision", "gc"])
+        operation = moments.choice([f"{ANDROID}:75", "provision", "provision", "repair", "gc"])
         process = site.start(operation)
         time.sleep(moments.uniform(0.1, 1.1) * longest)
         process.kill()
@@ -107,22 +107,6 @@ def test_a_kill_at_any_moment_leaves_a_store_that_is_whole_and_works(site: Site,
     assert site.run("provision").returncode == 0
     assert site.faults() == []
     assert list((site.store.path / "staging").iterdir()) == []
-
-
-@pytest.mark.timeout(300)
-def test_a_kill_during_repair_leaves_what_another_repair_completes(site: Site) -> None:
-    assert site.run("provision").returncode == 0
-    root = site.store.trees()[0].root
-    moments = random.Random(5)
-    for _ in range(3):
-        for path in sorted(root.glob("lib/x86_64-linux-clang/more/*"))[::3]:
-            path.unlink()
-        process = site.start("repair")
-        time.sleep(moments.uniform(0.1, 0.6))
-        process.kill()
-        process.communicate()
-        assert site.run("repair").returncode == 0
-        assert site.faults() == []
 
 
 @pytest.mark.timeout(300)
