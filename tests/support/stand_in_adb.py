@@ -122,6 +122,12 @@ class Connection(socketserver.BaseRequestHandler):
             path = self._take(size).decode()
             if request == "STAT":
                 self.request.sendall(b"STAT" + struct.pack("<III", *_status(Path(path))))
+            elif request == "LIST":
+                for child in sorted(Path(path).iterdir()):
+                    name = child.name.encode()
+                    entry = struct.pack("<IIII", *_status(child), len(name))
+                    self.request.sendall(b"DENT" + entry + name)
+                self.request.sendall(b"DONE" + bytes(16))
             elif request == "SEND":
                 self._receive(path)
             elif request == "RECV":
