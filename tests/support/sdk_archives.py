@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.progress import Progress
 from provisioning.manifest import Component
 from provisioning.store import Tree
 from provisioning.store.inventory import Inventory
@@ -94,20 +93,6 @@ def component(url: str, archive: Path | None = None, **changes: Any) -> Componen
         "parts": [{"name": "sdk", "source": source, "place": PLACE}],
     }
     return Component.model_validate(data | changes, strict=False)
-
-
-class Told(Progress):
-    """A progress that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self.notes: list[str] = []
-
-    def start(self, name: str, total: int | None, done: int = 0) -> None:
-        self.started.append(name)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def tree_at(root: Path, component: str = "qnn-sdk", version: str = VERSION) -> Tree:

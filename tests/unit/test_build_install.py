@@ -53,8 +53,8 @@ def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
     for users in ("overlay", "notes"):
         (tmp_path / "dist" / users).mkdir()
     replace_build(tmp_path / "part", tmp_path / "dist")
-    left = sorted(str(path.relative_to(tmp_path / "dist")) for path in (tmp_path / "dist").rglob("*"))
-    assert left == ["bin", "bin/a", "lib", "lib/new.so", "notes", "overlay"]
+    remaining = sorted(str(path.relative_to(tmp_path / "dist")) for path in (tmp_path / "dist").rglob("*"))
+    assert remaining == ["bin", "bin/a", "lib", "lib/new.so", "notes", "overlay"]
     assert (tmp_path / "dist/bin/a").read_text(encoding="utf-8") == "part/bin/a"
 
 

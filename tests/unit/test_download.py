@@ -17,15 +17,29 @@ from provisioning.base.errors import (
     ToolkitError,
     UpstreamError,
 )
+from provisioning.base.progress import Progress
 from provisioning.download import Patience, fetch, file_name, redact
 from tests.support import chains
 from tests.support.http_server import FileServer, Reply
-from tests.support.sdk_archives import Told
 
 BODY = random.Random(1).randbytes(400_000)
 SHA = hashlib.sha256(BODY).hexdigest()
 OTHER = random.Random(2).randbytes(300_000)
 HALF = 200_000
+
+
+class Kept(Progress):
+    """Keeps what is started, and the notes."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.notes: list[str] = []
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None:
+        self.started.append(name)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 @pytest.fixture
@@ -127,25 +141,25 @@ def test_without_hash_and_strong_validator_nothing_is_resumed(
 
 
 def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: Patience) -> None:
-    progress_notes = Told()
+    progress = Kept()
     with FileServer(BODY, [Reply(cut=HALF, status=200), Reply(status=403)]) as server:
         with pytest.raises(UpstreamError):
             fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
         part = into.with_name("file.bin.part")
         part.write_bytes(b"?" * part.stat().st_size)
-        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience, progress=progress_notes)
+        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience, progress=progress)
     assert fetched.path.read_bytes() == BODY
-    assert any("another hash" in note for note in progress_notes.notes)
+    assert any("another hash" in note for note in progress.notes)
 
 
 def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:
-    progress_notes = Told()
+    progress = Kept()
     into.parent.mkdir()
     into.write_bytes(BODY[:-1] + b"?")
     with FileServer(BODY) as server:
-        fetched = fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=progress_notes)
+        fetched = fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=progress)
     assert fetched.path.read_bytes() == BODY
-    assert any("damaged" in note for note in progress_notes.notes)
+    assert any("damaged" in note for note in progress.notes)
 
 
 @pytest.mark.parametrize("record", [b"", b'{"url": 1}'])
@@ -160,20 +174,20 @@ def test_a_part_without_a_sound_record_is_dropped(record: bytes, into: Path) -> 
 
 
 def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
-    progress_notes = Told()
+    progress = Kept()
     caplog.set_level(logging.DEBUG)
     with FileServer(BODY, [Reply(status=503, body=b""), Reply(cut=HALF)], usual=Reply(status=403)) as server:
         url = server.url("/sdk.zip?sig=TOPSECRET&plainTOPSECRET", userinfo="me:TOPSECRET@")
         with pytest.raises(ToolkitError) as caught:
-            fetch(url, into, sha256=SHA, size=None, progress=progress_notes, patience=patience)
+            fetch(url, into, sha256=SHA, size=None, progress=progress, patience=patience)
     kept = "".join(p.read_text() for p in into.parent.glob("*.json"))
     for shown in (
         caught.value.message,
         caught.value.remedy,
-        *progress_notes.notes,
+        *progress.notes,
         caplog.text,
         kept,
-        str(progress_notes.started),
+        str(progress.started),
     ):
         assert "TOPSECRET" not in shown
 

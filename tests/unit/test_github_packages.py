@@ -19,7 +19,7 @@ Machine = Callable[..., Path]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with these programs alone, which write down how they were called, and the package `here`."""
 
-    def made(*, root: bool, code: int = 0, programs: tuple[str, ...] = ("dpkg-query", "apt-get")) -> Path:
+    def machine_with(*, root: bool, programs: tuple[str, ...] = ("dpkg-query", "apt-get")) -> Path:
         log = tmp_path / "log"
         scripts = {
             "dpkg-query": """case "$*" in
@@ -27,7 +27,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
                 '--show --showformat=${db:Status-Status} removed') printf config-files ;;
                 *) echo "no packages found" >&2; exit 1 ;;
                 esac""",
-            "apt-get": f'echo "$DEBIAN_FRONTEND apt-get $*" >> {log}; exit {code}',
+            "apt-get": f'echo "$DEBIAN_FRONTEND apt-get $*" >> {log}; exit 0',
             # Which leaves almost nothing of the environment, as sudo does.
             "sudo": f'echo "sudo $1" >> {log}; shift; exec env -i PATH="$PATH" "$@"',
         }
@@ -40,7 +40,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
         return log
 
-    return made
+    return machine_with
 
 
 def test_only_what_is_not_there_is_installed(machine: Machine) -> None:

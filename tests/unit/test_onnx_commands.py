@@ -145,7 +145,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     return worker
 
 
-def left(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -209,10 +209,10 @@ class TestRun:
         def full(part: Path, target: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        before = left(tmp_path)
+        before = names_in(tmp_path)
         monkeypatch.setattr(Path, "replace", full)
         assert self.ran(model, "--output", str(tmp_path / "y.npz")) == 3
-        assert left(tmp_path) == before
+        assert names_in(tmp_path) == before
 
 
 class TestAudit:

@@ -261,12 +261,12 @@ class TestGc:
 
     def test_what_a_killed_process_left_goes(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk)
-        left = house.store.path / "staging" / "123-abcdef"
+        staged = house.store.path / "staging" / "123-abcdef"
         unfinished = house.store.path / "trees" / "qnn-sdk-9-0123"
-        for folder in (left, unfinished):
+        for folder in (staged, unfinished):
             (folder / "tree").mkdir(parents=True)
-        assert {one.path for one in house.store.gc(lambda tree: True)} == {left, unfinished}
-        assert not left.exists() and not unfinished.exists()
+        assert {one.path for one in house.store.gc(lambda tree: True)} == {staged, unfinished}
+        assert not staged.exists() and not unfinished.exists()
 
     def test_the_staging_of_a_living_process_stays(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk, HOST)

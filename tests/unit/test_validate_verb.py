@@ -86,7 +86,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(
-    ("ignore", "left"),
+    ("ignore", "remaining"),
     [
         ("elf-machine", ["h"]),
         ("elf-machine:lib/a/*", ["lib/b/libX.so", "h"]),
@@ -94,9 +94,9 @@ FOUND = [
         ("host-os:h", ["lib/a/libX.so", "lib/b/libX.so"]),
     ],
 )
-def test_an_ignore_takes_away_what_it_fits(ignore: str, left: list[str]) -> None:
+def test_an_ignore_takes_away_what_it_fits(ignore: str, remaining: list[str]) -> None:
     kept, ignored = without_ignored(FOUND, [Ignore.parse(ignore)])
-    assert ([f.subject for f in kept], len(ignored)) == (left, len(FOUND) - len(left))
+    assert ([f.subject for f in kept], len(ignored)) == (remaining, len(FOUND) - len(remaining))
 
 
 @pytest.mark.parametrize("ignore", ["elf-machine:lib/c/*", "elf-readable"])
