@@ -45,7 +45,8 @@ WITH_WHOLE = ("text_input", "spectrum", "changes_input", "named")
 
 
 def dying(name: str) -> dict[str, str]:
-    return {"factory": f"lowering_models:{name}", "scheme": DYING[name][0]}
+    case = {"factory": f"lowering_models:{name}", "scheme": DYING[name][0]}
+    return case | {"soc": "SM8750", "thresholds": "sqnr_db = 10"} if name == "unet" else case
 
 
 @pytest.fixture(scope="module")
