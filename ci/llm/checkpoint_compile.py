@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.llm.architecture import Architecture, read_architecture
-from ci.llm.arrays import Sample
+from ci.llm.arrays import HIDDEN, Sample
 from ci.llm.contexts import compile_context
-from ci.llm.decoder import Decoder, load_decoder, require_halves
+from ci.llm.decoder import load_decoder, require_halves
 from ci.llm.genie import write_config
-from ci.llm.graphs import Encoding, export, outputs_of, quantize, samples, shared_encodings
+from ci.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
 from ci.llm.measure import windows
 from ci.llm.prompts import TEMPLATE
 from provisioning.manifest import Soc, soc_named
@@ -71,6 +71,8 @@ class Part:
     first: int
     last: int
     rows: Sequence[Any]
+    outputs: Sequence[Sample]
+    """Float's, of the rows."""
     encodings: Mapping[str, Encoding]
 
     def write_graph(self, name: str, count: int, out: Path) -> Path:
@@ -85,9 +87,7 @@ class Part:
             return graph
         plain = work / "float.onnx"
         export(decoder, plain)
-        # From here on it takes whole rows.
-        decoder.count = self.context
-        calibration = samples(decoder, self.rows, self.context, count)
+        calibration = samples(decoder, self.rows, self.outputs, self.context, count)
         quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=self.encodings)
         shutil.copy(graph, out / on_cpu_name(name, self.number))
         return graph
@@ -113,30 +113,22 @@ def write_binaries(
     numbers = {name: index * parts for index, name in enumerate(counts)}
     for number in range(parts):
         first, last = shape.part(number, parts)
-        following: list[Any] = []
+        outputs: list[Sample] = []
         if rows:
             decoder = load_decoder(folder, shape, context, context, first, last)
             # What comes in is encoded as it went out of the part before.
             into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
-            encodings = into | shared_encodings(_collected(decoder, rows, following), cache)
-        part = Part(folder, shape, context, number, first, last, rows, encodings)
+            outputs = outputs_of_rows(decoder, rows)
+            encodings = into | shared_encodings(outputs, cache)
+        part = Part(folder, shape, context, number, first, last, rows, outputs, encodings)
         for names in [tuple(counts)] if shared else [(name,) for name in counts]:
             graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}
             binary = binaries[min(graphs)] = out / f"{'shared' if shared else names[0]}_{number}.bin"
             compile_context(graphs, soc, binary, fp16=not rows)
             for graph in graphs.values():
                 shutil.rmtree(graph.parent)
-        rows = following
+        rows = [each[name][0] for each in outputs for name in each if name.startswith(HIDDEN)]
     return [binaries[number] for number in sorted(binaries)]
-
-
-def _collected(decoder: Decoder, rows: Sequence[Any], following: list[Any]) -> Iterator[Sample]:
-    """Float's outputs of each row; the rows of the next part are appended to `following`."""
-    for row in rows:
-        outputs = outputs_of(decoder, row)
-        if not decoder.has_head:
-            following.append(outputs[decoder.outputs[0]][0])
-        yield outputs
 
 
 def on_cpu_name(kind: str, part: int) -> str:

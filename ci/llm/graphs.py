@@ -104,6 +104,13 @@ def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
     return {name: tensor.numpy() for name, tensor in zip(decoder.outputs, outputs, strict=True)}
 
 
+def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list[Sample]:
+    """Float's, computed once for all graphs that are quantized; without logits, which would fill the memory.
+    `decoder` takes a whole row at once."""
+    outputs = (outputs_of(decoder, row) for row in rows)
+    return [{name: each[name] for name in each if name != "logits"} for each in outputs]
+
+
 def blocks(
     decoder: Any, row: Sequence[int] | Array, outputs: Sample, context: int, count: int
 ) -> Iterator[tuple[int, Sample]]:
@@ -124,12 +131,16 @@ def blocks(
 
 
 def samples(
-    decoder: Any, rows: Iterable[Sequence[int] | Array], context: int, count: int
+    decoder: Any,
+    rows: Iterable[Sequence[int] | Array],
+    outputs: Iterable[Sample],
+    context: int,
+    count: int,
 ) -> Iterator[Sample]:
-    """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the memory.
-    `decoder` takes a whole row at once."""
-    for row in rows:
-        for _, inputs in blocks(decoder, row, outputs_of(decoder, row), context, count):
+    """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the
+    memory."""
+    for row, each in zip(rows, outputs, strict=True):
+        for _, inputs in blocks(decoder, row, each, context, count):
             yield inputs
 
 

@@ -27,6 +27,8 @@ PROMPTS = (1, 31, 32, 33, 65)
 MOST = 60
 """Tokens of a text that ends by itself."""
 CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
+CALIBRATION_TOKENS = 8192
+"""Enough to quantize by: long contexts have fewer windows."""
 
 
 def windows(
@@ -34,11 +36,12 @@ def windows(
     bos: int | None,
     text: Path,
     context: int,
-    most: int = CALIBRATION_WINDOWS,
+    most: int = 0,
     instead: str = "a shorter --context",
 ) -> list[list[int]]:
-    """Of a text. Each begins like a prompt, because otherwise the first tokens' values would be cut off.
-    `instead` is what a shorter text needs."""
+    """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
+    otherwise the first tokens' values would be cut off. `instead` is what a shorter text needs."""
+    most = most or max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
     length = context - 1

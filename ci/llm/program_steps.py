@@ -17,7 +17,7 @@ from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Array
 from ci.llm.decoder import load_decoder, require_halves, resized
 from ci.llm.genie import Spoken
-from ci.llm.graphs import Encoding, samples
+from ci.llm.graphs import Encoding, outputs_of_rows, samples
 from ci.llm.measure import DECODE, PREFILL, ProgramFolders, Reader, figures, texts, windows
 from ci.llm.programs import (
     DECODE_METHOD,
@@ -140,8 +140,9 @@ def write_program(
     encodings: dict[str, dict[str, Encoding]] = {}
     if precision != "fp16":
         rows = calibration()
+        outputs = outputs_of_rows(whole, rows)
         calls = {
-            name: layouts[name].calibration(samples(whole, rows, shape.context, count))
+            name: layouts[name].calibration(samples(whole, rows, outputs, shape.context, count))
             for name, count in names.items()
         }
         modules = quantized(layouts, calls, precision, chip)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,13 @@ class RunnerLayout(nn.Module):
         caches = [cache.transpose(0, 1).contiguous() for cache in self.decoder.example()[4:]]
         return [*caches[0::2], *caches[1::2]]
 
-    def calibration(self, samples: Iterable[Sample]) -> list[tuple[Tensor, ...]]:
-        """The inputs of this layout for those of Genie's."""
-        inputs = []
+    def calibration(self, samples: Iterable[Sample]) -> Iterator[tuple[Tensor, ...]]:
+        """The inputs of this layout for those of Genie's, one by one: all would fill the memory."""
         for sample in samples:
             caches = [torch.from_numpy(sample[name]).transpose(0, 1) for name in self.decoder.inputs[4:]]
             position = _position(sample["attention_mask"])
             tokens = sample["input_ids"][0].tolist()
-            inputs.append(self.inputs(tokens, position, [*caches[0::2], *caches[1::2]]))
-        return inputs
+            yield self.inputs(tokens, position, [*caches[0::2], *caches[1::2]])
 
 
 def _position(mask: Array) -> int:
@@ -135,7 +134,7 @@ class Stateful(nn.Module):
 
 def quantized(
     modules: Mapping[str, Any],
-    samples: Mapping[str, Sequence[tuple[Tensor, ...]]],
+    samples: Mapping[str, Iterator[tuple[Tensor, ...]]],
     scheme: str,
     soc: str,
 ) -> dict[str, Any]:
@@ -146,9 +145,10 @@ def quantized(
         quantizer.set_default_quant_config(
             QuantDtype[f"use_{scheme}"], is_linear_per_channel=True, act_observer=MinMaxObserver
         )
-        exported = torch.export.export(module, samples[name][0], strict=True).module()
+        first = next(samples[name])
+        exported = torch.export.export(module, first, strict=True).module()
         prepared[name] = prepare_pt2e(exported, quantizer)
-        for sample in samples[name]:
+        for sample in itertools.chain([first], samples[name]):
             prepared[name](*sample)
     for observers in zip(*(_edge_observers(each) for each in prepared.values()), strict=True):
         every = [observer for edge in observers for observer in edge]
