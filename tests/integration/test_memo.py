@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import shutil
@@ -457,6 +458,15 @@ def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:
     )
     place.write("w.bin", "1")
     assert "w.bin changed while it was read" in place.do()[1]
+
+
+def test_a_store_without_room_costs_the_memory_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place.write("net.py", "def work(): return 1")
+    monkeypatch.setattr("ci.engine.memo.replace_text", write)
+    assert place.do() == (1, "never done; not remembered: No space left on device")
 
 
 UDP = "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\ndef work(): return udp."
