@@ -85,11 +85,12 @@ def run_suites(
     if args.report_upstream:
         print_reports(selection.profile, [suite.name for suite in suites])
         return 0
+    runs = Runs(args, selection, environ, stage, set(args.expressions))
     if args.list:
-        _run_all(suites, args, selection, environ, stage)
+        runs.run_all(suites)
         return 0
     with stage.reported(selection.reports, "delegate-not-measured"):
-        _run_all(suites, args, selection, environ, stage)
+        runs.run_all(suites)
     return stage.close(
         selection.reports,
         show=lambda report: terminal.show(
@@ -98,23 +99,52 @@ def run_suites(
     )
 
 
-def _run_all(
-    suites: Sequence[Suite],
-    args: argparse.Namespace,
-    selection: Selection,
-    environ: Mapping[str, str],
-    stage: StageRun,
-) -> None:
-    # Of several suites an expression need match in one alone.
-    unmatched = set(args.expressions)
-    empty: list[NothingChosen] = []
-    for suite in suites:
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What the runs of several suites share."""
+
+    args: argparse.Namespace
+    selection: Selection
+    environ: Mapping[str, str]
+    stage: StageRun
+    unmatched: set[str]
+    """Of several suites an expression need match in one alone."""
+
+    def run_all(self, suites: Sequence[Suite]) -> None:
+        empty: list[NothingChosen] = []
+        for suite in suites:
+            try:
+                self._run(suite, last=suite is suites[-1])
+            except NothingChosen as error:
+                empty.append(error)
+        if self.unmatched or len(empty) == len(suites):
+            raise empty[-1]
+
+    def _run(self, suite: Suite, *, last: bool) -> None:
+        args, selection = self.args, self.selection
+        plan = make_plan(suite, args, selection, self.environ)
+        workers = Workers(plan.setup)
         try:
-            _run(suite, args, selection, environ, stage, unmatched, last=suite is suites[-1])
-        except NothingChosen as error:
-            empty.append(error)
-    if unmatched or len(empty) == len(suites):
-        raise empty[-1]
+            tests = list_tests(plan, selection, workers)
+            self.unmatched.difference_update(
+                [each for each in self.unmatched if any(map(matcher([each]), tests))]
+            )
+            if last and self.unmatched:
+                raise nothing_chosen(plan, "-k", min(self.unmatched))
+            chosen = choose(plan, args, tests)
+            if args.list:
+                _print_list(plan, chosen)
+                return
+            _announce(plan)
+            verdicts = run_tests(plan, selection, chosen, workers, args)
+        finally:
+            workers.close()
+        judge = plan.judge
+        if args.update_ledger or args.table:
+            judge = judge.updated(verdicts.values(), tests, plan.machinery.measured_with())
+            if args.table and plan.suite.name in OPERATORS:
+                accept_table()
+        _report(self.stage, plan, judge, verdicts, len(chosen))
 
 
 class NothingChosen(UsageError):
@@ -132,39 +162,6 @@ def _check(args: argparse.Namespace, selection: Selection) -> None:
         )
     if args.shard:
         parse_shard(args.shard)
-
-
-def _run(
-    suite: Suite,
-    args: argparse.Namespace,
-    selection: Selection,
-    environ: Mapping[str, str],
-    stage: StageRun,
-    unmatched: set[str],
-    *,
-    last: bool,
-) -> None:
-    plan = make_plan(suite, args, selection, environ)
-    workers = Workers(plan.setup)
-    try:
-        tests = list_tests(plan, selection, workers)
-        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
-        if last and unmatched:
-            raise nothing_chosen(plan, "-k", min(unmatched))
-        chosen = choose(plan, args, tests)
-        if args.list:
-            _print_list(plan, chosen)
-            return
-        _announce(plan)
-        verdicts = run_tests(plan, selection, chosen, workers, args)
-    finally:
-        workers.close()
-    judge = plan.judge
-    if args.update_ledger or args.table:
-        judge = judge.updated(verdicts.values(), tests, plan.machinery.measured_with())
-        if args.table and plan.suite.name in OPERATORS:
-            accept_table()
-    _report(stage, plan, judge, verdicts, len(chosen))
 
 
 def _report(
