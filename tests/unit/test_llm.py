@@ -15,6 +15,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.work import Failure, Result
+from ci.llm import verb
 from ci.llm.architecture import read_architecture, shards_of
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
@@ -27,6 +28,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 from qnn_ci import program_of
+from tests.support.typed import run_here
 
 EOS = 9
 EXPECTED = (3, 4, 5, 6)
@@ -536,3 +538,18 @@ def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: s
     suite.write_text(text)
     with pytest.raises(UsageError, match=named):
         SUITES.all_programs([suite])
+
+
+def test_several_words_choose_from_several_suites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of the words is enough for a program, and a word that fits none is an error."""
+    flags: list[str] = []
+    for case in ("mine", "yours"):
+        suite = tmp_path / f"{case}.toml"
+        run = f'[[case.{case}.run]]\nprecision = "fp16"\nsocs = ["SM8650"]\n'
+        suite.write_text(f"schema = 1\n[case.{case}]\nperplexity = 20\n{run}{run}parts = 2\n")
+        flags += ["--suite", str(suite)]
+    run_here(verb, *flags, "-k", "mine/genie-fp16/", "-k", "yours/*parts", "--list")
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["mine/genie-fp16/SM8650", "yours/genie-fp16-2-parts/SM8650"]
+    with pytest.raises(UsageError, match="-k theirs"):
+        run_here(verb, *flags, "-k", "mine", "-k", "theirs", "--list")
