@@ -19,9 +19,16 @@ from ci.llm.suite import SUITES
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
-from tests.support.checkpoints import LLAMA_3_2, write_checkpoint
+from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
 from tests.support.sdk import sdk_root
-from tests.support.speakers import LENGTH, TIMEOUT, Speaker, changed, make_speaker
+from tests.support.speakers import (
+    LENGTH,
+    TIMEOUT,
+    Speaker,
+    changed,
+    has_transformers_rope,
+    make_speaker,
+)
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
@@ -50,8 +57,9 @@ def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path)
     from ci.llm.genie import speak
 
     config = changed(speaker, tmp_path, "max-num-tokens", 500)
-    again = changed(Speaker(config.parent, config, None), tmp_path / "endless", "context/eos-token", 255)
-    [one] = speak(again, [[65, 66]], timeout=TIMEOUT)
+    longer = replace(speaker, folder=config.parent, config=config)
+    endless = changed(longer, tmp_path / "endless", "context/eos-token", 255)
+    [one] = speak(endless, [[65, 66]], timeout=TIMEOUT)
     assert one.stopped == "context" and len(one.tokens) == 128 - 3
 
 
@@ -160,21 +168,16 @@ class TestCompile:
     def test_a_checkpoint_in_two_parts_says_what_float_says(
         self, tmp_path: Path, kind: str, changes: dict[str, Any]
     ) -> None:
-        from ci.llm.architecture import read_architecture
-        from ci.llm.decoder import load_decoder
-
         model = write_checkpoint(tmp_path / "model", model_type=kind, num_hidden_layers=2, **changes)
         in_shards(model)
         out = tmp_path / "out"
         command("compile", model, "--soc", "SM8650", "--parts", "2", "-o", out)
         assert sum(file.suffix == ".bin" for file in out.iterdir()) == 4
         assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
-        shape = read_architecture(model)
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
-        speaker = Speaker(out, out / "short.json", load_decoder(model, shape, 128, 128))
-        assert not speaker.problems()
+        assert not Speaker(out, out / "short.json", model).problems()
 
     def test_prefill_and_decode_can_share_their_weights(self, tmp_path: Path) -> None:
         from ci.suites.programs.program import Context, parse
@@ -362,20 +365,10 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_rope_is_that_of_transformers_at_far_positions(tmp_path: Path) -> None:
-    """With Llama 3.2's numbers, of which a wrong factor cannot be seen near the start."""
-    import torch
-    from transformers.models.llama.configuration_llama import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     from ci.llm.architecture import read_architecture
 
-    model = write_checkpoint(tmp_path, rope_scaling=LLAMA_3_2, max_position_embeddings=131072, head_dim=64)
-    config = LlamaConfig(**json.loads((model / "config.json").read_text()))
-    positions = np.arange(500, 4000, 7)
-    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(positions)[None])
-    ours = read_architecture(model).rotation(positions)
-    for mine, theirs in zip(ours, (cos, sin), strict=True):
-        assert np.abs(mine - theirs[0, :, :32].numpy()).max() < 1e-3
+    model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
+    assert has_transformers_rope(read_architecture(model), model)
 
 
 @pytest.mark.whole

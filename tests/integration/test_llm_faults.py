@@ -4,17 +4,31 @@ The table is in docs/llm-verdicts.md."""
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ci.engine.work import Failure, Result
+from ci.llm.architecture import read_architecture
+from ci.llm.findings import findings_of
+from ci.llm.suite import SUITES, Program
 from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
-from tests.support.checkpoints import LLAMA_3_2
-from tests.support.speakers import DECODE, PREFILL, Speaker, changed, make_speaker
+from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
+from tests.support.speakers import (
+    DECODE,
+    PREFILL,
+    TIMEOUT,
+    Speaker,
+    changed,
+    has_transformers_rope,
+    make_speaker,
+)
 
 LAYERS = 2
 """With one, what prefill sees decides of one token alone, for its keys and values do not depend on it."""
@@ -30,25 +44,31 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
     return make_speaker(tmp_path_factory.mktemp("speaker"), layers=LAYERS)
 
 
-def row(fault: str, where: str, verdict: str) -> str:
-    return f"| {fault} | {where} | {verdict} |"
-
-
-def verdict_of(speaker: Speaker, config: Path | None = None) -> str:
+def verdict_of(word: str, facts: Callable[[Program], dict[str, Any]]) -> str:
+    """The rules of test_llm's errors about a program of its suite, and what they are of."""
+    [program] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
     try:
-        return "`llm-text`" if speaker.problems(config) else "none"
-    except CheckFailed:
-        return "`llm-refused`"
+        result = Result(facts(program))
+    except CheckFailed as error:
+        result = Result(failure=Failure("refused", error.message))
+    errors = [one for one in findings_of(program, result) if one.severity is Severity.ERROR]
+    rules = ", ".join(sorted({f"`{one.rule}`" for one in errors})) or "none"
+    places = [each for each in ("HTP", "the CPU", "Genie") if any(each in one.message for one in errors)]
+    return f"{rules} ({', '.join(places)})" if places else rules
 
 
-def require_documented(*rows: str) -> None:
+def texts_verdict(speaker: Speaker, config: Path | None = None, **lengths: Any) -> str:
+    return verdict_of("genie-fp16", lambda program: {"texts": speaker.texts(config, **lengths)})
+
+
+def require_documented(fault: str, where: str, verdict: str) -> None:
     page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8").splitlines()
-    missing = [each for each in rows if each not in page]
-    assert not missing, "docs/llm-verdicts.md says otherwise than:\n" + "\n".join(missing)
+    row = f"| {fault} | {where} | {verdict} |"
+    assert row in page, f"docs/llm-verdicts.md says otherwise than:\n{row}"
 
 
 def test_a_right_model_has_no_problem(speaker: Speaker) -> None:
-    assert not speaker.problems()
+    assert texts_verdict(speaker) == "none"
 
 
 ROPE = "engine/model/positional-encoding"
@@ -66,9 +86,8 @@ ROPE = "engine/model/positional-encoding"
     ],
 )
 def test_of_the_configuration(speaker: Speaker, tmp_path: Path, fault: str, key: str, value: Any) -> None:
-    found = verdict_of(speaker, changed(speaker, tmp_path, key, value))
-    assert found != "none"
-    require_documented(row(fault, "configuration", found))
+    found = texts_verdict(speaker, changed(speaker, tmp_path, key, value))
+    require_documented(fault, "configuration", found)
 
 
 def test_a_wrong_factor_of_slow_turns_is_heard_far_from_the_start(tmp_path: Path) -> None:
@@ -76,48 +95,16 @@ def test_a_wrong_factor_of_slow_turns_is_heard_far_from_the_start(tmp_path: Path
     slow = LLAMA_3_2 | {"original_max_position_embeddings": 2048}
     speaker = make_speaker(tmp_path, layers=LAYERS, max_position_embeddings=FAR + 40, rope_scaling=slow)
     wrong = changed(speaker, tmp_path, f"{ROPE}/rope-scaling/factor", 8.0)
-    assert not speaker.problems(lengths=[FAR]) and speaker.problems(wrong, lengths=[FAR])
-    require_documented(
-        row(f"rope scaled by another factor, after {FAR} tokens", "configuration", "`llm-text`")
-    )
-
-
-def test_calibration_that_never_saw_the_beginning(tmp_path: Path) -> None:
-    from ci.llm.architecture import read_architecture
-    from ci.llm.contexts import Reader, on_cpu
-    from ci.llm.decoder import load_decoder
-    from ci.llm.graphs import edge_encodings, export, outputs_of, quantize, samples, shared_encodings
-    from ci.llm.measure import figures_on
-    from ci.llm.reference import load_reference
-    from tests.support.checkpoints import write_checkpoint
-
-    model = write_checkpoint(tmp_path / "model", loudness=100)
-    shape = read_architecture(model)
-    generator = np.random.default_rng(6)
-    rows = [[0, *generator.integers(2, 256, shape.context - 1).tolist()] for _ in range(6)]
-    whole = load_decoder(model, shape, shape.context, shape.context)
-    export(load_decoder(model, shape, 32, shape.context), tmp_path / "plain.onnx")
-
-    def agreement(calibration: list[list[int]]) -> float:
-        encodings = shared_encodings((outputs_of(whole, row) for row in calibration), "uint8")
-        inputs, graph = samples(whole, calibration, shape.context, 32), tmp_path / "graph.onnx"
-        plain = tmp_path / "plain.onnx"
-        quantize(plain, inputs, graph, activations="QUInt16", weights="QUInt8", encodings=encodings)
-        reader = Reader(shape, [on_cpu(graph)], edge_encodings(graph))
-        figures = figures_on(rows[:2], load_reference(model), {"prefill_cpu": reader})
-        return float(figures["prefill_cpu"]["first_choice"]["value"])
-
-    right, wrong = agreement(rows[2:]), agreement([[*row[1:], 5] for row in rows[2:]])
-    assert right > 0.7 > wrong, f"with the beginning {right:.3f}, without {wrong:.3f}"
-    require_documented(row("calibration without the beginning", "quantizing, u16u8", "`llm-accuracy`"))
+    assert texts_verdict(speaker, lengths=[FAR]) == "none"
+    found = texts_verdict(speaker, wrong, lengths=[FAR])
+    require_documented(f"rope scaled by another factor, after {FAR} tokens", "configuration", found)
 
 
 def test_a_wrong_end_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     """Of a text that float ends: its last token is taken for the end."""
     token = speaker.choices(list(range(60, 65)), [])[-1]
-    found = verdict_of(speaker, changed(speaker, tmp_path, "context/eos-token", token))
-    assert found != "none"
-    require_documented(row("another token as the end", "configuration", found))
+    found = texts_verdict(speaker, changed(speaker, tmp_path, "context/eos-token", token))
+    require_documented("another token as the end", "configuration", found)
 
 
 @dataclass(frozen=True)
@@ -169,48 +156,113 @@ class Plant:
     ids=lambda plant: plant.fault,
 )
 def test_of_the_graph_at_fp16(tmp_path: Path, plant: Plant) -> None:
-    found = verdict_of(make_speaker(tmp_path, plant, layers=LAYERS))
+    found = texts_verdict(make_speaker(tmp_path, plant, layers=LAYERS))
     shutil.rmtree(tmp_path)
-    assert found != "none"
-    require_documented(row(plant.fault, "graph", found))
+    require_documented(plant.fault, "graph", found)
 
 
-def test_rmsnorm_as_a_reciprocal_is_seen_on_htp_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "scaling"),
+    [("rope without its scaling", None), ("rope scaled by another factor", LLAMA_3_2 | {"factor": 8.0})],
+)
+def test_a_rope_of_our_reader_that_only_far_positions_show(
+    tmp_path: Path, fault: str, scaling: dict[str, Any] | None
 ) -> None:
-    """At u16u8, where the CPU computes it well and HTP does not."""
-    from ci.llm import decoder as decoders
-    from ci.llm.architecture import read_architecture
-    from ci.llm.contexts import Reader, compile_context, load_context, on_cpu
-    from ci.llm.graphs import edge_encodings, export, outputs_of, quantize, samples, shared_encodings
-    from provisioning.manifest import soc_named
-    from tests.support.checkpoints import write_checkpoint
+    model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
+    right = read_architecture(model)
+    assert has_transformers_rope(right, model)
+    assert not has_transformers_rope(replace(right, scaling=scaling), model)
+    require_documented(fault, "our reader", "cosines and sines")
 
-    model = write_checkpoint(tmp_path / "model")
-    shape = read_architecture(model)
-    generator = np.random.default_rng(6)
-    rows = [[0, *generator.integers(2, 256, shape.context - 1).tolist()] for _ in range(5)]
-    whole = decoders.load_decoder(model, shape, shape.context, shape.context)
-    encodings = shared_encodings((outputs_of(whole, row) for row in rows[1:]), "uint8")
 
-    def agreement(name: str) -> float:
-        """Of HTP with the same quantized graph on the CPU."""
-        plain, graph = tmp_path / f"{name}.onnx", tmp_path / f"{name}_qdq.onnx"
-        export(decoders.load_decoder(model, shape, 32, shape.context), plain)
-        calibration = samples(whole, rows[1:], shape.context, 32)
-        quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=encodings)
-        soc, binary, edges = soc_named("SM8650"), tmp_path / f"{name}_htp.bin", edge_encodings(graph)
-        compile_context({0: graph}, soc, binary, fp16=False)
-        session = load_context(binary.with_suffix(".onnx"), soc)
-        ours, theirs = (Reader(shape, [each], edges).read(rows[0]) for each in (session, on_cpu(graph)))
-        return float((ours.argmax(-1) == theirs.argmax(-1)).mean())
+def train(folder: Path) -> Path:
+    """The tiny model of the suite, from nothing, in a process of its own."""
+    from ci.engine.workers.parent import Worker
+    from ci.llm.work import setup_of
 
-    divided = agreement("division")
+    worker = Worker(setup_of("train", folder / "logs", 900))
+    try:
+        reply = worker.ask({"do": "train", "into": str(folder / "model"), "log": ""})
+    finally:
+        worker.end()
+    assert "error" not in reply, reply
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("trained"))
+
+
+def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
+    again = train(tmp_path)
+    for file in trained.iterdir():
+        assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+
+
+@pytest.fixture
+def quantized(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """The verdict on the trained model as the suite's u16u8 program, judged by two windows and no texts."""
+    from ci.llm import measure, steps
+
+    monkeypatch.setattr(measure, "JUDGED_WINDOWS", 2)
+    monkeypatch.setattr(measure, "PROMPTS", ())
+
+    def facts(program: Program) -> dict[str, Any]:
+        order = {"run": program.run.model_dump(mode="json"), "soc": program.soc, "timeout": TIMEOUT}
+        return steps.order_genie({**order, "model": trained, "into": tmp_path})
+
+    return lambda: verdict_of("genie-u16u8", facts)
+
+
+def test_a_right_quantized_model_has_no_problem(quantized: Callable[[], str]) -> None:
+    assert quantized() == "none"
+
+
+def without_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ci.llm.measure import ProgramFolders
+
+    right = ProgramFolders.calibration
+    monkeypatch.setattr(ProgramFolders, "calibration", lambda self: [[*each[1:], 5] for each in right(self)])
+
+
+def as_reciprocal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ci.llm.decoder import Norm
 
     def reciprocal(self: Any, x: Any) -> Any:
         return x * ((x * x).mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
 
-    monkeypatch.setattr(decoders.Norm, "forward", reciprocal)
-    multiplied = agreement("reciprocal")
-    assert divided > 0.9 > multiplied, f"division {divided:.3f}, reciprocal {multiplied:.3f}"
-    require_documented(row("RMSNorm by reciprocal", "graph, u16u8", "`llm-accuracy` on HTP"))
+    monkeypatch.setattr(Norm, "forward", reciprocal)
+
+
+def one_place_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ci.llm.contexts import Reader
+
+    right = Reader._call
+
+    def slipped(self: Reader, inputs: Any) -> Any:
+        for name, cache in self._caches.items():
+            cache[...] = np.roll(cache, 1, 3 if "_key_" in name else 2)
+        return right(self, inputs)
+
+    monkeypatch.setattr(Reader, "_call", slipped)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "plant"),
+    [
+        ("calibration without the beginning", "quantizing, u16u8", without_beginning),
+        ("RMSNorm by reciprocal", "graph, u16u8", as_reciprocal),
+        ("cache one place off with each block", "our reader, u16u8", one_place_off),
+    ],
+)
+def test_of_a_quantized_model(
+    quantized: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    where: str,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    plant(monkeypatch)
+    found = quantized()
+    require_documented(fault, where, found)

@@ -42,11 +42,15 @@ LLAMA_3_2: dict[str, Any] = {
     "original_max_position_embeddings": 8192,
 }
 """Its rope_scaling."""
+LLAMA_3_2_ROPE: dict[str, Any] = {
+    "rope_scaling": LLAMA_3_2,
+    "max_position_embeddings": 131072,
+    "head_dim": 64,
+}
 
 
-def write_checkpoint(folder: Path, loudness: float = 1, **changes: Any) -> Path:
-    """With a tokenizer of bytes. Weights are so large that choices are clear. `loudness` is that of the token
-    that begins a text, which trained models give far larger values than all others."""
+def write_checkpoint(folder: Path, **changes: Any) -> Path:
+    """With a tokenizer of bytes. Weights are so large that choices are clear."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -68,7 +72,6 @@ def write_checkpoint(folder: Path, loudness: float = 1, **changes: Any) -> Path:
         weights[name if name.startswith("lm_head") else f"model.{name}"] = stored
     if shape.tied:
         del weights["lm_head.weight"]
-    weights["model.embed_tokens.weight"][0] *= loudness
     save_file(weights, folder / "model.safetensors")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.words]
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))

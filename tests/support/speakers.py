@@ -6,9 +6,13 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ci.llm.architecture import Architecture, read_architecture
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300
@@ -18,65 +22,62 @@ Plant = Callable[[Any, int], None]
 """Changes a decoder before it is exported; the number is that of the tokens that its graph reads at once."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Speaker:
-    """A compiled model in a folder, with its configuration and the float model to hold it to."""
+    """A compiled model in a folder, with its configuration, and the checkpoint that transformers reads."""
 
     folder: Path
     config: Path
-    decoder: Any
+    model: Path
 
-    def logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> Any:
-        """Float's, at each place of the text and after it."""
-        import torch
+    @cached_property
+    def reference(self) -> Any:
+        from ci.llm.reference import load_reference
 
-        from ci.llm.graphs import call
-
-        context, example = self.decoder.context, self.decoder.example()
-        named = dict(zip(self.decoder.inputs, example, strict=True))
-        empty = {name: each.numpy() for name, each in named.items() if name.startswith("past_")}
-        inputs = call(self.decoder.shape, context, context, [0, *prompt, *tokens], 0, empty)
-        with torch.no_grad():
-            logits = self.decoder(*(torch.from_numpy(inputs[name]) for name in self.decoder.inputs))[0][0]
-        return logits.numpy()[len(prompt) : 1 + len(prompt) + len(tokens)]
+        return load_reference(self.model)
 
     def choices(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """What float would say at each place of the text, and after it."""
-        every: list[int] = self.logits(prompt, tokens).argmax(-1).tolist()
+        from ci.llm.reference import logits_of
+
+        rows = logits_of(self.reference, [0, *prompt, *tokens])[len(prompt) :]
+        every: list[int] = rows.argmax(-1).tolist()
         return every
 
-    def problems(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[str]:
-        """The verdict on two texts of twelve tokens, as test_llm judges them. Near ties are left out:
-        the texts are too short for a share of them."""
+    def problems(self) -> list[str]:
+        """The verdict on its texts."""
         from ci.llm.findings import text_problems
+
+        return list(text_problems(self.texts()))
+
+    def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
+        """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
         from ci.llm.genie import speak
         from ci.llm.judge import compare_text
+        from ci.llm.reference import text_of
 
-        found = []
+        shape, texts = read_architecture(self.model), []
         for length in lengths:
             prompt = [60 + place % 190 for place in range(length)]
-            tokens: list[int] = []
-            while len(tokens) < LENGTH and (token := self.choices(prompt, tokens)[-1]) != 1:
-                tokens.append(token)
-            logits = self.logits(prompt, tokens)
+            expected = text_of(self.reference, [0, *prompt], LENGTH, shape.eos, shape.context)
 
             def again(
-                more: Sequence[int], prompt: Sequence[int] = tuple(prompt)
+                tokens: Sequence[int], prompt: Sequence[int] = tuple(prompt)
             ) -> tuple[Sequence[int], str]:
-                [one] = speak(config or self.config, [[*prompt, *more]], timeout=TIMEOUT)
+                [one] = speak(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
                 return one.tokens, one.stopped
 
-            stopped = "length" if len(tokens) == LENGTH else "eos"
-            comparison = compare_text(prompt, tokens, stopped, logits, [1], LENGTH, again)
-            texts = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")
-            found.append({**comparison.as_json(), "compared": comparison.tokens, "excused": [], **texts})
-        return list(text_problems(found))
+            comparison = compare_text(
+                prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, LENGTH, again
+            )
+            words = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")
+            texts.append({**comparison.as_json(), "compared": comparison.tokens, **words})
+        return texts
 
 
 def make_speaker(
     folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1, **changes: Any
 ) -> Speaker:
-    from ci.llm.architecture import read_architecture
     from ci.llm.contexts import compile_context
     from ci.llm.decoder import load_decoder
     from ci.llm.genie import write_config
@@ -95,7 +96,7 @@ def make_speaker(
         compile_context({number: graph}, soc, binaries[-1], fp16=True)
     shutil.copy(model / "tokenizer.json", folder)
     config = write_config(folder, shape, binaries, soc, context=shape.context, most=LENGTH)
-    return Speaker(folder, config, load_decoder(model, shape, shape.context, shape.context))
+    return Speaker(folder, config, model)
 
 
 def changed(speaker: Speaker, folder: Path, where: str, value: Any) -> Path:
@@ -111,3 +112,20 @@ def changed(speaker: Speaker, folder: Path, where: str, value: Any) -> Path:
         place[name] = value
     (copy / speaker.config.name).write_text(json.dumps(config))
     return copy / speaker.config.name
+
+
+def has_transformers_rope(shape: Architecture, model: Path) -> bool:
+    """Whether our cosines and sines are transformers' at positions 500 to 4,000. A wrong factor of Llama 3.2
+    cannot be seen near the start."""
+    import torch
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(**json.loads((model / "config.json").read_text()))
+    positions = np.arange(500, 4000, 7)
+    expected = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(positions)[None])
+    half = shape.size // 2
+    return all(
+        np.abs(ours - theirs[0, :, :half].numpy()).max() < 1e-3
+        for ours, theirs in zip(shape.rotation(positions), expected, strict=True)
+    )
