@@ -22,6 +22,7 @@ from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
 from ci.llm.genie import contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
+from ci.llm.measure import windows
 from ci.llm.prompts import hashed_runs, share_of_runs, without_beginning
 from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
@@ -318,6 +319,15 @@ def part(number: int, kind: str, htp: float, cpu: float | None = None) -> dict[s
 GOOD = {"first_choice": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0, "regret": 0.0}
 
 
+def save_tokenizer(folder: Path) -> None:
+    """Each word is a token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 class TestCheck:
     """Of a compiled model; what its worker measures is given."""
 
@@ -333,8 +343,6 @@ class TestCheck:
         sizes: tuple[int, int] = (0, 0),
         **figures: float,
     ) -> int:
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
         from ci.llm.genie import RECORD
 
         model, out = folder / "model", folder / "out"
@@ -349,9 +357,7 @@ class TestCheck:
         record = {"checkpoint": str(model), "precision": precision, "context": 128, "prefill": 32}
         record |= {"calibrated by": list(calibrated)}
         (out / RECORD).write_text(json.dumps(record))
-        tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.save(str(out / "tokenizer.json"))
+        save_tokenizer(out)
         (folder / "text.txt").write_text("a " * 3000)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
         answers: dict[str, dict[str, Any]] = {
@@ -553,3 +559,14 @@ def test_several_words_choose_from_several_suites(tmp_path: Path, capsys: pytest
     assert names == ["mine/genie-fp16/SM8650", "yours/genie-fp16-2-parts/SM8650"]
     with pytest.raises(UsageError, match="-k theirs"):
         run_here(verb, *flags, "-k", "mine", "-k", "theirs", "--list")
+
+
+@pytest.mark.parametrize(("context", "count"), [(128, 12), (1024, 8), (8192, 2)])
+def test_a_long_context_is_quantized_by_fewer_windows(tmp_path: Path, context: int, count: int) -> None:
+    save_tokenizer(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("a " * (count * (context - 1)))
+    assert [len(row) for row in windows(tmp_path, 0, text, context)] == [context] * count
+    text.write_text("a " * (count * (context - 1) - 1))
+    with pytest.raises(CheckFailed):
+        windows(tmp_path, 0, text, context)
