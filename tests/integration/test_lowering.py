@@ -45,8 +45,7 @@ WITH_WHOLE = ("text_input", "spectrum", "changes_input", "named")
 
 
 def dying(name: str) -> dict[str, str]:
-    case = {"factory": f"lowering_models:{name}", "scheme": DYING[name][0]}
-    return case | {"soc": "SM8750", "thresholds": "sqnr_db = 10"} if name == "unet" else case
+    return {"factory": f"lowering_models:{name}", "scheme": DYING[name][0]}
 
 
 @pytest.fixture(scope="module")
