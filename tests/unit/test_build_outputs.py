@@ -21,12 +21,9 @@ ANDROID = {
 }
 
 
-def rules(
-    folder: Path, target: str, library: Library, *, kind: str = "runner", private: str = "/srv/me/src"
-) -> list[str]:
-    path = library.write(folder / "qnn_executor_runner")
-    built = Built(kind, path, "bin/qnn_executor_runner")  # type: ignore[arg-type]
-    return [finding.rule for finding in check([built], target, "2.34", [Path(private)])]
+def rules(folder: Path, target: str, library: Library) -> list[str]:
+    built = Built("runner", library.write(folder / "qnn_executor_runner"), "bin/qnn_executor_runner")
+    return [finding.rule for finding in check([built], target, "2.34", [Path("/srv/me/src")])]
 
 
 @pytest.mark.parametrize(("target", "good"), [("aarch64-linux", LINUX), ("aarch64-android", ANDROID)])

@@ -51,8 +51,8 @@ class Bench:
     def bundle(self) -> Path:
         return self.root / "bundle"
 
-    def model(self, text: str = f"{BUILD} soc_type=SM8650;arch=75 \0", name: str = "model.pte") -> Path:
-        path = self.root / "models" / name
+    def model(self, text: str = f"{BUILD} soc_type=SM8650;arch=75 \0") -> Path:
+        path = self.root / "models" / "model.pte"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(text.encode())
         return path
@@ -239,13 +239,13 @@ def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) 
     assert (bench.bundle / "thesis.txt").is_file()
 
 
-def lpai_sdk(bench: Bench, build: str = NEWER) -> None:
+def lpai_sdk(bench: Bench) -> None:
     """An SDK that is new enough for LPAI v6, whole for SM8850."""
     for name in (*BASE, "libQnnHtpV81Stub.so", "libQnnLpai.so", "libQnnLpaiStub.so"):
-        qnn(name, build, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
-    skel(81, build).write(bench.sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so")
+        qnn(name, NEWER, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
+    skel(81, NEWER).write(bench.sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so")
     lpai_skel = Library(
-        machine=HEXAGON, flags=0x81, soname="libQnnLpaiSkel.so", content=f"{build}\0".encode()
+        machine=HEXAGON, flags=0x81, soname="libQnnLpaiSkel.so", content=f"{NEWER}\0".encode()
     )
     lpai_skel.write(bench.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")
     (bench.sdk / "sdk.yaml").write_text("version: 2.49.40.260810\n", encoding="utf-8")

@@ -11,13 +11,6 @@ from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.base.stage_run import StageRun
 
 
-def _stopped_by(error: BaseException, reports: Path, subject: str = "") -> Report:
-    stage = StageRun("lint", "wheels", "x86_64-linux", "nox -s lint")
-    with pytest.raises(type(error)), stage.reported(reports, "lint.stopped", subject):
-        raise error
-    return Report.read(reports / "lint.json")
-
-
 @pytest.mark.parametrize(
     ("error", "outcome", "message", "remedy"),
     [
@@ -30,7 +23,10 @@ def _stopped_by(error: BaseException, reports: Path, subject: str = "") -> Repor
 def test_what_ends_a_stage_early_is_a_finding_of_its_report(
     tmp_path: Path, error: BaseException, outcome: Outcome, message: str, remedy: str
 ) -> None:
-    report = _stopped_by(error, tmp_path)
+    stage = StageRun("lint", "wheels", "x86_64-linux", "nox -s lint")
+    with pytest.raises(type(error)), stage.reported(tmp_path, "lint.stopped", ""):
+        raise error
+    report = Report.read(tmp_path / "lint.json")
     (finding,) = report.findings
     assert (report.outcome, finding.rule) == (outcome, "lint.stopped")
     assert (finding.subject, finding.message, finding.remedy) == ("lint", message, remedy)

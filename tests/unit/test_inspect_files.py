@@ -28,9 +28,10 @@ def framed(data: bytes) -> bytes:
     return struct.pack("<IQQ", 0x5678ABCD, 1, len(data)).ljust(256, b"\0") + data
 
 
-def dlc(tool: str = "qnn-net-run") -> bytes:
+def dlc() -> bytes:
     stream = io.BytesIO()
-    history = {"dlcGenerationInfo": [{"converterCommand": {"tool": tool, "converterVersion": "2.49.40"}}]}
+    converter = {"tool": "qnn-net-run", "converterVersion": "2.49.40"}
+    history = {"dlcGenerationInfo": [{"converterCommand": converter}]}
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("dlc.metadata.history.2.3.0", json.dumps(history))
         archive.writestr("model", struct.pack("<3I", 0x4AD5, 1, 8) + b"NETD")

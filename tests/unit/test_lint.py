@@ -18,8 +18,8 @@ from tests.support.typed import run_here
 HOST = ".".join(("pypi", "org"))
 
 
-def rules_for(tmp_path: Path, text: bytes, name: str = "file.py") -> set[str]:
-    path = tmp_path / name
+def rules_for(tmp_path: Path, text: bytes) -> set[str]:
+    path = tmp_path / "file.py"
     path.write_bytes(text)
     return {finding.rule for finding in lint.tree_findings(tmp_path, [path])}
 

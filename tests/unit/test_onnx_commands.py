@@ -6,7 +6,6 @@ import errno
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +77,7 @@ MIXED = {
     "reciprocals": [],
 }
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "remedy": "export in float32"}
+REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "remedy": "other", "problems": [PROBLEM]}
 
 
 class StandIn:
@@ -103,7 +103,6 @@ class StandIn:
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: Gone | None = None
         self.touched: dict[str, Any] = {}
-        self.does: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self.ended = False
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +110,7 @@ class StandIn:
         self.orders.append((what, order))
         if self.gone:
             raise self.gone
-        reply = self.does[what](order) if what in self.does else dict(self.replies[what])
+        reply = dict(self.replies[what])
         if "error" not in reply:
             if what == "compile":
                 for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
@@ -127,11 +126,6 @@ class StandIn:
 
     def end(self) -> None:
         self.ended = True
-
-
-def refusal(*problems: dict[str, str], code: int = 1) -> dict[str, Any]:
-    details = {"kind": "N", "exit_code": code, "message": "no", "remedy": "other", "problems": list(problems)}
-    return {"error": details}
 
 
 @pytest.fixture
@@ -239,6 +233,6 @@ class TestAudit:
         assert [what for what, _ in stand_in.orders].count("mixed") == 2
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
-        stand_in.replies["prepare"] = refusal(PROBLEM)
+        stand_in.replies["prepare"] = {"error": REFUSAL}
         code, rows = self.audited(tmp_path)
         assert code == 1 and rows["8a8w"] == {"error": "x is float64", "remedy": "export in float32"}

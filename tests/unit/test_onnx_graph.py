@@ -29,13 +29,10 @@ def relu(**model: Any) -> Any:
     return model_of([helper.make_node("Relu", ["x"], ["y"], name="relu")], **model)
 
 
-def branch(
-    operator: str = "Relu", shape: tuple[int, ...] = (1, 3, 8, 8), outputs: int = 1, **attributes: Any
-) -> Any:
-    names = [f"{operator}_{number}" for number in range(outputs)]
-    nodes = [helper.make_node(operator, ["x"], [name], name=name, **attributes) for name in names]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
-    return helper.make_graph(nodes, operator, [], values)
+def branch(operator: str = "Relu", shape: tuple[int, ...] = (1, 3, 8, 8), **attributes: Any) -> Any:
+    node = helper.make_node(operator, ["x"], [operator], name=operator, **attributes)
+    value = helper.make_tensor_value_info(operator, TensorProto.FLOAT, shape)
+    return helper.make_graph([node], operator, [], [value])
 
 
 def if_model(other: Any) -> Any:
@@ -43,8 +40,8 @@ def if_model(other: Any) -> Any:
     return model_of([node], output=(1, 3, 8, 8), weights={"flag": np.array(True)})
 
 
-def loop(operator: str, name: str = "flow") -> Any:
-    return model_of([helper.make_node(operator, ["x"], ["y"], name=name, body=BODY)])
+def loop(operator: str) -> Any:
+    return model_of([helper.make_node(operator, ["x"], ["y"], name="flow", body=BODY)])
 
 
 def counting(operator: str, output: tuple[int | None, ...]) -> Any:
@@ -61,7 +58,7 @@ class TestProblems:
             (conv_model(("batch", 3, 8, 8)), "onnx-dynamic-shape", "x", "--dimension batch=1"),
             (loop("Loop"), "onnx-control-flow", "flow", "unrolled"),
             (if_model(branch("Sigmoid", (1, 3, 64))), "onnx-control-flow", "flow", "of the same type"),
-            (if_model(branch("Loop", body=BODY)), "onnx-control-flow", "Loop_0", "unrolled"),
+            (if_model(branch("Loop", body=BODY)), "onnx-control-flow", "Loop", "unrolled"),
             (counting("NonZero", (4, None)), "onnx-dynamic-shape", "count", "HTP pads with -1"),
             (relu(kind=TensorProto.DOUBLE), "onnx-type", "x", "export in float32"),
             (

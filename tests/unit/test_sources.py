@@ -20,14 +20,13 @@ def archive(url: str, sha256: str | None = None, mirrors: tuple[str, ...] = ()) 
     return Archive(type="archive", url=url, sha256=sha256, mirrors=mirrors)
 
 
-def maven_source(server: FileServer, sha256: str | None = None) -> Maven:
+def maven_source(server: FileServer) -> Maven:
     return Maven(
         type="maven",
         repository=server.url("/m2/"),
         group="com.vendor.qti",
         artifact="qnn-runtime",
         version="2.37.0",
-        sha256=sha256,
     )
 
 

@@ -119,12 +119,10 @@ def overwrite(path: Path, content: bytes) -> None:
 
 
 class TestIdentityOfUnlockedArchives:
-    def provision(self, tmp_path: Path, *, name: str = "qnn-sdk", **changes: str) -> Store:
+    def provision(self, tmp_path: Path, **changes: str) -> None:
         archive = sdk_zip(tmp_path / "sdk.zip", **changes)
-        store = Store(tmp_path / "store")
         with FileServer(archive) as server:
-            store.provision(name, component(server.url("/sdk.zip")))
-        return store
+            Store(tmp_path / "store").provision("qnn-sdk", component(server.url("/sdk.zip")))
 
     def test_another_version_inside_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(IntegrityError, match=r"expected version 2\.37\.0\.250724, found 2\.36\.0"):
