@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ci.report.html import html
 from provisioning.base.findings import Report
-from provisioning.base.settings import ROOT
+from tests.support.typed import typed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -60,22 +58,16 @@ def worse():
 """Stands in for a compiler that became worse: with the later build, the same case is another network."""
 
 
-def compare(folder: Path, *arguments: str | Path) -> tuple[int, Report]:
-    command = [sys.executable, "-m", "ci", "compare", *map(str, arguments), "--reports", str(folder)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=800, check=False
-    )
-    return done.returncode, Report.read(folder / "compare.json")
-
-
 @pytest.mark.whole
 def test_what_a_later_build_makes_worse_is_found(tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(SUITE)
     (tmp_path / "nets.py").write_text(NETS)
     builds = ("--qnn", "2.50.40", "--qnn", "2.51.0")
-    code, report = compare(tmp_path / "reports", "--suite", tmp_path / "suite.toml", *builds)
+    flags = ("--suite", tmp_path / "suite.toml", "--reports", tmp_path / "reports")
+    done = typed("compare", *flags, *builds, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    report = Report.read(tmp_path / "reports" / "compare.json")
     (finding,) = report.findings
-    assert code == 1 and finding.subject == "worse/u8u8/SM8650 on QNN 2.51.0"
+    assert done.returncode == 1 and finding.subject == "worse/u8u8/SM8650 on QNN 2.51.0"
     assert "SQNR in dB" in finding.message and "context" in finding.message
     table = (tmp_path / "reports" / "compare" / "table.md").read_text()
     assert "| steady/u8u8/SM8650 |" in table and table.count("**worse**") == 1

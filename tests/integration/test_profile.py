@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment
+from tests.support.typed import typed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -35,9 +35,8 @@ def make():
 """
 
 
-def profile(folder: Path, *arguments: str, verb: str = "profile") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ci", verb, *arguments, "--reports", str(folder / "reports")]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+def profile(folder: Path, *words: str, verb: str = "profile") -> subprocess.CompletedProcess[str]:
+    return typed(verb, *words, "--reports", folder / "reports", env=environment())
 
 
 @pytest.mark.whole
