@@ -59,7 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=count, default=1000, metavar="N", help="of text to read [%(default)s]"
     )
     checker.add_argument(
-        "--on", choices=("both", "cpu"), default="both", help="cpu: the quantized graphs there, at once"
+        "--on",
+        choices=("both", "cpu", "parts"),
+        default="both",
+        help="cpu: the quantized graphs there, at once; parts: each by itself, of a model too large for the"
+        " emulator",
     )
     checker.add_argument("--where", action="store_true", help="measure each part, even if all is right")
     limits = checker.add_argument_group("limits, beside those of the precision")

@@ -50,6 +50,8 @@ PREFIX = 20
 LETTERS = 4000
 WINDOWS = 4
 """At least so many, because figures' errors come from windows."""
+ENOUGH = 256
+"""Tokens to find the part by."""
 FP16_LEAST_DB, QUANTIZED_LOSS_DB = 30.0, 6.0
 """An fp16 part is wrong below the first; a quantized one if it is this much worse than on the CPU."""
 
@@ -97,7 +99,7 @@ def check_model(args: argparse.Namespace) -> int:
     if args.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
     genie: dict[str, int] = {}
-    if args.on != "cpu":
+    if args.on == "both":
         sizes = sizes_of(config)
         require_loadable(sizes, *KINDS)
         # A prefix is one block for prefill, and single tokens for decode.
@@ -109,13 +111,14 @@ def check_model(args: argparse.Namespace) -> int:
         for name, default in LIMITS[record["precision"]].items()
     }
     with asking(Path.cwd() / LOG, args.timeout) as ask:
-        problems = _figures(ask, order, genie, limits)
-        if args.on != "cpu":
+        problems = _figures(ask, order, genie, limits) if args.on != "parts" else []
+        if args.on == "both":
             problems += _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout)
             prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
             problems += _choices(ask, order, config, prefixes, limits)
-            if problems or args.where:
-                problems += _parts(ask, order)
+        if args.on == "parts" or (args.on == "both" and (problems or args.where)):
+            enough = max(ENOUGH, record["prefill"] + 1)
+            problems += _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
     if problems:
         raise CheckFailed(
             "; ".join(problems),

@@ -24,9 +24,6 @@ from ci.llm.reference import load_reference
 from ci.suites.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
 
-MOST = 256
-"""Tokens that are read to find the part."""
-
 
 @dataclass(frozen=True)
 class Compiled:
@@ -47,15 +44,16 @@ class Compiled:
         shape, soc = read_architecture(folder), soc_named(record["soc"])
         return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
 
-    def readers(self, kind: str, *, cpu: bool = False) -> dict[str, Reader]:
-        """One on HTP, unless `cpu`, and of a quantized model another one on the CPU."""
-        graphs = [self.out / on_cpu_name(kind, part) for part in range(self.parts) if self.quantized]
+    def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, Reader]:
+        """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
+        parts = range(self.parts) if only is None else [only]
+        graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.quantized]
         encodings: dict[str, Encoding] = {}
         for graph in graphs:
             encodings |= edge_encodings(graph)
         readers = {}
         if not cpu:
-            wrappers = [self.out / f"{kind}_{part}.onnx" for part in range(self.parts)]
+            wrappers = [self.out / f"{kind}_{part}.onnx" for part in parts]
             sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
             readers[f"{kind}_htp"] = Reader(self.shape, sessions, encodings)
         if graphs:
@@ -95,26 +93,26 @@ def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     """How far each part's outputs are from float's, in dB, where its inputs are float's."""
     compiled, kind = Compiled.of(order), order["kind"]
-    x: Any = _rows(compiled, order)[0][:MOST]
-    readers = compiled.readers(kind)
+    [x] = _rows(compiled, order)
     rows: list[dict[str, Any]] = []
     for part in range(compiled.parts):
         first, last = compiled.shape.part(part, compiled.parts)
         decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
         outputs = outputs_of(decoder, x)
         row: dict[str, Any] = {"part": part, "kind": kind, "layers": [first, last - 1]}
-        for name, reader in readers.items():
-            row[name.removeprefix(f"{kind}_")] = _worst(reader, part, decoder, x, outputs)
+        # One part's binary at a time: that of the part before is released.
+        for name, reader in compiled.readers(kind, only=part).items():
+            row[name.removeprefix(f"{kind}_")] = _worst(reader, decoder, x, outputs)
         rows.append(row)
         x = outputs[decoder.outputs[0]][0]
     return {"parts": rows}
 
 
-def _worst(reader: Reader, part: int, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
-    """Of a part's outputs, the one that is furthest from float's."""
+def _worst(reader: Reader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
+    """Of the outputs of a part, the one that is furthest from float's."""
     pairs: dict[str, list[Pair]] = {}
     for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):
-        for name, values in reader.part(part, inputs).items():
+        for name, values in reader.alone(inputs).items():
             axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
             expected = outputs[name].take(range(start, start + reader.count), axis)
             pairs.setdefault(name, []).append((name, expected, values.reshape(expected.shape)))

@@ -88,6 +88,8 @@ class Part:
         plain = work / "float.onnx"
         export(decoder, plain)
         calibration = samples(decoder, self.rows, self.outputs, self.context, count)
+        # Quantizing needs the memory, once all samples are drawn.
+        del decoder
         quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=self.encodings)
         shutil.copy(graph, out / on_cpu_name(name, self.number))
         return graph
@@ -120,6 +122,8 @@ def write_binaries(
             into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
             outputs = outputs_of_rows(decoder, rows)
             encodings = into | shared_encodings(outputs, cache)
+            # Quantizing needs the memory.
+            del decoder
         part = Part(folder, shape, context, number, first, last, rows, outputs, encodings)
         for names in [tuple(counts)] if shared else [(name,) for name in counts]:
             graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}

@@ -184,9 +184,9 @@ class Reader:
             known |= zip(outputs, results, strict=True)
         return known
 
-    def part(self, number: int, inputs: Sample) -> Sample:
-        """What one part makes of inputs, which have a cache of their own."""
-        session, names, outputs = self._parts[number]
+    def alone(self, inputs: Sample) -> Sample:
+        """What the only part makes of inputs, which have a cache of their own."""
+        [(session, names, outputs)] = self._parts
         results = session.run(outputs, self._encoded({name: inputs[name] for name in names}))
         return {name: self._floats(name, values) for name, values in zip(outputs, results, strict=True)}
 

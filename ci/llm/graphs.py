@@ -176,7 +176,7 @@ def quantize(
     with quiet():
         prepared = written.with_name("preprocessed.onnx")
         source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
-        tensors = _sharing(onnx.load(str(source)).graph, encodings)
+        tensors = _sharing(onnx.load(str(source), load_external_data=False).graph, encodings)
         overrides = {
             name: [
                 {

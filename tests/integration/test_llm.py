@@ -178,6 +178,8 @@ class TestCompile:
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
         assert not Speaker(out, out / "short.json", model).problems()
+        parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
+        assert "prefill_0, " in parts and "decode_1, " in parts
 
     def test_prefill_and_decode_can_share_their_weights(self, tmp_path: Path) -> None:
         from ci.suites.programs.program import Context, parse
