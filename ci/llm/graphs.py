@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def export(decoder: Any, path: Path) -> None:
             external_data=True,
             verbose=False,
         )
+    # The exporter leaves a copy of the weights in a cycle, for each graph.
+    gc.collect()
 
 
 def call(

@@ -245,6 +245,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     from ci.llm.check import LIMITS
     from ci.llm.commands import asking, limited
     from ci.llm.findings import figures_from
+    from ci.llm.forecast import forecast
     from ci.llm.genie import speak
     from ci.llm.judge import compare_text, misses
     from ci.llm.reference import load_reference, text_of
@@ -253,8 +254,11 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
     order = ("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out)
     sys.stdout.write(command(*order, seconds=6000))
-    assert json.loads((out / "compiled.json").read_text())["peak"] < 9e9
-    shape, reference = read_architecture(model), load_reference(model)
+    record, shape = json.loads((out / "compiled.json").read_text()), read_architecture(model)
+    expected = forecast(shape, "fp16", record["parts"], record["context"])
+    assert expected is not None and record["bytes"] == pytest.approx(expected.bytes, rel=0.1)
+    assert record["peak"] < 1.25 * expected.memory
+    reference = load_reference(model)
     for prompt in ([60, 70, 80], list(range(60, 95))):
         expected = text_of(reference, [0, *prompt], 4, shape.eos, 128)
 
