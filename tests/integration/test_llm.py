@@ -255,9 +255,9 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     order = ("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out)
     sys.stdout.write(command(*order, seconds=6000))
     record, shape = json.loads((out / "compiled.json").read_text()), read_architecture(model)
-    expected = forecast(shape, "fp16", record["parts"], record["context"])
-    assert expected is not None and record["bytes"] == pytest.approx(expected.bytes, rel=0.1)
-    assert record["peak"] < 1.25 * expected.memory
+    cost = forecast(shape, "fp16", record["parts"], record["context"])
+    assert cost is not None and record["bytes"] == pytest.approx(cost.bytes, rel=0.1)
+    assert record["peak"] < 1.25 * cost.memory
     reference = load_reference(model)
     for prompt in ([60, 70, 80], list(range(60, 95))):
         expected = text_of(reference, [0, *prompt], 4, shape.eos, 128)
