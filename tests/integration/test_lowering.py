@@ -36,7 +36,6 @@ BAD = {
 DYING = {
     "recurrent": ("8a8w", "aten.full.default", "self.gru(x)"),
     "volume": ("16a4w", "aten.convolution.default", "self.conv(x)"),
-    "unet": ("8a8w", "max_pool2d", "max_pool2d("),
 }
 """By factory: the scheme, the operator that QNN dies of, and its line. QNN's log names none of the three."""
 

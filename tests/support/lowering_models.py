@@ -163,35 +163,6 @@ def volume() -> Any:
     return Volume().eval(), (torch.randn(1, 4, 6, 6, 6),)
 
 
-class UNet(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.inside = self._block(3, width)
-        self.down = self._block(width, 2 * width)
-        self.bottom = self._block(2 * width, 4 * width)
-        self.up_bottom = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
-        self.join = self._block(4 * width, 2 * width)
-        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
-        self.outside = self._block(2 * width, width)
-        self.head = nn.Conv2d(width, 1, 1)
-
-    @staticmethod
-    def _block(before: int, after: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.inside(x)
-        second = self.down(nn.functional.max_pool2d(first, 2))
-        third = self.bottom(nn.functional.max_pool2d(second, 2))
-        second = self.join(torch.cat([self.up_bottom(third), second], dim=1))
-        return torch.sigmoid(self.head(self.outside(torch.cat([self.up(second), first], dim=1))))
-
-
-def unet() -> Any:
-    torch.manual_seed(0)
-    return UNet().eval(), (torch.rand(1, 3, 32, 32),)
-
-
 class Logarithm(nn.Module):
     """At 16a8w, the emulator's logarithm of [0.5, 2.5] is not the quantized model's; nothing says so."""
 
