@@ -111,9 +111,11 @@ def check_model(args: argparse.Namespace) -> int:
         for name, default in LIMITS[record["precision"]].items()
     }
     with asking(Path.cwd() / LOG, args.timeout) as ask:
-        problems = _figures(ask, order, genie, limits) if args.on != "parts" else []
+        # Before the figures, which take the emulator's time.
+        problems = _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout) if args.on == "both" else []
+        if args.on != "parts":
+            problems += _figures(ask, order, genie, limits)
         if args.on == "both":
-            problems += _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout)
             prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
             problems += _choices(ask, order, config, prefixes, limits)
         if args.on == "parts" or (args.on == "both" and (problems or args.where)):

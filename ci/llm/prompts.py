@@ -39,11 +39,12 @@ def has_template(folder: Path) -> bool:
 
 
 def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
-    """Templates write the token that begins a text, and Genie puts it first itself."""
+    """Templates write the token that begins a text, and Genie puts it first itself. Some begin each message
+    by the same token."""
     rest = list(tokens[1:] if tokens[:1] == [bos] else tokens)
-    if bos in rest:
+    if rest[:1] == [bos]:
         raise UsageError(
-            f"token {bos}, which begins a text, stands inside of it",
+            f"token {bos}, which begins a text, stands there twice",
             remedy="leave it out: Genie puts it first",
         )
     if not rest:

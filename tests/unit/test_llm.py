@@ -342,6 +342,7 @@ class TestCheck:
         choices: float = 1.0,
         calibrated: Sequence[str] = (),
         sizes: tuple[int, int] = (0, 0),
+        asked: list[dict[str, Any]] | None = None,
         **figures: float,
     ) -> int:
         from ci.llm.genie import RECORD
@@ -373,7 +374,13 @@ class TestCheck:
             },
             "parts": {"parts": list(parts)},
         }
-        ask = contextlib.nullcontext(lambda order: answers[order["do"]])
+
+        def answer(order: dict[str, Any]) -> dict[str, Any]:
+            if asked is not None:
+                asked.append(order)
+            return answers[order["do"]]
+
+        ask = contextlib.nullcontext(answer)
         monkeypatch.setattr("ci.llm.check.asking", lambda *_: ask)
         monkeypatch.setattr("ci.llm.check.encoded", lambda _, texts, **__: [[0] * 2000 for _ in texts])
         command = ["llm", "check", str(out), "--text", str(folder / "text.txt"), *flags]
@@ -386,6 +393,14 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, choices=0.5) == 1
         assert self.check(tmp_path, monkeypatch, precision="fp16", choices=0.97) == 1
         assert self.check(tmp_path, monkeypatch, "--tokens", "4000") == 2
+
+    def test_a_template_that_begins_twice_is_refused_before_the_emulator_works(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ci.llm.check.has_template", lambda _: True)
+        monkeypatch.setattr("ci.llm.check.chat_text", lambda *_: "a a")
+        asked: list[dict[str, Any]] = []
+        assert self.check(tmp_path, monkeypatch, asked=asked) == 2 and not asked
 
     def test_a_text_that_quantized_it_does_not_judge_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -447,12 +462,16 @@ def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path
         pass
 
 
-@pytest.mark.parametrize("tokens", [[0, 5, 6], [5, 6]], ids=["from a template", "plain"])
-def test_what_begins_a_text_is_left_to_genie(tokens: list[int]) -> None:
-    assert without_beginning(tokens, 0) == [5, 6]
+@pytest.mark.parametrize(
+    ("tokens", "rest"),
+    [([0, 5, 6], [5, 6]), ([5, 6], [5, 6]), ([0, 5, 0, 6], [5, 0, 6])],
+    ids=["from a template", "plain", "each message begins so, as SmolLM 2's"],
+)
+def test_what_begins_a_text_is_left_to_genie(tokens: list[int], rest: list[int]) -> None:
+    assert without_beginning(tokens, 0) == rest
 
 
-@pytest.mark.parametrize("tokens", [[0, 0, 5], [5, 0, 6], [0], []])
+@pytest.mark.parametrize("tokens", [[0, 0, 5], [0], []])
 def test_a_second_beginning_and_no_prompt_are_refused(tokens: list[int]) -> None:
     with pytest.raises(UsageError):
         without_beginning(tokens, 0)
