@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_environment
+from ci.engine.jobs import available_memory
 from ci.engine.memo import Memo, roots_of
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.work import How, Result, do
@@ -67,6 +68,11 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
     expected = f": about {cost}" if cost and genie else ""
     sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
+    free = available_memory()
+    if cost and free and cost.memory > free:
+        sys.stderr.write(
+            f"only {size(free)} of memory are free: more --parts need less, and so does a shorter --context\n"
+        )
     with (
         disk_errors("name another folder with -o"),
         writing_into(output, selection.store) as (scratch, publish),

@@ -62,9 +62,9 @@ def forecast(
     least, by_weight = MEMORY[precision]
     memory = least + by_weight * max(shape.weights(parts))
     if precision != "fp16":
-        from ci.llm.measure import CALIBRATION_TOKENS, CALIBRATION_WINDOWS
+        from ci.llm.measure import calibration_windows
 
-        tokens = min(CALIBRATION_TOKENS, CALIBRATION_WINDOWS * context)
+        tokens = calibration_windows(context) * context
         long += tokens * READING * (shape.layers * layer + words)
         memory = max(memory, least + SCORE * shape.heads * context**2)
     return Cost(

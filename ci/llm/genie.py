@@ -47,7 +47,8 @@ BLOCK, CONTEXT_BLOCK = 32, 128
 
 
 def require_sizes(context: int, counts: Sequence[int]) -> None:
-    """Refuse sizes with which Genie silently speaks nonsense: prefill in 16s, context in 64s."""
+    """Refuse sizes with which Genie silently speaks nonsense: prefill by 8 or 16, and as many places in the
+    cache as tokens are read at once, so that it takes the one for the other."""
     if context % CONTEXT_BLOCK:
         raise UsageError(
             f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
@@ -58,6 +59,11 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
             raise UsageError(
                 f"prefill by {count} tokens: Genie needs a multiple of {BLOCK}",
                 remedy=f"take {count + -count % BLOCK}",
+            )
+        if context == 2 * count:
+            raise UsageError(
+                f"prefill by {count} tokens in a context of {context}: Genie would speak nonsense",
+                remedy=f"take prefill by {count // 2}, or a context of {2 * context}",
             )
 
 

@@ -28,7 +28,11 @@ MOST = 60
 """Tokens of a text that ends by itself."""
 CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
 CALIBRATION_TOKENS = 8192
-"""Enough to quantize by: long contexts have fewer windows."""
+"""Enough to quantize by: longer contexts have fewer windows, but two."""
+
+
+def calibration_windows(context: int) -> int:
+    return max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
 
 
 def windows(
@@ -41,7 +45,7 @@ def windows(
 ) -> list[list[int]]:
     """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
     otherwise the first tokens' values would be cut off. `instead` is what a shorter text needs."""
-    most = most or max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
+    most = most or calibration_windows(context)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
     length = context - 1

@@ -236,6 +236,8 @@ class TestCheckpoint:
         cost = forecast(large, "fp16", 4, 128)
         assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.1)
         assert (cost.seconds, cost.memory) == pytest.approx((330, 7e9), rel=0.25)
+        quantized = [forecast(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
+        assert [one and round(one.memory / 1e9) for one in quantized] == [9, 9, 70]
         three = replace(large, width=3072, layers=28, heads=24, size=128)
         assert parts_of(three, 2) == 8
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
@@ -304,7 +306,7 @@ class TestConfiguration:
             self.read(tmp_path, **changes)
 
 
-@pytest.mark.parametrize(("context", "prefill"), [(64, 32), (128, 8), (200, 32)])
+@pytest.mark.parametrize(("context", "prefill"), [(128, 64), (256, 128), (128, 8), (200, 32)])
 def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefill: int) -> None:
     require_sizes(128, [32, 1])
     with pytest.raises(UsageError):
