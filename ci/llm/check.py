@@ -23,7 +23,18 @@ from ci.llm.commands import (
 from ci.llm.findings import READER_NAMES, figures_from
 from ci.llm.genie import KINDS, RECORD, contradictions, encoded
 from ci.llm.judge import EXCUSED, choice_miss, close, misses
-from ci.llm.prompts import chat_text, has_template, share_of_runs, tokens_of, without_beginning
+from ci.llm.prompts import (
+    PREFIX,
+    SAID,
+    chat_text,
+    has_template,
+    prefix_lengths,
+    prefixes_of,
+    share_of_runs,
+    tokens_for,
+    tokens_of,
+    without_beginning,
+)
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.units import seconds
 
@@ -46,7 +57,6 @@ LIMITS: Mapping[str, Mapping[str, float]] = {
 """By precision, where the command line names no other."""
 SEEN = 0.05
 """At most this share of the text may be known from quantizing."""
-PREFIX = 20
 LETTERS = 4000
 WINDOWS = 4
 """At least so many, because figures' errors come from windows."""
@@ -75,7 +85,8 @@ def check_model(args: argparse.Namespace) -> int:
     tokens = tokens_of(tokenizer, text)
     length = min(record["context"], max(2, args.tokens // WINDOWS + 1))
     windows = -(-args.tokens // (length - 1))
-    wanted = max(args.prefixes * PREFIX, windows * (length - 1))
+    lengths = prefix_lengths(args.prefixes, record["prefill"], record["context"])
+    wanted = max(tokens_for(lengths), windows * (length - 1))
     if len(tokens) < wanted:
         raise UsageError(
             f"{args.text} has {len(tokens)} tokens: {args.prefixes} prefixes and {windows} windows of"
@@ -102,10 +113,12 @@ def check_model(args: argparse.Namespace) -> int:
     if args.on == "both":
         sizes = sizes_of(config)
         require_loadable(sizes, *KINDS)
-        # A prefix is one block for prefill, and single tokens for decode.
-        by_block = "prefill" in kinds_for_genie(sizes)
-        name, places = ("prefill_htp", record["prefill"]) if by_block else ("decode_htp", PREFIX + 1)
-        genie = {name: args.prefixes * places}
+        # Prefill reads whole blocks, decode single tokens.
+        name, block = "decode_htp", 1
+        if "prefill" in kinds_for_genie(sizes):
+            name, block = "prefill_htp", record["prefill"]
+        genie = {"decode_htp": len(lengths)}
+        genie[name] = genie.get(name, 0) + sum(-(-(1 + length) // block) * block for length in lengths)
     limits = {
         name: default if (value := getattr(args, name)) is None else value
         for name, default in LIMITS[record["precision"]].items()
@@ -116,8 +129,7 @@ def check_model(args: argparse.Namespace) -> int:
         if args.on != "parts":
             problems += _figures(ask, order, genie, limits)
         if args.on == "both":
-            prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
-            problems += _choices(ask, order, config, prefixes, limits)
+            problems += _choices(ask, order, config, prefixes_of(tokens, lengths), limits)
         if args.on == "parts" or (args.on == "both" and (problems or args.where)):
             enough = max(ENOUGH, record["prefill"] + 1)
             problems += _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
@@ -183,12 +195,13 @@ def _choices(
     prefixes: Sequence[Sequence[int]],
     limits: Mapping[str, float],
 ) -> list[str]:
-    """Genie gives no logits, so its choice after each of many prefixes is compared with float's."""
-    with limited(config, 1) as copy:
+    """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
+    with limited(config, SAID) as copy:
         facts = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
-    share, count = facts["first_choice"], facts["prefixes"]
+    share, count = facts["first_choice"], facts["tokens"]
     sys.stdout.write(
-        f"Genie: first choice as float's {share:.1%} of {count}; float loses"
+        f"Genie: first choice as float's {share:.1%} of {count} tokens after {facts['prefixes']} prefixes;"
+        " float loses"
         f" {facts['regret']:.4f} logits by a choice, {facts['worst_regret']:.3f} by the worst\n"
     )
     if order["precision"] != "fp16":
@@ -196,7 +209,7 @@ def _choices(
     others = count - round(share * count)
     if others <= min(facts["near_ties"], max(1, EXCUSED * count)):
         return []
-    return [f"Genie chooses unlike float after {others} prefixes, {facts['near_ties']} of them near ties"]
+    return [f"Genie chooses unlike float at {others} tokens, {facts['near_ties']} of them near ties"]
 
 
 def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:

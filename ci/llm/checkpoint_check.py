@@ -84,7 +84,7 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Genie's choice after each prefix, by what float loses by it."""
+    """Genie's choices after each prefix, by what float loses by them."""
     folder, prefixes = Path(order["model"]), order["prefixes"]
     spoken = speak(Path(order["config"]), prefixes, timeout=order["timeout"])
     return choices(read_architecture(folder), load_reference(folder), prefixes, spoken)

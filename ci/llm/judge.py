@@ -214,7 +214,7 @@ def close(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[st
 def choice_miss(choices: Mapping[str, Any], least: float) -> list[str]:
     """Whether Genie's choices after prefixes miss the limit. They are few, so three standard errors are
     allowed."""
-    share, count = choices["first_choice"], choices["prefixes"]
+    share, count = choices["first_choice"], choices["tokens"]
     if share >= least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
         return []
     return [f"Genie: expected about {least:.0%} of float's first choices, found {share:.1%} of {count}"]

@@ -14,6 +14,7 @@ from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
 from ci.llm.genie import Spoken
 from ci.llm.judge import NEAR_TIE, Comparison, Window, compare_text, figures_of, window_of
+from ci.llm.prompts import SAID
 from ci.llm.reference import logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.commands import quoted
@@ -201,16 +202,19 @@ def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
 def choices(
     shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], spoken: Sequence[Spoken]
 ) -> dict[str, Any]:
-    """What float loses by the first token after each prefix."""
+    """What float loses by the tokens after each prefix, each after those that Genie said before it."""
     regrets = []
     for prefix, one in zip(prefixes, spoken, strict=True):
-        row = logits_of(reference, [shape.bos or 0, *prefix])[-1]
+        said = one.tokens[:SAID]
         # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
-        tokens = one.tokens[:1] or shape.eos
-        regrets.append(float(row.max() - max(row[token] for token in tokens)))
+        chosen = [(token,) for token in said] + [shape.eos] * (len(said) < SAID)
+        rows = logits_of(reference, [shape.bos or 0, *prefix, *said])[len(prefix) :]
+        for row, tokens in zip(rows[: len(chosen)], chosen, strict=True):
+            regrets.append(float(row.max() - max(row[token] for token in tokens)))
     return {
         "near_ties": sum(0 < regret < NEAR_TIE for regret in regrets),
-        "prefixes": len(regrets),
+        "prefixes": len(prefixes),
+        "tokens": len(regrets),
         "first_choice": sum(regret == 0 for regret in regrets) / len(regrets),
         "regret": sum(regrets) / len(regrets),
         "worst_regret": max(regrets),

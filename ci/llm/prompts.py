@@ -11,6 +11,9 @@ from typing import Any
 from provisioning.base.errors import UsageError
 
 TEMPLATE = "chat_template.jinja"
+PREFIX = 20
+SAID = 2
+"""Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 RUN = 16
 """Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
 
@@ -56,6 +59,25 @@ def tokens_of(tokenizer: Any, text: str) -> list[int]:
     """Special tokens are what stands in the text: none is added."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
+    """Every third prefix takes more than one block of prefill, if the context has room for it."""
+    longer = prefill + 8
+    lengths = (longer, PREFIX, PREFIX) if 1 + longer + SAID < context else (PREFIX,)
+    return [lengths[index % len(lengths)] for index in range(count)]
+
+
+def tokens_for(lengths: Sequence[int]) -> int:
+    """How long a text `prefixes_of` needs."""
+    return max(lengths) + (len(lengths) - 1) * PREFIX
+
+
+def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Their ends are equally far apart, so that each is judged at a place of its own."""
+    first = max(lengths)
+    ends = [first + index * PREFIX for index in range(len(lengths))]
+    return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
 def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:

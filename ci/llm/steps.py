@@ -13,13 +13,14 @@ from ci.llm.checkpoint_check import Compiled
 from ci.llm.checkpoint_compile import write_binaries
 from ci.llm.genie import CONFIG, KINDS, Spoken, require_sizes, speak, write_config
 from ci.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, texts
+from ci.llm.prompts import SAID, prefix_lengths, prefixes_of
 from ci.llm.reference import load_reference
 from ci.llm.suite import Run
 
-PREFIXES, PREFIX = 100, 20
-"""Genie gives no logits, so its choice is read after this many held-out prefixes of this length."""
-ENDLESS, ONE = "endless.json", "one.json"
-"""Configurations for texts that fill the context, and of one token."""
+PREFIXES = 100
+"""Genie gives no logits, so its choices are read after this many held-out prefixes."""
+ENDLESS, FEW = "endless.json", "few.json"
+"""Configurations for texts that fill the context, and of the tokens after a prefix."""
 
 
 def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     for name, most, shape in (
         (CONFIG, MOST, place.shape),
         (ENDLESS, 2 * context, place.endless()),
-        (ONE, 1, place.shape),
+        (FEW, SAID, place.shape),
     ):
         write_config(into, shape, binaries, place.soc, context=context, most=most, name=name)
     reference = load_reference(model)
@@ -51,7 +52,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
         stream = [token for row in place.rows("judged") for token in row[1:]]
-        prefixes = [stream[at : at + PREFIX] for at in range(0, PREFIXES * PREFIX, PREFIX)]
-        spoken = speak(into / ONE, prefixes, timeout=place.timeout)
+        prefixes = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
+        spoken = speak(into / FEW, prefixes, timeout=place.timeout)
         facts["choices"] = choices(place.shape, reference, prefixes, spoken)
     return facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from ci.llm.architecture import read_architecture, shards_of
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
-from ci.llm.genie import contradictions, require_sizes, write_config
+from ci.llm.genie import Spoken, contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
-from ci.llm.measure import windows
-from ci.llm.prompts import hashed_runs, share_of_runs, without_beginning
+from ci.llm.measure import choices, windows
+from ci.llm.prompts import hashed_runs, prefix_lengths, prefixes_of, share_of_runs, without_beginning
 from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -345,6 +345,7 @@ class TestCheck:
         calibrated: Sequence[str] = (),
         sizes: tuple[int, int] = (0, 0),
         asked: list[dict[str, Any]] | None = None,
+        words: int = 3000,
         **figures: float,
     ) -> int:
         from ci.llm.genie import RECORD
@@ -362,7 +363,7 @@ class TestCheck:
         record |= {"calibrated by": list(calibrated)}
         (out / RECORD).write_text(json.dumps(record))
         save_tokenizer(out)
-        (folder / "text.txt").write_text("a " * 3000)
+        (folder / "text.txt").write_text("a " * words)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
         answers: dict[str, dict[str, Any]] = {
             "pace": {"pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
@@ -370,6 +371,7 @@ class TestCheck:
             "choices": {
                 "first_choice": choices,
                 "prefixes": 100,
+                "tokens": 200,
                 "near_ties": 0,
                 "regret": 0,
                 "worst_regret": 0,
@@ -384,7 +386,9 @@ class TestCheck:
 
         ask = contextlib.nullcontext(answer)
         monkeypatch.setattr("ci.llm.check.asking", lambda *_: ask)
-        monkeypatch.setattr("ci.llm.check.encoded", lambda _, texts, **__: [[0] * 2000 for _ in texts])
+        monkeypatch.setattr(
+            "ci.llm.check.encoded", lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
+        )
         command = ["llm", "check", str(out), "--text", str(folder / "text.txt"), *flags]
         return main("python -m ci", "", {"llm": VERBS["llm"]}, command)
 
@@ -403,6 +407,14 @@ class TestCheck:
         monkeypatch.setattr("ci.llm.check.chat_text", lambda *_: "a a")
         asked: list[dict[str, Any]] = []
         assert self.check(tmp_path, monkeypatch, asked=asked) == 2 and not asked
+
+    @pytest.mark.parametrize(("words", "code"), [(1000, 0), (999, 2)])
+    def test_a_text_too_short_for_its_prefixes_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, code: int
+    ) -> None:
+        """The longest have 32 + 8 tokens, and each of the other 48 ends 20 later."""
+        flags = ("--tokens", "100", "--prefixes", "49")
+        assert self.check(tmp_path, monkeypatch, *flags, words=words) == code
 
     def test_a_text_that_quantized_it_does_not_judge_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -530,7 +542,7 @@ class TestVerdicts:
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
         where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
-        facts = {"figures": where, "choices": {"prefixes": 100, "first_choice": share}, "texts": []}
+        facts = {"figures": where, "choices": {"tokens": 200, "first_choice": share}, "texts": []}
         return rules(program("genie-u16u8"), Result(facts))
 
     def test_quantized_decode_is_held_to_each_limit_and_to_genies_own_choices(self) -> None:
@@ -541,6 +553,37 @@ class TestVerdicts:
         assert self.quantized({}, share=0.5) == ["llm-accuracy"]
         assert self.quantized({"first_choice": 0.94}) == []
         assert self.quantized({"first_choice": 0.94}, reader="prefill_htp_cpu") == ["llm-accuracy"]
+
+    @pytest.mark.parametrize(
+        ("said", "found"),
+        [
+            (lambda last: (last + 1, last + 2), []),
+            (lambda last: (last + 1, last), ["llm-accuracy"]),
+            (lambda last: (last + 1,), ["llm-accuracy"]),
+            (lambda last: (last, last + 1), ["llm-accuracy"]),
+            (lambda last: (), ["llm-accuracy"]),
+        ],
+        ids=["right", "decode is wrong", "decode ends always", "prefill is wrong", "prefill ends always"],
+    )
+    def test_genies_prefill_and_decode_are_both_held_to_float(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        said: Callable[[int], tuple[int, ...]],
+        found: list[str],
+    ) -> None:
+        """Float counts on, whatever was said before."""
+        counting = np.roll(np.eye(512), 1, axis=1)
+        monkeypatch.setattr("ci.llm.measure.logits_of", lambda _, tokens: counting[tokens])
+        shape = read_architecture(checkpoint(tmp_path))
+        prefixes = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
+        assert {len(prefix) for prefix in prefixes} == {20, 40}
+        assert len({prefix[-1] for prefix in prefixes}) == len(prefixes)
+        spoken = [Spoken(said(prefix[-1]), "", 1, 1) for prefix in prefixes]
+        facts = choices(shape, None, prefixes, spoken)
+        good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
+        every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
+        assert rules(program("genie-u16u8"), Result(every)) == found
 
     def test_a_program_that_failed_and_a_model_that_learned_nothing_are_errors(self) -> None:
         failed = Result(failure=Failure("crash", "ended by SIGSEGV"))
