@@ -424,7 +424,7 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, calibrated=hashed_runs([[1] * 40])) == 0
 
     def test_binaries_beyond_the_emulators_memory_are_refused_at_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The emulator's limit is for one process, and each kind of binary has one."""
         most = 3_200_000_000
@@ -432,12 +432,14 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, sizes=(most + 1, 0)) == 2
         for where in ("cpu", "parts"):
             assert self.check(tmp_path, monkeypatch, "--on", where, sizes=(most + 1, most + 1)) == 0
+            assert "Genie was not heard" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("precision", "parts", "named"),
         [
             ("u16u8", [part(0, "prefill", 40, 42), part(1, "prefill", 20, 42)], "prefill_1"),
             ("u16u8", [part(0, "prefill", 20, 21), part(0, "decode", -999, 21)], "decode_0"),
+            ("u16u8", [part(0, "prefill", 20, 21), part(1, "prefill", 3, 3)], "prefill_1"),
             ("fp16", [part(0, "prefill", 50), part(1, "decode", float("nan"))], "decode_1"),
         ],
     )
