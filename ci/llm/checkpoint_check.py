@@ -20,7 +20,7 @@ from ci.llm.decoder import Decoder, load_decoder
 from ci.llm.genie import RECORD, speak
 from ci.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
 from ci.llm.measure import choices, figures_on, windows
-from ci.llm.reference import load_reference
+from ci.llm.reference import load_reference, require_rope
 from ci.suites.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
 
@@ -80,7 +80,9 @@ def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled = Compiled.of(order)
     readers = compiled.readers(order["kind"], cpu=order["cpu"])
-    return figures_on(_rows(compiled, order), load_reference(compiled.folder), readers)
+    reference = load_reference(compiled.folder)
+    require_rope(reference, compiled.shape, next(iter(readers.values())).context)
+    return figures_on(_rows(compiled, order), reference, readers)
 
 
 def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
+from provisioning.base.errors import CheckFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,27 @@ def load_reference(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+def require_rope(model: Any, shape: Architecture, context: int) -> None:
+    """Our cosines and sines must be transformers' at every position: a wrong one far from the start changes
+    no word near it."""
+    import torch
+
+    positions, half = np.arange(context), shape.size // 2
+    theirs = model.model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)[None])
+    errors = [
+        np.abs(ours - each[0, :, :half].numpy()).max(1)
+        for ours, each in zip(shape.rotation(positions), theirs, strict=True)
+    ]
+    # transformers computes angles in float32.
+    allowed = 1e-5 + 2 * np.finfo(np.float32).eps * positions
+    wrong = np.flatnonzero(~(np.max(errors, axis=0) <= allowed))
+    if wrong.size:
+        raise CheckFailed(
+            f"rope differs from transformers' at position {wrong[0]} of {context}",
+            remedy="report it, with the checkpoint's config.json",
+        )
 
 
 def logits_of(model: Any, tokens: Sequence[int]) -> Array:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from tests.support.speakers import (
     TIMEOUT,
     Speaker,
     changed,
-    has_transformers_rope,
     make_speaker,
 )
 from tests.support.typed import typed
@@ -370,11 +370,24 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             require_halves(load_decoder(model, shape, 1, 128))
 
 
-def test_rope_is_that_of_transformers_at_far_positions(tmp_path: Path) -> None:
+def test_rope_is_held_to_that_of_transformers_at_far_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At all places of a whole context, before any logits are read."""
     from ci.llm.architecture import read_architecture
+    from ci.llm.checkpoint_check import Compiled, order_figures
+    from ci.llm.genie import RECORD
+    from ci.llm.reference import load_reference, require_rope
 
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
-    assert has_transformers_rope(read_architecture(model), model)
+    shape = read_architecture(model)
+    require_rope(load_reference(model), shape, 131072)
+    wrong = replace(shape, scaling=LLAMA_3_2 | {"factor": 8.0})
+    (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
+    monkeypatch.setattr("ci.llm.checkpoint_check.read_architecture", lambda _: wrong)
+    monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})
+    with pytest.raises(CheckFailed, match="rope"):
+        order_figures({"model": model, "compiled": model, "kind": "decode", "cpu": False})
 
 
 @pytest.mark.whole

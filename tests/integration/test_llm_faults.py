@@ -28,7 +28,6 @@ from tests.support.speakers import (
     TIMEOUT,
     Speaker,
     changed,
-    has_transformers_rope,
     make_speaker,
 )
 
@@ -172,10 +171,14 @@ def test_of_the_graph_at_fp16(tmp_path: Path, plant: Plant) -> None:
 def test_a_rope_of_our_reader_that_only_far_positions_show(
     tmp_path: Path, fault: str, scaling: dict[str, Any] | None
 ) -> None:
+    from ci.llm.reference import load_reference, require_rope
+
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
     right = read_architecture(model)
-    assert has_transformers_rope(right, model)
-    assert not has_transformers_rope(replace(right, scaling=scaling), model)
+    reference = load_reference(model)
+    require_rope(reference, right, 4000)
+    with pytest.raises(CheckFailed, match="rope"):
+        require_rope(reference, replace(right, scaling=scaling), 4000)
     require_documented(fault, "our reader", "cosines and sines")
 
 

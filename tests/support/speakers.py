@@ -10,9 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ci.llm.architecture import Architecture, read_architecture
+from ci.llm.architecture import read_architecture
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300
@@ -112,20 +110,3 @@ def changed(speaker: Speaker, folder: Path, where: str, value: Any) -> Path:
         place[name] = value
     (copy / speaker.config.name).write_text(json.dumps(config))
     return copy / speaker.config.name
-
-
-def has_transformers_rope(shape: Architecture, model: Path) -> bool:
-    """Whether our cosines and sines are transformers' at positions 500 to 4,000. A wrong factor of Llama 3.2
-    cannot be seen near the start."""
-    import torch
-    from transformers.models.llama.configuration_llama import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    config = LlamaConfig(**json.loads((model / "config.json").read_text()))
-    positions = np.arange(500, 4000, 7)
-    expected = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(positions)[None])
-    half = shape.size // 2
-    return all(
-        np.abs(ours - theirs[0, :, :half].numpy()).max() < 1e-3
-        for ours, theirs in zip(shape.rotation(positions), expected, strict=True)
-    )
