@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,22 @@ from provisioning.base.errors import CheckFailed, UsageError
 FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"}
 """By `model_type`: what is read, and what has it."""
 INDEX = "model.safetensors.index.json"
+ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
+"""Keys of config.json that have one value here. Others compute something else."""
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+UPSTREAM_NAMES = (
+    ("llama", "<|start_header_id|>", "llama3"),
+    ("llama", "<|im_start|>", "smollm2_135m"),
+    ("qwen2", "<|im_start|>", "qwen2_5"),
+    ("qwen3", "<|im_start|>", "qwen3"),
+)
+"""By `model_type` and a word of the tokenizer: the chat template of qnn_llama_runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
+    kind: str
+    """`model_type`."""
     words: int
     width: int
     layers: int
@@ -43,6 +55,18 @@ class Architecture:
     context: int
     bos: int | None
     eos: tuple[int, ...]
+
+    @property
+    def tensors(self) -> list[str]:
+        """Their names in the checkpoint."""
+        projections = [f"self_attn.{name}_proj" for name in "qkv"]
+        parts = ["input_layernorm", "post_attention_layernorm", "self_attn.o_proj"]
+        parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+        names = [f"{part}.weight" for part in (*parts, *projections)]
+        names += [f"{part}.bias" for part in projections] if self.bias else []
+        names += [f"self_attn.{part}_norm.weight" for part in "qk"] if self.head_norms else []
+        ends = ["model.embed_tokens.weight", "model.norm.weight", *([] if self.tied else ["lm_head.weight"])]
+        return ends + [f"model.layers.{layer}.{name}" for layer in range(self.layers) for name in names]
 
     @property
     def weights_of_layer(self) -> int:
@@ -97,16 +121,23 @@ def read_architecture(folder: Path) -> Architecture:
         raise UsageError(
             f"{folder}: expected the model_type {known}; found {kind}", remedy="name such a model"
         )
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
         raise UsageError(
             f"{folder} is quantized already ({method}), and its weights cannot be quantized again",
             remedy="take the checkpoint that it was made from",
         )
+    config = _with_old_keys(folder, config)
+    for key, only in ONLY.items():
+        if config.get(key) not in (None, only):
+            raise UsageError(
+                f"{folder}/config.json: {key}: expected {json.dumps(only)}; found {json.dumps(config[key])}",
+                remedy="take another model: this one computes what is not built here",
+            )
     try:
         heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-        eos = config.get("eos_token_id")
         return Architecture(
+            kind=kind,
             words=int(config["vocab_size"]),
             width=width,
             layers=int(config["num_hidden_layers"]),
@@ -117,15 +148,32 @@ def read_architecture(folder: Path) -> Architecture:
             eps=float(config["rms_norm_eps"]),
             theta=float(config.get("rope_theta", 10000.0)),
             scaling=_scaling(folder, config),
-            tied=bool(config.get("tie_word_embeddings", kind != "llama")),
-            bias=bool(config.get("attention_bias", kind == "qwen2")),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
             head_norms=kind == "qwen3",
             context=int(config["max_position_embeddings"]),
             bos=config.get("bos_token_id"),
-            eos=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos=_ends(folder, config),
         )
     except KeyError as error:
         raise UsageError(f"{folder}/config.json: {error} is missing", remedy="download it again") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{folder}/config.json: {error}", remedy="download it again") from None
+
+
+def upstream_name(folder: Path, kind: str) -> str:
+    """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
+    words = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    return next((name for each, word, name in UPSTREAM_NAMES if each == kind and word in words), "")
+
+
+def _ends(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of config.json and of generation_config.json, where the ends of a chat are."""
+    path = folder / "generation_config.json"
+    every = [config.get("eos_token_id")]
+    every += [_object(path).get("eos_token_id")] if path.is_file() else []
+    ends = [end for one in every for end in (one if isinstance(one, list) else [one]) if end is not None]
+    return tuple(dict.fromkeys(int(end) for end in ends))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -142,6 +190,10 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{folder}: expected a Hugging Face checkpoint with config.json; {listing}",
             remedy="name the folder of the checkpoint as it was published, not a conversion of it",
         )
+    return _object(path)
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -151,8 +203,36 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes rope_parameters, and 4 reads rope_theta and rope_scaling."""
+    new = config.get("rope_parameters")
+    if new is None:
+        return config
+    if not isinstance(new, dict) or "rope_theta" not in new:
+        raise UsageError(
+            f"{folder}/config.json: rope_parameters: expected an object with rope_theta; "
+            f"found {json.dumps(new)}",
+            remedy="take config.json as it was published",
+        )
+    old = {name: new[name] for name in ("rope_theta", "partial_rotary_factor") if name in new}
+    old["rope_scaling"] = {name: value for name, value in new.items() if name not in old}
+    for name, value in old.items():
+        if config.get(name) not in (None, value):
+            raise UsageError(
+                f"{folder}/config.json: {name} is {json.dumps(config[name])}, and by rope_parameters it is "
+                f"{json.dumps(value)}",
+                remedy="remove the wrong one",
+            )
+    return config | old
+
+
 def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    scaling: dict[str, Any] = config.get("rope_scaling") or {}
+    scaling = config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise UsageError(
+            f"{folder}/config.json: rope_scaling: expected an object; found {json.dumps(scaling)}",
+            remedy="take config.json as it was published",
+        )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return None
@@ -160,6 +240,19 @@ def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | Non
         raise UsageError(
             f"{folder}/config.json: rope_scaling: expected llama3 or none; found {kind}",
             remedy="remove rope_scaling if prompts stay within the length that the model was trained for",
+        )
+    for name in SCALING:
+        value = scaling.get(name)
+        if not isinstance(value, int | float) or not value > 0:
+            raise UsageError(
+                f"{folder}/config.json: rope_scaling: {name}: expected a number above 0; "
+                f"found {json.dumps(value)}",
+                remedy="take config.json as it was published",
+            )
+    if scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        raise UsageError(
+            f"{folder}/config.json: rope_scaling: high_freq_factor must be above low_freq_factor",
+            remedy="take config.json as it was published",
         )
     return scaling
 
@@ -188,17 +281,35 @@ def shards_of(folder: Path) -> dict[str, Path]:
     return shards
 
 
+def require_tensors(folder: Path, shape: Architecture) -> None:
+    """Raises CheckFailed where the files lack one, and UsageError where they have one that nothing reads."""
+    names, stored = set(shape.tensors), set(shards_of(folder))
+    _require_stored(folder, names, stored)
+    # A tied head is the embedding, and the rotation is computed.
+    others = stored - names - {"lm_head.weight"}
+    if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
+        raise UsageError(
+            f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
+            "would be left out",
+            remedy=f"take a model that is built like {FAMILIES[shape.kind]}",
+        )
+
+
+def _require_stored(folder: Path, names: Collection[str], stored: Collection[str]) -> None:
+    if missing := sorted(set(names) - set(stored)):
+        raise CheckFailed(
+            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
+            remedy="download it again",
+        )
+
+
 def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
     """Torch tensors in float32, by name, one at a time. `names` has their shapes."""
     import torch
     from safetensors import safe_open
 
     shards = shards_of(folder)
-    if missing := sorted(set(names) - set(shards)):
-        raise CheckFailed(
-            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
-            remedy="download it again",
-        )
+    _require_stored(folder, names, shards)
     for path in sorted({shards[name] for name in names}):
         with safe_open(path, framework="pt") as shard:
             for name in (name for name in names if shards[name] == path):

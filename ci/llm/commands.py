@@ -21,7 +21,7 @@ from ci.engine.output import SCRATCH, writing_into
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
-from ci.llm.architecture import Architecture, read_architecture, shards_of
+from ci.llm.architecture import Architecture, read_architecture, require_tensors
 from ci.llm.forecast import Cost, forecast
 from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
 from ci.llm.prompts import chat_text, hashed_runs, tokens_of, without_beginning
@@ -135,7 +135,7 @@ def _compile_order(
             f"a context of {context} tokens: the model was made for {shape.context}",
             remedy=f"--context {shape.context}",
         )
-    shards_of(folder)
+    require_tensors(folder, shape)
     if not (folder / "tokenizer.json").is_file():
         tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
         raise UsageError(

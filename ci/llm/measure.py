@@ -15,7 +15,7 @@ from ci.llm.arrays import Array
 from ci.llm.genie import Spoken
 from ci.llm.judge import NEAR_TIE, Comparison, Window, compare_text, figures_of, window_of
 from ci.llm.prompts import SAID
-from ci.llm.reference import logits_of, text_of
+from ci.llm.reference import ends_of, logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
@@ -119,7 +119,7 @@ def texts(
     the model's speed, which says nothing about a device."""
     stream = [token for row in place.rows("judged") for token in row[1:]]
     plans = [
-        (False, MOST, place.shape.eos, stream[97 * (place.run.prompts * index + turn) :][:length])
+        (False, MOST, ends_of(reference), stream[97 * (place.run.prompts * index + turn) :][:length])
         for index, length in enumerate(PROMPTS)
         for turn in range(place.run.prompts)
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ci.llm.architecture import Architecture, read_architecture
+from ci.llm.architecture import Architecture, read_architecture, upstream_name
 from ci.llm.arrays import Array
 from ci.llm.decoder import load_decoder, require_halves, resized
 from ci.llm.genie import Spoken
@@ -53,7 +53,7 @@ qnn_llama_runner, built from executorch's sources (examples/qualcomm/oss_scripts
 runner has yet. Push this folder to the device with the runner and QNN's libraries, and run in it:
 
     ./qnn_llama_runner --model_path hybrid_llama_qnn.pte --tokenizer_path tokenizer.json --eval_mode 1 \\
-        --decoder_model_version llama3 --prompt "The answer is"
+        {version}--prompt "The answer is"
 """
 ALONE = """\
 qnn_llama_runner gives masks and takes logits of 16 bits, and those of {precision} are others: this program is
@@ -168,7 +168,9 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     rows = partial(windows, folder, shape.bos, text, context)
     write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
     shutil.copy(folder / "tokenizer.json", out)
-    reader = RUNNER if precision.startswith("16") else ALONE.format(precision=precision)
+    name = upstream_name(folder, shape.kind)
+    version = f"--decoder_model_version {name} " if name else ""
+    reader = (RUNNER if precision.startswith("16") else ALONE).format(precision=precision, version=version)
     readme = README.format(
         name=folder.name,
         program=PROGRAM,

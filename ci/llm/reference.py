@@ -27,9 +27,23 @@ class Text:
 
 def load_reference(folder: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    # transformers 5 writes it, and 4 would take its own default instead.
+    if rope := getattr(config, "rope_parameters", None):
+        config.rope_scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        config.rope_theta = rope["rope_theta"]
+    return AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, local_files_only=True
+    ).eval()
+
+
+def ends_of(model: Any) -> tuple[int, ...]:
+    """As transformers reads them, not our own reader."""
+    every = (model.config.eos_token_id, model.generation_config.eos_token_id)
+    ends = [end for one in every for end in (one if isinstance(one, list) else [one])]
+    return tuple({end for end in ends if end is not None})
 
 
 def require_rope(model: Any, shape: Architecture, context: int) -> None:

@@ -390,6 +390,41 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
         order_figures({"model": model, "compiled": model, "kind": "decode", "cpu": False})
 
 
+def our_logits(model: Path, tokens: Sequence[int]) -> Any:
+    import torch
+
+    from ci.llm.architecture import read_architecture
+    from ci.llm.decoder import load_decoder
+    from ci.llm.graphs import call
+
+    shape = read_architecture(model)
+    decoder = load_decoder(model, shape, shape.context, shape.context)
+    example = dict(zip(decoder.inputs, decoder.example(), strict=True))
+    empty = {name: each.numpy() for name, each in example.items() if name.startswith("past_")}
+    inputs = call(shape, shape.context, shape.context, tokens, 0, empty)
+    with torch.no_grad():
+        return decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))[0][0].numpy()
+
+
+TOKENS = np.random.default_rng(5).integers(0, 256, 128).tolist()
+
+
+def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_path: Path) -> None:
+    """By the reference too, which transformers 4 reads: its own default of the rope would be wrong alike."""
+    from ci.llm.architecture import read_architecture
+    from ci.llm.reference import ends_of, load_reference, logits_of
+
+    expected = logits_of(load_reference(write_checkpoint(tmp_path)), TOKENS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    parameters = {**config.pop("rope_scaling"), "rope_theta": config.pop("rope_theta")}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": parameters}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1, 9]}))
+    reference = load_reference(tmp_path)
+    assert np.abs(logits_of(reference, TOKENS) - expected).max() < 1e-3
+    assert np.abs(our_logits(tmp_path, TOKENS) - expected).max() < 1e-3
+    assert set(ends_of(reference)) == set(read_architecture(tmp_path).eos) == {1, 7, 9}
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("kind", "changes"),
@@ -401,23 +436,12 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     ],
 )
 def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    import torch
-
-    from ci.llm.architecture import read_architecture
-    from ci.llm.decoder import load_decoder
-    from ci.llm.graphs import call
+    from ci.llm.architecture import read_architecture, require_tensors
     from ci.llm.reference import load_reference, logits_of
 
     model = write_checkpoint(tmp_path, model_type=kind, **changes)
-    shape = read_architecture(model)
-    decoder = load_decoder(model, shape, shape.context, shape.context)
-    tokens = np.random.default_rng(5).integers(0, 256, shape.context).tolist()
-    example = dict(zip(decoder.inputs, decoder.example(), strict=True))
-    empty = {name: each.numpy() for name, each in example.items() if name.startswith("past_")}
-    inputs = call(shape, shape.context, shape.context, tokens, 0, empty)
-    with torch.no_grad():
-        logits = decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))[0][0].numpy()
-    assert np.abs(logits - logits_of(load_reference(model), tokens)).max() < 1e-3
+    require_tensors(model, read_architecture(model))
+    assert np.abs(our_logits(model, TOKENS) - logits_of(load_reference(model), TOKENS)).max() < 1e-3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports

@@ -16,7 +16,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.engine.work import Failure, Result
 from ci.llm import verb
-from ci.llm.architecture import read_architecture, shards_of
+from ci.llm.architecture import read_architecture, require_tensors, shards_of, upstream_name
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
@@ -33,6 +33,13 @@ from tests.support.typed import run_here
 
 EOS = 9
 EXPECTED = (3, 4, 5, 6)
+SCALING: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 512,
@@ -43,13 +50,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+    "rope_scaling": SCALING,
     "max_position_embeddings": 128,
     "bos_token_id": 0,
     "eos_token_id": 1,
@@ -147,13 +148,17 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture
 def whole_checkpoint(tmp_path: Path) -> Path:
-    from safetensors.numpy import save_file
-
     folder = tmp_path / "model"
     folder.mkdir()
-    save_file({"weight": np.ones(1, np.float32)}, folder / "model.safetensors")
     (folder / "tokenizer.json").touch()
-    return checkpoint(folder)
+    save_weights(folder, *read_architecture(checkpoint(folder)).tensors)
+    return folder
+
+
+def save_weights(folder: Path, *names: str) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ones(1, np.float32) for name in names}, folder / "model.safetensors")
 
 
 class TestCheckpoint:
@@ -164,6 +169,22 @@ class TestCheckpoint:
             ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
             ({"hidden_size": None}, "hidden_size"),
+            ({"hidden_size": "wide"}, "wide"),
+            ({"hidden_act": "gelu"}, "gelu"),
+            ({"use_sliding_window": True}, "use_sliding_window"),
+            ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+            ({"rope_scaling": ["llama3"]}, "rope_scaling"),
+            ({"rope_scaling": {name: each for name, each in SCALING.items() if name != "factor"}}, "factor"),
+            ({"rope_scaling": SCALING | {"factor": "eight"}}, "eight"),
+            ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+            ({"rope_parameters": ["llama3"]}, "rope_parameters"),
+            ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters"),
+            ({"rope_parameters": SCALING | {"rope_theta": 1e6}}, "rope_theta"),
+            ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, "rope_scaling"),
+            (
+                {"rope_parameters": SCALING | {"rope_theta": 500000.0, "partial_rotary_factor": 0.5}},
+                "partial_rotary_factor",
+            ),
         ],
     )
     def test_what_cannot_be_read_is_refused_by_name(
@@ -171,6 +192,72 @@ class TestCheckpoint:
     ) -> None:
         with pytest.raises(UsageError, match=named):
             read_architecture(checkpoint(tmp_path, **changes))
+
+    def test_the_rope_of_transformers_5_is_that_of_transformers_4(self, tmp_path: Path) -> None:
+        old = read_architecture(checkpoint(tmp_path))
+        for scaling in (SCALING, {"rope_type": "default"}):
+            new = {"rope_parameters": scaling | {"rope_theta": 500000.0}}
+            shape = read_architecture(checkpoint(tmp_path, rope_theta=None, rope_scaling=None, **new))
+            assert shape.theta == old.theta
+            same = np.array_equal(shape.frequencies(), old.frequencies())
+            assert same == (scaling == SCALING)
+
+    @pytest.mark.parametrize(
+        ("config", "generation", "ends"),
+        [(1, [2, 1, 3], (1, 2, 3)), ([4, 1], 2, (4, 1, 2)), (None, 2, (2,)), (1, None, (1,))],
+    )
+    def test_a_text_ends_as_either_file_says(
+        self, tmp_path: Path, config: Any, generation: Any, ends: tuple[int, ...]
+    ) -> None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+        assert read_architecture(checkpoint(tmp_path, eos_token_id=config)).eos == ends
+
+    @pytest.mark.parametrize(
+        ("kind", "unread"),
+        [
+            ("llama", "model.layers.1.self_attn.o_proj.bias"),
+            ("llama", "model.layers.0.mlp.gate_proj.bias"),
+            ("llama", "model.layers.0.self_attn.q_norm.weight"),
+            ("llama", "model.layers.2.input_layernorm.weight"),
+            ("qwen2", "model.layers.0.self_attn.o_proj.bias"),
+            ("qwen3", "model.layers.0.self_attn.q_proj.bias"),
+        ],
+    )
+    def test_a_weight_that_nothing_reads_is_refused(self, tmp_path: Path, kind: str, unread: str) -> None:
+        shape = read_architecture(checkpoint(tmp_path, model_type=kind))
+        save_weights(tmp_path, *shape.tensors, "model.layers.0.self_attn.rotary_emb.inv_freq")
+        require_tensors(tmp_path, shape)
+        save_weights(tmp_path, *shape.tensors, unread)
+        with pytest.raises(UsageError, match=unread):
+            require_tensors(tmp_path, shape)
+
+    def test_the_head_is_its_own_unless_it_is_said_to_be_tied(self, tmp_path: Path) -> None:
+        """As transformers reads a config.json that says nothing."""
+        tied = read_architecture(checkpoint(tmp_path, model_type="qwen2", tie_word_embeddings=True))
+        save_weights(tmp_path, *tied.tensors)
+        require_tensors(tmp_path, tied)
+        own = read_architecture(checkpoint(tmp_path, model_type="qwen2"))
+        with pytest.raises(CheckFailed, match=r"lm_head\.weight"):
+            require_tensors(tmp_path, own)
+        save_weights(tmp_path, *own.tensors)
+        for shape in (own, tied):
+            require_tensors(tmp_path, shape)
+
+    @pytest.mark.parametrize(
+        ("kind", "word", "name"),
+        [
+            ("llama", "<|start_header_id|>", "llama3"),
+            ("llama", "<|im_start|>", "smollm2_135m"),
+            ("qwen2", "<|im_start|>", "qwen2_5"),
+            ("qwen3", "<|im_start|>", "qwen3"),
+            ("llama", "[INST]", ""),
+        ],
+    )
+    def test_upstreams_runner_is_told_the_template_of_the_model(
+        self, tmp_path: Path, kind: str, word: str, name: str
+    ) -> None:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": word}]}))
+        assert upstream_name(tmp_path, kind) == name
 
     @pytest.mark.parametrize("file", ["adapter_config.json", "model.gguf", "tokenizer.model"])
     def test_a_folder_without_a_checkpoint_is_refused(self, tmp_path: Path, file: str) -> None:
