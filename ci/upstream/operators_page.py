@@ -106,7 +106,7 @@ def _key(test: str) -> tuple[str, str, str] | None:
 def _cell(operator: str, rows: list[tuple[str, Part]]) -> Cell:
     """The suite's own models and the plain case decide; other values that fail are named beside it."""
     inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
-    judged = [row for row in rows if row[1].result != "bad_test"] or rows
+    judged = [row for row in rows if _result(row[1]) != "bad_test"] or rows
     usual = [part for case, part in judged if case in ("", "plain")] or [part for _, part in judged]
     result = min((_result(part) for part in usual), key=ORDER.index)
     bad = {

@@ -322,7 +322,8 @@ def in_shards(model: Path) -> None:
     index = {name: f"model-{1 + (number % 2)}.safetensors" for number, name in enumerate(names)}
     for file in set(index.values()):
         save_file({name: weights[name] for name in names if index[name] == file}, model / file)
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    whole = {"metadata": {}, "weight_map": index}
+    (model / "model.safetensors.index.json").write_text(json.dumps(whole))
 
 
 class TestCommand:

@@ -13,6 +13,7 @@ import pytest
 from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
+from ci.upstream.operators_page import table_of
 from ci.upstream.stage import sample_of
 from ci.upstream.worker import verdict_of
 from provisioning.base.stage_run import StageRun
@@ -118,3 +119,13 @@ def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
     tests = [f"test_{number}" for number in range(100)]
     parts = [set(sample_of(f"{index}/4", tests, Ledger("operators", "wheels"))) for index in (1, 2, 3, 4)]
     assert set.union(*parts) == set(tests) and sum(map(len, parts)) == len(tests)
+
+
+def test_what_upstream_skips_hides_no_measurement() -> None:
+    skipped = {
+        f"test_abs.test_{word}[qnn]": Recorded(1, 1, (Part(word),)) for word in ("not_run", "bad_test")
+    }
+    measured = {"test_abs.test_abs_shapes[qnn]": Recorded(1, 1, (Part("whole", 71.6),))}
+    for tests, result in ((skipped, "bad_test"), (skipped | measured, "whole")):
+        table = table_of({"operators": {"SM8650": Record("x", tests)}}, {}, {})
+        assert table.cells["abs"]["SM8650"]["fp16"].result == result
