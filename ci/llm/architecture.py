@@ -297,9 +297,10 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
 
 def _require_stored(folder: Path, names: Collection[str], stored: Collection[str]) -> None:
     if missing := sorted(set(names) - set(stored)):
+        tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
         raise CheckFailed(
             f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
-            remedy="download it again",
+            remedy=tied if missing == ["lm_head.weight"] else "download it again",
         )
 
 

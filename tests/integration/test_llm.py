@@ -63,6 +63,20 @@ def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path)
     assert one.stopped == "context" and len(one.tokens) == 128 - 3
 
 
+def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> None:
+    from ci.llm.genie import speak
+
+    def spoken(folder: str, ends: Any) -> tuple[int, ...]:
+        config = changed(speaker, tmp_path / folder, "context/eos-token", ends)
+        return speak(config, [[60, 70, 80]], timeout=TIMEOUT)[0].tokens
+
+    whole = spoken("whole", 255)
+    place = 3
+    assert whole[place] not in whole[:place]
+    for folder, ends in (("last", [255, whole[place]]), ("first", [whole[place], 255])):
+        assert spoken(folder, ends) == whole[:place]
+
+
 @pytest.mark.parametrize(
     ("where", "value", "key"),
     [

@@ -310,6 +310,14 @@ class TestCheckpoint:
         assert self.compiled(["compile"], whole_checkpoint, *flags) == 2
         assert named in capsys.readouterr().err and not (whole_checkpoint.parent / "out").exists()
 
+    def test_llm_compile_refuses_a_weight_that_nothing_reads(
+        self, whole_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        unread = "model.layers.0.self_attn.o_proj.bias"
+        save_weights(whole_checkpoint, *read_architecture(whole_checkpoint).tensors, unread)
+        assert self.compiled(["llm", "compile"], whole_checkpoint) == 2
+        assert unread in capsys.readouterr().err
+
     def test_a_folder_that_holds_other_things_is_refused(self, whole_checkpoint: Path) -> None:
         theirs = whole_checkpoint.parent / "out" / "theirs.bin"
         theirs.parent.mkdir()
