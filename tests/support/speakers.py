@@ -42,11 +42,11 @@ class Speaker:
         every: list[int] = rows.argmax(-1).tolist()
         return every
 
-    def problems(self) -> list[str]:
+    def problems(self, lengths: Sequence[int] = (5, 33)) -> list[str]:
         """The verdict on its texts."""
         from ci.llm.findings import text_problems
 
-        return list(text_problems(self.texts()))
+        return list(text_problems(self.texts(lengths=lengths)))
 
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
