@@ -19,6 +19,8 @@ FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"
 INDEX = "model.safetensors.index.json"
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
 """Keys of config.json that have one value here. Others compute something else."""
+PUBLISHED = "take config.json as it was published"
+ANOTHER = "take another model: this one computes what is not built here"
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 UPSTREAM_NAMES = (
     ("llama", "<|start_header_id|>", "llama3"),
@@ -130,10 +132,10 @@ def read_architecture(folder: Path) -> Architecture:
     config = _with_old_keys(folder, config)
     for key, only in ONLY.items():
         if config.get(key) not in (None, only):
-            raise UsageError(
-                f"{folder}/config.json: {key}: expected {json.dumps(only)}; found {json.dumps(config[key])}",
-                remedy="take another model: this one computes what is not built here",
-            )
+            raise _unexpected(folder, key, json.dumps(only), config[key], ANOTHER)
+    for kind_of_layer in config.get("layer_types") or ():
+        if kind_of_layer != "full_attention":
+            raise _unexpected(folder, "layer_types", "full_attention alone", kind_of_layer, ANOTHER)
     try:
         heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
         return Architecture(
@@ -209,11 +211,7 @@ def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if new is None:
         return config
     if not isinstance(new, dict) or "rope_theta" not in new:
-        raise UsageError(
-            f"{folder}/config.json: rope_parameters: expected an object with rope_theta; "
-            f"found {json.dumps(new)}",
-            remedy="take config.json as it was published",
-        )
+        raise _unexpected(folder, "rope_parameters", "an object with rope_theta", new)
     old = {name: new[name] for name in ("rope_theta", "partial_rotary_factor") if name in new}
     old["rope_scaling"] = {name: value for name, value in new.items() if name not in old}
     for name, value in old.items():
@@ -229,32 +227,26 @@ def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     scaling = config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
-        raise UsageError(
-            f"{folder}/config.json: rope_scaling: expected an object; found {json.dumps(scaling)}",
-            remedy="take config.json as it was published",
-        )
+        raise _unexpected(folder, "rope_scaling", "an object", scaling)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UsageError(
-            f"{folder}/config.json: rope_scaling: expected llama3 or none; found {kind}",
-            remedy="remove rope_scaling if prompts stay within the length that the model was trained for",
-        )
+        remedy = "remove rope_scaling if prompts stay within the length that the model was trained for"
+        raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, remedy)
     for name in SCALING:
         value = scaling.get(name)
         if not isinstance(value, int | float) or not value > 0:
-            raise UsageError(
-                f"{folder}/config.json: rope_scaling: {name}: expected a number above 0; "
-                f"found {json.dumps(value)}",
-                remedy="take config.json as it was published",
-            )
-    if scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
-        raise UsageError(
-            f"{folder}/config.json: rope_scaling: high_freq_factor must be above low_freq_factor",
-            remedy="take config.json as it was published",
-        )
+            raise _unexpected(folder, f"rope_scaling: {name}", "a number above 0", value)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    if high <= low:
+        raise _unexpected(folder, "rope_scaling: high_freq_factor", f"more than {low}", high)
     return scaling
+
+
+def _unexpected(folder: Path, key: str, expected: str, found: object, remedy: str = PUBLISHED) -> UsageError:
+    text = found if isinstance(found, str) else json.dumps(found)
+    return UsageError(f"{folder}/config.json: {key}: expected {expected}; found {text}", remedy=remedy)
 
 
 def shards_of(folder: Path) -> dict[str, Path]:

@@ -22,7 +22,7 @@ from ci.llm.commands import (
 )
 from ci.llm.findings import READER_NAMES, figures_from
 from ci.llm.genie import KINDS, RECORD, contradictions, encoded
-from ci.llm.judge import EXCUSED, choice_miss, close, misses
+from ci.llm.judge import EXCUSED, choice_misses, close, misses
 from ci.llm.prompts import (
     PREFIX,
     SAID,
@@ -201,18 +201,18 @@ def _choices(
     """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
     with limited(config, SAID) as copy:
         facts = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
-    share, count = facts["first_choice"], facts["tokens"]
-    sys.stdout.write(
-        f"Genie: first choice as float's {share:.1%} of {count} tokens after {facts['prefixes']} prefixes;"
-        " float loses"
-        f" {facts['regret']:.4f} logits by a choice, {facts['worst_regret']:.3f} by the worst\n"
-    )
+    for kind, one in facts.items():
+        sys.stdout.write(
+            f"Genie's {kind}: first choice as float's {one['first_choice']:.1%} of {one['tokens']} tokens;"
+            f" float loses {one['regret']:.4f} logits by a choice, {one['worst_regret']:.3f} by the worst\n"
+        )
     if order["precision"] != "fp16":
-        return choice_miss(facts, limits["first_choice"])
-    others = count - round(share * count)
-    if others <= min(facts["near_ties"], max(1, EXCUSED * count)):
-        return []
-    return [f"Genie chooses unlike float at {others} tokens, {facts['near_ties']} of them near ties"]
+        return choice_misses(facts, limits["first_choice"])
+    count, ties = (sum(one[name] for one in facts.values()) for name in ("tokens", "near_ties"))
+    others = round(sum((1 - one["first_choice"]) * one["tokens"] for one in facts.values()))
+    if others <= min(ties, max(1, EXCUSED * count)):
+        return choice_misses(facts, 0.0)
+    return [f"Genie chooses unlike float at {others} tokens, {ties} of them near ties"]
 
 
 def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.engine.work import Result
-from ci.llm.judge import EXCUSED, Figure, choice_miss, close, misses
+from ci.llm.judge import EXCUSED, Figure, choice_misses, close, misses
 from ci.llm.suite import SUITES, Program
 from ci.suites.findings import errors_of
 from ci.suites.stage import row_of
@@ -68,7 +68,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
             )
     if program.run.through == "executorch":
         return
-    for miss in choice_miss(result.facts["choices"], limits.first_choice):
+    for miss in choice_misses(result.facts["choices"], limits.first_choice):
         yield error("llm-accuracy", miss, "look for what Genie's configuration and the graphs do differently")
 
 

@@ -85,7 +85,8 @@ def compare_text(
         difference = _first_difference(expected, stopped, tokens, reason, logits, ends)
         if difference is None:
             return comparison
-        if not excuses(difference):
+        # A token that ends texts, said like a word: its logit is the end's own.
+        if difference.found in ends or not excuses(difference):
             comparison.difference = difference
             return comparison
         comparison.excused.append(difference)
@@ -211,10 +212,18 @@ def close(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[st
     ]
 
 
-def choice_miss(choices: Mapping[str, Any], least: float) -> list[str]:
-    """Whether Genie's choices after prefixes miss the limit. They are few, so three standard errors are
-    allowed."""
-    share, count = choices["first_choice"], choices["tokens"]
-    if share >= least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
-        return []
-    return [f"Genie: expected about {least:.0%} of float's first choices, found {share:.1%} of {count}"]
+def choice_misses(choices: Mapping[str, Mapping[str, float]], least: float) -> list[str]:
+    """Where Genie's choices after prefixes miss the limit, by the graph that made them. They are few, so
+    three standard errors are allowed."""
+    problems, silent = [], []
+    for kind, facts in choices.items():
+        share, count = facts["first_choice"], facts["tokens"]
+        if not count:
+            silent.append(f"Genie said no token of {kind}")
+        elif share < least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
+            problems.append(
+                f"Genie's {kind}: expected about {least:.0%} of float's first choices,"
+                f" found {share:.1%} of {count}"
+            )
+    # Decode says nothing where prefill always ends.
+    return problems or silent

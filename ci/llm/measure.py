@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
-from ci.llm.genie import Spoken
-from ci.llm.judge import NEAR_TIE, Comparison, Window, compare_text, figures_of, window_of
+from ci.llm.genie import KINDS, Spoken
+from ci.llm.judge import NEAR_TIE, Comparison, Continue, Window, compare_text, figures_of, window_of
 from ci.llm.prompts import SAID
 from ci.llm.reference import ends_of, logits_of, text_of
 from ci.llm.suite import Run
@@ -128,8 +128,6 @@ def texts(
     spoken = dict(zip(prompts, speak(prompts, MOST, endless=False), strict=True))
     rows = []
     for endless, most, ends, prompt in plans:
-        assert place.shape.bos is not None
-        expected = text_of(reference, [place.shape.bos, *prompt], most, ends, place.context)
 
         def again(
             tokens: Sequence[int],
@@ -142,16 +140,27 @@ def texts(
             one = one or speak([whole], most, endless=endless)[0]
             return one.tokens, one.stopped
 
-        comparison = compare_text(
-            prompt, expected.tokens, expected.stopped, expected.logits, ends, most, again
-        )
-        rows.append(_as_row(place, comparison))
+        rows.append(_as_row(place, beside_float(reference, place.shape, prompt, most, ends, again)))
     every = [one for one in spoken.values() if len(one.tokens) > 1]
     later = sum(one.seconds - one.first_seconds for one in every)
     return rows, {
         "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
         "first_token_seconds": round(sum(one.first_seconds for one in every) / max(1, len(every)), 2),
     }
+
+
+def beside_float(
+    reference: Any,
+    shape: Architecture,
+    prompt: Sequence[int],
+    most: int,
+    ends: Sequence[int],
+    speak: Continue,
+) -> Comparison:
+    """A text after a prompt, which lacks the token that begins a text, compared with float's."""
+    assert shape.bos is not None
+    expected = text_of(reference, [shape.bos, *prompt], most, ends, shape.context)
+    return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, speak)
 
 
 def _as_row(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
@@ -201,21 +210,27 @@ def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
 
 def choices(
     shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], spoken: Sequence[Spoken]
-) -> dict[str, Any]:
-    """What float loses by the tokens after each prefix, each after those that Genie said before it."""
-    regrets = []
+) -> dict[str, dict[str, float]]:
+    """What float loses by Genie's tokens after each prefix: by the first, which is prefill's choice, and by
+    the second, which is decode's after the first."""
+    assert shape.bos is not None
+    regrets: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for prefix, one in zip(prefixes, spoken, strict=True):
         said = one.tokens[:SAID]
         # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
-        chosen = [(token,) for token in said] + [shape.eos] * (len(said) < SAID)
-        rows = logits_of(reference, [shape.bos or 0, *prefix, *said])[len(prefix) :]
-        for row, tokens in zip(rows[: len(chosen)], chosen, strict=True):
-            regrets.append(float(row.max() - max(row[token] for token in tokens)))
+        chosen = [(token,) for token in said] + [ends_of(reference)] * (len(said) < SAID)
+        rows = logits_of(reference, [shape.bos, *prefix, *said])[len(prefix) :]
+        for kind, row, tokens in zip(KINDS, rows, chosen, strict=False):
+            regrets[kind].append(float(row.max() - max(row[token] for token in tokens)))
+    return {kind: _loss(each) for kind, each in regrets.items()}
+
+
+def _loss(regrets: Sequence[float]) -> dict[str, float]:
+    count = len(regrets)
     return {
+        "tokens": count,
+        "first_choice": sum(regret == 0 for regret in regrets) / max(1, count),
         "near_ties": sum(0 < regret < NEAR_TIE for regret in regrets),
-        "prefixes": len(prefixes),
-        "tokens": len(regrets),
-        "first_choice": sum(regret == 0 for regret in regrets) / len(regrets),
-        "regret": sum(regrets) / len(regrets),
-        "worst_regret": max(regrets),
+        "regret": sum(regrets) / max(1, count),
+        "worst_regret": max(regrets, default=0.0),
     }

@@ -77,6 +77,38 @@ def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> N
         assert spoken(folder, ends) == whole[:place]
 
 
+def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
+    """Float ends where transformers says, so a text that goes on there differs from it."""
+    from ci.llm.architecture import read_architecture
+    from ci.llm.genie import Spoken
+    from ci.llm.measure import ProgramFolders, choices, texts
+    from ci.llm.reference import load_reference, text_of
+
+    model = write_checkpoint(tmp_path)
+    stream = np.random.default_rng(4).integers(2, 255, 800).tolist()
+    (model / "texts.json").write_text(json.dumps({"judged": [stream]}))
+    shape, reference = read_architecture(model), load_reference(model)
+    run = SUITES.choose(SUITES.all_programs([]), words=["tiny/genie-fp16/"])[0].run
+    place = ProgramFolders(model, tmp_path, shape, run.model_copy(update={"prompts": 1}), "SM8650", TIMEOUT)
+
+    def speak(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
+        ends = (place.endless() if endless else shape).eos
+        every = [text_of(reference, [0, *prompt], most, ends, shape.context) for prompt in prompts]
+        return [Spoken(one.tokens, one.stopped, 1, 1) for one in every]
+
+    def differences() -> int:
+        return sum(row["difference"] is not None for row in texts(place, reference, speak)[0])
+
+    assert differences() == 0
+    prefix = place.rows("judged")[0][1:2]
+    [one] = speak([prefix], 60, endless=False)
+    ended = Spoken((), "eos", 1, 1)
+    assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 0
+    reference.generation_config.eos_token_id = [*shape.eos, one.tokens[0]]
+    assert differences() >= 1
+    assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 1
+
+
 @pytest.mark.parametrize(
     ("where", "value", "key"),
     [

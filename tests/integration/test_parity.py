@@ -323,6 +323,14 @@ def _renamed() -> tuple[Difference, ...]:
     return checked(files).differences
 
 
+def test_rules_that_no_buck_file_calls_are_found() -> None:
+    files = miniature_tree.files()
+    del files[f"{WRAPPERS_BUCK.removesuffix('targets.bzl')}BUCK"]
+    assert [one.place.file for one in checked(files).differences if one.rule == "parity-package-missing"] == [
+        WRAPPERS_BUCK
+    ]
+
+
 @pytest.mark.parametrize("name", DRIFTS)
 def test_a_drift_is_found_on_its_line(name: str) -> None:
     *_, rule, file, text = DRIFTS[name]

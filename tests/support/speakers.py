@@ -51,13 +51,11 @@ class Speaker:
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
         from ci.llm.genie import speak
-        from ci.llm.judge import compare_text
-        from ci.llm.reference import text_of
+        from ci.llm.measure import beside_float
 
         shape, texts = read_architecture(self.model), []
         for length in lengths:
             prompt = [60 + place % 190 for place in range(length)]
-            expected = text_of(self.reference, [0, *prompt], LENGTH, shape.eos, shape.context)
 
             def again(
                 tokens: Sequence[int], prompt: Sequence[int] = tuple(prompt)
@@ -65,9 +63,7 @@ class Speaker:
                 [one] = speak(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
                 return one.tokens, one.stopped
 
-            comparison = compare_text(
-                prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, LENGTH, again
-            )
+            comparison = beside_float(self.reference, shape, prompt, LENGTH, shape.eos, again)
             words = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")
             texts.append({**comparison.as_json(), "compared": comparison.tokens, **words})
         return texts

@@ -172,6 +172,7 @@ class TestCheckpoint:
             ({"hidden_size": "wide"}, "wide"),
             ({"hidden_act": "gelu"}, "gelu"),
             ({"use_sliding_window": True}, "use_sliding_window"),
+            ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"rope_scaling": ["llama3"]}, "rope_scaling"),
             ({"rope_scaling": {name: each for name, each in SCALING.items() if name != "factor"}}, "factor"),
@@ -463,14 +464,7 @@ class TestCheck:
         answers: dict[str, dict[str, Any]] = {
             "pace": {"pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
             "figures": {"decode_htp": values},
-            "choices": {
-                "first_choice": choices,
-                "prefixes": 100,
-                "tokens": 200,
-                "near_ties": 0,
-                "regret": 0,
-                "worst_regret": 0,
-            },
+            "choices": {"prefill": chosen(1.0), "decode": chosen(choices)},
             "parts": {"parts": list(parts)},
         }
 
@@ -615,6 +609,12 @@ def rules(one: Program, result: Result) -> list[str]:
     return [finding.rule for finding in findings_of(one, result)]
 
 
+def chosen(share: float = 0.97) -> dict[str, float]:
+    """Genie's choices by one graph."""
+    facts = {"tokens": 100, "near_ties": 0, "regret": 0, "worst_regret": 0}
+    return {**facts, "first_choice": share}
+
+
 DIFFERENCE = {"place": 3, "expected": 4, "found": 5, "expected_logit": 7.0, "found_logit": 5.0}
 
 
@@ -639,7 +639,7 @@ class TestVerdicts:
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
         where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
-        facts = {"figures": where, "choices": {"tokens": 200, "first_choice": share}, "texts": []}
+        facts = {"figures": where, "choices": {"prefill": chosen(), "decode": chosen(share)}, "texts": []}
         return rules(program("genie-u16u8"), Result(facts))
 
     def test_quantized_decode_is_held_to_each_limit_and_to_genies_own_choices(self) -> None:
@@ -647,7 +647,8 @@ class TestVerdicts:
         bad = {"first_choice": 0.5, "perplexity_ratio": 7.5, "divergence": 1, "regret": 1}
         for name, value in bad.items():
             assert self.quantized({name: value}) == ["llm-accuracy"]
-        assert self.quantized({}, share=0.5) == ["llm-accuracy"]
+        assert self.quantized({}, share=0.7) == ["llm-accuracy"]
+        assert self.quantized({}, share=0.9) == []
         assert self.quantized({"first_choice": 0.94}) == []
         assert self.quantized({"first_choice": 0.94}, reader="prefill_htp_cpu") == ["llm-accuracy"]
 
@@ -672,6 +673,7 @@ class TestVerdicts:
         """Float counts on, whatever was said before."""
         counting = np.roll(np.eye(512), 1, axis=1)
         monkeypatch.setattr("ci.llm.measure.logits_of", lambda _, tokens: counting[tokens])
+        monkeypatch.setattr("ci.llm.measure.ends_of", lambda _: (0, 1))
         shape = read_architecture(checkpoint(tmp_path))
         prefixes = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
         assert {len(prefix) for prefix in prefixes} == {20, 40}
