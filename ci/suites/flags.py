@@ -17,7 +17,9 @@ def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
     repeatable(group, "--suite", "FILE", f"cases as in {shipped}, which is the default", type=Path)
     group.add_argument("--case", action="append", metavar="NAME", help="this case; may be repeated")
     group.add_argument("--tag", action="append", help="runs with this tag: pr, nightly; may be repeated")
-    repeatable(group, "-k", "WORD", "part of a name CASE/RUN/SOC", dest="words")
+    repeatable(
+        group, "-k", "EXPR", "parts of names CASE/RUN/SOC with and, or, not and parentheses", dest="words"
+    )
 
 
 def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argparse._ArgumentGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from ci.suites.expression import matcher
 from ci.suites.own_packages import NONE, Needs, needs_of
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
@@ -228,15 +228,15 @@ class Suites(Generic[P]):
         words: Sequence[str] = (),
         cases: Collection[str] = (),
     ) -> list[P]:
-        """The programs of one of the cases, with one of the tags, and with one of the words in their names
-        (`*` matches anything).
+        """The programs of one of the cases, with one of the tags, and with a name that one of the words, which may
+        be expressions, matches.
 
         Every value must match a program: a misspelt one must not pass."""
-        patterns = {word: re.compile(".*".join(map(re.escape, word.split("*"))), re.I) for word in words}
+        matchers = {word: matcher([word]) for word in words}
 
         def matches(flag: str, value: str, program: P) -> bool:
             if flag == "-k":
-                return bool(patterns[value].search(program.name))
+                return matchers[value](program.name)
             return program.case_name == value if flag == "--case" else value in program.run.tags
 
         choice = {"--case": cases, "--tag": tags, "-k": words}

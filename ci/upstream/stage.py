@@ -15,7 +15,7 @@ from ci.engine.memo import Entry, Memo, Roots, Touched
 from ci.engine.progress import Line
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Setup, Worker
-from ci.upstream.expression import matcher
+from ci.suites.expression import matcher
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
 from ci.upstream.ledger import UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record
@@ -237,7 +237,7 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
             f"the ledger {ledger.profile} names {unknown[0]}, and executorch {version} has no such test",
             remedy="remove it from the ledger",
         )
-    matches = matcher(args.expressions)
+    matches = matcher(args.expressions, whole=True)
     flows = tuple(f"[qnn_{flow}".removesuffix("_fp16") for flow in args.flows or ())
     sample = sample_of(args.sample, tests, ledger)
     jobs = [plan.job(test) for test in sample if matches(test) and (not flows or _of_flow(test, flows))]

@@ -81,7 +81,7 @@ class TestChoice:
     def programs(self, tmp_path: Path) -> list[Program]:
         return programs_of(_suite(tmp_path))
 
-    @pytest.mark.parametrize("word", ["sm8750", "mine*8750"])
+    @pytest.mark.parametrize("word", ["sm8750", "ine*8750", "mine and not (8650 or 8550)"])
     def test_words_and_patterns_find_a_program(self, programs: list[Program], word: str) -> None:
         assert [program.soc for program in choose(programs, words=[word])] == ["SM8750"]
 

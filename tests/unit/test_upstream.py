@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
-from ci.upstream.expression import matcher
+from ci.suites.expression import matcher
 from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger, load_record
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -29,7 +29,7 @@ NAMES = {f"TestOps.test_{name}": name for name in ("abs", "conv", "fails", "hang
     ],
 )
 def test_expressions_choose_by_parts_of_names(expressions: list[str], chosen: set[str]) -> None:
-    matches = matcher(expressions)
+    matches = matcher(expressions, whole=True)
     assert {name for test, name in NAMES.items() if matches(test)} == chosen
 
 

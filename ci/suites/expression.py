@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from provisioning.base.errors import UsageError
 
@@ -14,18 +15,20 @@ _OPERATORS = {"and", "or", "not", "(", ")"}
 _ALLOWED = (ast.Expression, ast.BoolOp, ast.UnaryOp, ast.Not, ast.And, ast.Or, ast.Constant)
 
 
-def matcher(expressions: Sequence[str]) -> Callable[[str], bool]:
+def matcher(expressions: Sequence[str], *, whole: bool = False) -> Callable[[str], bool]:
     """A predicate over names, true where any of the expressions holds; without expressions always true.
 
-    A word matches any part of a name, in any case; a word with `*` must match the whole name."""
+    A word matches any part of a name, in any case, and `*` in it matches anything; with `whole` a word with `*`
+    must match the whole name."""
+    matches = partial(_matches, whole=whole)
     for expression in expressions:
-        _evaluate(expression, "")
-    return lambda name: not expressions or any(_evaluate(each, name.lower()) for each in expressions)
+        _evaluate(expression, "", matches)
+    return lambda name: not expressions or any(_evaluate(each, name.lower(), matches) for each in expressions)
 
 
-def _evaluate(expression: str, name: str) -> bool:
+def _evaluate(expression: str, name: str, matches: Callable[[str, str], bool]) -> bool:
     words = [
-        token if token in _OPERATORS else str(_matches(token.lower(), name))
+        token if token in _OPERATORS else str(matches(token.lower(), name))
         for token in _TOKEN.findall(expression)
     ]
     try:
@@ -40,5 +43,7 @@ def _evaluate(expression: str, name: str) -> bool:
     return bool(eval(compile(tree, "-k", "eval")))  # noqa: S307
 
 
-def _matches(word: str, name: str) -> bool:
-    return fnmatchcase(name, word) if "*" in word else word in name
+def _matches(word: str, name: str, *, whole: bool) -> bool:
+    if "*" not in word:
+        return word in name
+    return fnmatchcase(name, word if whole else f"*{word}*")
