@@ -18,8 +18,8 @@ _ALLOWED = (ast.Expression, ast.BoolOp, ast.UnaryOp, ast.Not, ast.And, ast.Or, a
 def matcher(expressions: Sequence[str], *, whole: bool = False) -> Callable[[str], bool]:
     """A predicate over names, true where any of the expressions holds; without expressions always true.
 
-    A word matches any part of a name, in any case, and `*` in it matches anything; with `whole` a word with `*`
-    must match the whole name."""
+    A word matches any part of a name, in any case, and `*` in it matches anything; with `whole` a word with
+    `*` must match the whole name."""
     matches = partial(_matches, whole=whole)
     for expression in expressions:
         _evaluate(expression, "", matches)

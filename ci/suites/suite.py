@@ -228,8 +228,8 @@ class Suites(Generic[P]):
         words: Sequence[str] = (),
         cases: Collection[str] = (),
     ) -> list[P]:
-        """The programs of one of the cases, with one of the tags, and with a name that one of the words, which may
-        be expressions, matches.
+        """The programs of one of the cases, with one of the tags, and with a name that one of the words
+        matches, which may be expressions.
 
         Every value must match a program: a misspelt one must not pass."""
         matchers = {word: matcher([word]) for word in words}
