@@ -22,7 +22,8 @@ from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
-from ci.engine.memo import Entry, Memo, Miss, Roots
+from ci.engine.inputs import Roots
+from ci.engine.memo import Entry, Memo, Miss
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ci.builds.programs import Program
-from ci.engine.memo import Touched
+from ci.engine.inputs import Touched
 from ci.engine.watch import listing_of, stamp_of
 
 LINKED = "linked.d"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.engine.memo import Digests, key_of
+from ci.engine.inputs import Digests, key_of
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
-from ci.engine.memo import Entry, Memo, Touched, key_of
+from ci.engine.memo import Entry, Memo
 from ci.engine.progress import Line, failed, progress
 from ci.engine.workers.parent import Gone, Worker, WorkerSlot
 from provisioning.base.findings import Metric

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
-from ci.engine.memo import Memo, Roots, Touched, python_name, search_key
+from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, line_of
 from ci.engine.workers.parent import Gone, Setup, Worker

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import Touched, search_key
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
-from ci.engine.memo import Touched, search_key
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Worker

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import Touched, search_key
 from ci.engine.jobs import Job
-from ci.engine.memo import Touched, search_key
 from ci.engine.work import Done, Failure, How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.executorch import PROGRAM

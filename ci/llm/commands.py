@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import roots_of
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import available_memory
-from ci.engine.memo import Memo, roots_of
+from ci.engine.memo import Memo
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker

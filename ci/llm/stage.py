@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ci.engine.inputs import roots_of
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, roots_of
+from ci.engine.memo import Memo
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.llm.findings import findings_of, model_findings, row

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import Digests, Touched, native_variables
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
-from ci.engine.memo import Digests, Memo, Touched, native_variables
+from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.llm.suite import Program

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, Roots, Touched, python_name, search_key
+from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.options import files_of

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ci.engine.memo import Touched
+from ci.engine.inputs import Touched
 from ci.engine.workers.parent import Gone, Worker
 from ci.onnx.compile import ended, ordered, require_installed, setup_of
 from ci.onnx.graph import load_graph

@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ci.engine.memo import Entry, Memo, roots_of
+from ci.engine.inputs import roots_of
+from ci.engine.memo import Entry, Memo
 from ci.onnx.compile import Refused, key, require_installed
 from ci.onnx.options import parse_assignments, settings_of
 from ci.onnx.orders import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step

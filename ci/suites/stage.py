@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
-from ci.engine.memo import Memo, roots_of
+from ci.engine.memo import Memo
 from ci.engine.work import Result, cached_from
 from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
 from ci.suites.findings import verdict

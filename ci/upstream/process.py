@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.inputs import PATH_VARIABLES, Touched
 from ci.engine.jobs import Job
-from ci.engine.memo import PATH_VARIABLES, Memo, Touched
+from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, Result
 from ci.engine.workers.parent import Gone, Setup, Worker, killed, tail
 from ci.upstream.ledger import Part, Verdict

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+from ci.engine.inputs import Roots, Touched
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job, default_slots, parse_shard, shard
-from ci.engine.memo import Entry, Memo, Roots, Touched
+from ci.engine.memo import Entry, Memo
 from ci.engine.progress import Line
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Setup, Worker

@@ -141,7 +141,7 @@ class Machinery:
 
     def key(self, test: str) -> dict[str, Metric]:
         """The inputs of a verdict that are known before the test runs."""
-        from ci.engine.memo import native_variables
+        from ci.engine.inputs import native_variables
 
         return {
             "test": test,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.memo import key_of
+from ci.engine.inputs import key_of
 from ci.executorch.suite import load_suite
 from ci.suites.baseline import baseline_path, load_baseline
 from provisioning.base.files import hash_file

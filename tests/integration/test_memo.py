@@ -15,19 +15,9 @@ from typing import Any
 
 import pytest
 
+from ci.engine.inputs import Digests, Roots, Touched, key_of, native_variables
 from ci.engine.interpreter import as_installed
-from ci.engine.memo import (
-    ENTRIES,
-    Digests,
-    Entry,
-    Memo,
-    Miss,
-    Roots,
-    Touched,
-    key_of,
-    native_variables,
-    prune,
-)
+from ci.engine.memo import ENTRIES, Entry, Memo, Miss, prune
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 
@@ -443,7 +433,7 @@ def test_a_file_that_changed_just_now_is_read_again_though_its_stamp_is_equal(
 ) -> None:
     """Two writes can fall into one tick of the file system's clock."""
     now = time.time_ns()
-    monkeypatch.setattr("ci.engine.memo.stamp_of", lambda info: (1, now, now, 1))
+    monkeypatch.setattr("ci.engine.inputs.stamp_of", lambda info: (1, now, now, 1))
     file, digests = tmp_path / "w.bin", Digests(tmp_path / "store")
     file.write_text("1")
     first, _ = digests.of(str(file))

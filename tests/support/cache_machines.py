@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ci.engine.memo import Entry, Memo, Miss, Roots, Touched
+from ci.engine.inputs import Roots, Touched
+from ci.engine.memo import Entry, Memo, Miss
 from ci.engine.remote import Remote
 from ci.engine.watch import stamp_of
 

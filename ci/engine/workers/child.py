@@ -38,7 +38,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
 
     Each reply also has the process's memory, as `resident`. With `forks`, each order is done in a fork of
     this process, which stays as `start` left it. The first reply then has as `touched` what this process
-    touched, and every other reply what its fork touched (ci.engine.memo.Touched)."""
+    touched, and every other reply what its fork touched (ci.engine.inputs.Touched)."""
     if forks:
         interpreter.begin()
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()

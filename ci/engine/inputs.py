@@ -1,0 +1,367 @@
+"""What work depends on: the kinds of inputs, their state now, and what a change of one is called."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ci.engine.interpreter import ALL, VOLATILE, digest_of_value, names_of
+from ci.engine.packages import Package, packages_in
+from ci.engine.repository import repository_of
+from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
+from provisioning.base.files import hash_file, replace_text
+from provisioning.base.findings import Metric as Json
+from provisioning.base.settings import ROOT
+
+FORMAT = 2
+"""Part of every key: changing it invalidates everything that was remembered."""
+
+MOST_DIGESTS = 50_000
+
+READS = 5
+"""How often a file is read that changes meanwhile."""
+
+NATIVE_VARIABLES = (
+    *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_", "DNNL_", "ONEDNN_", "MKL_", "KMP_"),
+    *("LD_", "GLIBC_TUNABLES", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
+)
+"""Names and prefixes of names: native code may build the rest at run time. Other names are read from the
+libraries.
+"""
+PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
+"""These say where files are; the files themselves are inputs."""
+
+# Torch searches all distributions for plugins. These listings and entry points do not count; what is
+# imported counts by its own files.
+PACKAGES, ENTRY_POINTS = ("/site-packages", "/dist-packages"), ".dist-info/entry_points.txt"
+EDITABLE = re.compile(r"/(?:site|dist)-packages/(?:[^/]+\.pth|__editable__[^/]+)$")
+"""Files that hold the absolute paths of editable projects."""
+
+Input = tuple[str, str, str]
+"""Kind, name and state of one input; `State` computes the current state."""
+
+
+class Roots:
+    """Names for directories that differ between clones and machines: `{suite}/net.py`."""
+
+    def __init__(self, named: Mapping[str, Path | str]) -> None:
+        self.named = dict(named)
+        self._named = [(name, str(path).rstrip("/")) for name, path in named.items()]
+        pairs = {(name, spelt) for name, path in self._named for spelt in (path, os.path.realpath(path))}
+        order = list(named)
+        self._prefixes = sorted(pairs, key=lambda pair: (-len(pair[1]), order.index(pair[0])))
+
+    def name(self, path: str) -> str:
+        for name, prefix in self._prefixes:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return f"{{{name}}}{path[len(prefix) :]}"
+        return path
+
+    def names_in(self, text: str) -> str:
+        """The text with a name for each root. Its own braces are doubled, so that none looks like a name."""
+        names = {path: name for name, path in reversed(self._prefixes)}
+        roots = "|".join(re.escape(path) for _, path in self._prefixes)
+        pattern = rf"(?<![\w./-])({roots})(?![\w.-])"
+        return re.sub(pattern, lambda match: f"{{{names[match[1]]}}}", text.replace("{", "{{"))
+
+    def with_home(self, environ: Mapping[str, str]) -> Roots:
+        """With the folders of the current user added, so that another home directory means other files."""
+        home = environ.get("HOME") or os.path.expanduser("~")
+        folders = {
+            "cache": environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
+            "config": environ.get("XDG_CONFIG_HOME") or f"{home}/.config",
+            "home": home,
+        }
+        return Roots(self.named | {name: path for name, path in folders.items() if path.strip("/")})
+
+    def path(self, name: str) -> str:
+        for root, path in self._named:
+            if name.startswith(f"{{{root}}}"):
+                return path + name[len(root) + 2 :]
+        return name
+
+
+def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
+    """Variables that native code and Python may read unseen: part of every key."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(NATIVE_VARIABLES)
+        and not name.startswith("QNN_CI_")
+        and name not in VOLATILE.union(PATH_VARIABLES)
+    }
+
+
+def python_name() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
+
+
+def search_key(
+    roots: Roots, environ: Mapping[str, str], paths: Sequence[str] = ("PYTHONPATH", "LD_LIBRARY_PATH")
+) -> dict[str, Json]:
+    """Where modules and libraries are searched, and variables that are read unseen: part of every key."""
+    folders = {name: filter(None, environ.get(name, "").split(os.pathsep)) for name in paths}
+    return {
+        "variables": native_variables(environ),
+        **{
+            name: [roots.name(os.path.abspath(each)) for each in entries] for name, entries in folders.items()
+        },
+    }
+
+
+def roots_of(suite: Path, store: Path, packages: Path | None = None) -> Roots:
+    """The roots of a suite's programs: the suite's repository, this toolkit, the interpreter, the store, and
+    the environment with the suite's own packages."""
+    roots = {"toolkit": ROOT, "suite": repository_of(suite), "python": Path(sys.prefix), "store": store}
+    return Roots(roots | ({"packages": packages} if packages else {}))
+
+
+@dataclass
+class Touched:
+    """What work touched; for the fields see `ci.engine.interpreter.touched` and `ci.engine.watch.Seen`."""
+
+    opened: dict[str, Stamp] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    looked: dict[str, str] = field(default_factory=dict)
+    listed: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    unoffered: dict[str, list[str]] = field(default_factory=dict)
+    queries: dict[str, list[str]] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+    suspect: list[str] = field(default_factory=list)
+    """The opened files that may have changed while they were read."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Touched:
+        """From a worker's reply."""
+        opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
+        names = ("digests", "looked", "listed", "environment", "unoffered", "queries")
+        rest = {name: dict(data.get(name, {})) for name in names}
+        unseen, suspect = list(data.get("unseen", ())), list(data.get("suspect", ()))
+        return cls(opened=opened, unseen=unseen, suspect=suspect, **rest)
+
+    def __or__(self, later: Touched) -> Touched:
+        """For work in two steps; the first touch of each input counts."""
+        merged: dict[str, Any] = {}
+        for name, mine in vars(self).items():
+            theirs = getattr(later, name)
+            merged[name] = [*mine, *theirs] if isinstance(mine, list) else theirs | mine
+        return Touched(**merged)
+
+
+class Digests:
+    """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
+
+    def __init__(self, store: Path) -> None:
+        self._path = store / "cache" / "memo" / "digests.json"
+        self._known: dict[str, list[Any]] = {}
+        self._first: dict[str, str] = {}
+        self._changed = False
+        self._reading = threading.Lock()
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            if isinstance(known, dict):
+                self._known = {path: each for path, each in known.items() if isinstance(each, list)}
+                self._first = {path: str(each[4]) for path, each in self._known.items()}
+
+    def earlier(self, path: str) -> str:
+        """The digest known when this memory was opened, or else when it was first requested."""
+        return self._first.get(path, "")
+
+    def of(self, path: str) -> tuple[str, Stamp]:
+        """Raises OSError for anything that is not a readable file."""
+        for _ in range(READS):
+            stamp = stamp_of(os.stat(path))
+            if digest := self._of(path, stamp):
+                return digest, stamp
+            # Two workers that end at the same time have read the same libraries.
+            with self._reading:
+                if digest := self._of(path, stamp) or self._read(path, stamp):
+                    return digest, stamp
+        raise OSError(f"{path} changed each time that it was read")
+
+    def _of(self, path: str, stamp: Stamp) -> str:
+        known = self._known.get(path)
+        return str(known[4]) if known and known[:4] == list(stamp) and not is_young(stamp) else ""
+
+    def _read(self, path: str, stamp: Stamp) -> str:
+        """Empty if it changed meanwhile. A hard link to it, as a backup makes one, also changes its stamp."""
+        digest = hash_file(Path(path))
+        if stamp_of(os.stat(path)) != stamp:
+            return ""
+        self._first.setdefault(path, digest)
+        if not is_young(stamp):
+            # Moved to the end, as the most recently used.
+            self._known.pop(path, None)
+            self._known[path] = [*stamp, digest]
+            self._changed = True
+        return digest
+
+    def save(self) -> None:
+        if not self._changed:
+            return
+        newest = dict(itertools.islice(reversed(self._known.items()), MOST_DIGESTS))
+        # Not being able to write only means that bytes are read again, so this is no error.
+        with contextlib.suppress(OSError):
+            replace_text(self._path, json.dumps(dict(reversed(newest.items()))))
+            self._changed = False
+
+
+class State:
+    """The current state of inputs; each is computed once."""
+
+    def __init__(self, roots: Roots, digests: Digests, environ: Mapping[str, str]) -> None:
+        self.roots, self._digests, self._environ = roots, digests, environ
+        self._known: dict[tuple[str, str], str] = {}
+        self.folders: dict[str, str] = {}
+        self._packages_in: dict[str, list[Package]] = {}
+
+    def of(self, kind: str, name: str) -> str:
+        state = self._known.get((kind, name))
+        if state is None:
+            compute = getattr(self, f"_{kind}", None)
+            self._known[kind, name] = state = compute(name) if compute else "unknown kind"
+        return state
+
+    def _file(self, name: str) -> str:
+        path = self.roots.path(name)
+        try:
+            digest, _ = self._digests.of(path)
+        except OSError:
+            return "absent"
+        return self.content(path, digest) + self.target(path)
+
+    def content(self, path: str, digest: str) -> str:
+        """The digest. Paths of an editable project are named by root, so that clones share results."""
+        if EDITABLE.search(path):
+            with contextlib.suppress(OSError):
+                text = Path(path).read_bytes()
+                if hashlib.sha256(text).hexdigest() == digest:
+                    return digest_of_value(self.roots.names_in(os.fsdecode(text)))
+        return digest
+
+    def target(self, path: str) -> str:
+        """The target of a path after symbolic links, so that re-pointing a link is a change."""
+        folder, _, file = path.rpartition("/")
+        if folder not in self.folders:
+            self.folders[folder] = os.path.realpath(folder or "/").rstrip("/")
+        real = f"{self.folders[folder]}/{file}"
+        if os.path.islink(real):
+            real = os.path.realpath(real)
+        here, there = self.roots.name(path), self.roots.name(real)
+        return "" if here == there else f" -> {there}"
+
+    def _entry(self, name: str) -> str:
+        path = self.roots.path(name)
+        if os.path.isdir(path):
+            return "directory" + self.target(path)
+        return "file" + self.target(path) if os.path.exists(path) else "absent"
+
+    def _listing(self, name: str) -> str:
+        return listing_of(self.roots.path(name))
+
+    def _variable(self, name: str) -> str:
+        return names_of(self._environ) if name == ALL else digest_of_value(self._environ.get(name))
+
+    def _modules(self, name: str) -> str:
+        """Which of the named modules the directory has; `name` is `directory: one two`."""
+        folder, _, names = name.rpartition(": ")
+        wanted = set(names.split())
+        try:
+            offered = {each.partition(".")[0] for each in os.listdir(self.roots.path(folder))}
+        except OSError:
+            return ""
+        return " ".join(sorted(wanted & offered))
+
+    def _paths(self, name: str) -> str:
+        """What the .pth files of a directory add to the search path, as an editable install does."""
+        path_files = sorted(Path(self.roots.path(name)).glob("*.pth"))
+        return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in path_files))
+
+    def _packages(self, name: str) -> str:
+        """A directory's answers to queries about installed packages; `name` is `directory: query query`."""
+        folder, _, queries = name.rpartition(": ")
+        path = self.roots.path(folder)
+        if path not in self._packages_in:
+            self._packages_in[path] = packages_in(path)
+        packages = self._packages_in[path]
+        answers = {
+            query: sorted(filter(None, (each.answer(query) for each in packages)))
+            for query in queries.split(" ")
+        }
+        return key_of({query: list(answer) for query, answer in answers.items() if answer})
+
+    def _native(self, name: str) -> str:
+        """Which of the named variables are set, each with the digest of its value."""
+        # Compilers store a string once if it is the end of a longer one, so a suffix is a name too.
+        names = [each for each in self._environ if f"{each} " in f"{name} "]
+        places = VOLATILE.union(PATH_VARIABLES)
+        return " ".join(
+            f"{each}={digest_of_value(self._environ[each])[:16]}"
+            for each in sorted(names)
+            if each not in places and not each.startswith("QNN_CI_") and len(each) > 3
+        )
+
+    def _program(self, name: str) -> str:
+        """The path where a program of this name is found."""
+        program = shutil.which(name, path=self._environ.get("PATH", os.defpath))
+        return self.roots.name(program) if program else "absent"
+
+    def _distribution(self, name: str) -> str:
+        """The installed version; `name` is `directory: distribution`. Its content is covered by its files."""
+        folder, _, distribution = name.rpartition(": ")
+        folders = Path(self.roots.path(folder)).glob(f"{distribution}-*.dist-info")
+        versions = sorted(each.name.removesuffix(".dist-info").rpartition("-")[2] for each in folders)
+        return " ".join(versions) or "absent"
+
+
+ORDER = (
+    *("distribution", "file", "entry", "modules", "packages", "paths", "program", "listing"),
+    *("variable", "native"),
+)
+"""Kinds of inputs, the one that explains the most first."""
+
+CHANGES = {
+    "modules": "{folder} offers the module {state} now",
+    "packages": "other packages are in {folder}",
+    "program": "the program {name} is another",
+    "variable": "environment variable {name} changed",
+    "paths": "other .pth files are in {shown}",
+    "listing": "other files are in {shown}",
+}
+
+
+def change_in_words(kind: str, name: str, before: str, now: str) -> str:
+    shown = name.partition("}/")[2] if name.startswith("{suite}/") else name
+    if kind == "distribution":
+        title, old, new = name.rpartition(": ")[2], before.partition(" ")[0], now.partition(" ")[0]
+        return f"{title} was installed anew" if old == new else f"{title} {old} → {new}"
+    if kind == "native":
+        changed = {each.partition("=")[0] for each in {*before.split(" ")} ^ {*now.split(" ")}} - {""}
+        return f"environment variable {' and '.join(sorted(changed))} changed"
+    if (kind, name) == ("variable", ALL):
+        return "other variables are set"
+    if kind in CHANGES:
+        folder = shown.rpartition(": ")[0]
+        return CHANGES[kind].format(name=name, shown=shown, folder=folder, state=now or before)
+    if "absent" in (before, now):
+        return f"{shown} is gone" if now == "absent" else f"{shown} is there now"
+    return f"{shown} changed"
+
+
+def key_of(inputs: Mapping[str, Any]) -> str:
+    """The key of named inputs; any changed value and any added or removed name gives another key."""
+    text = json.dumps({"format": FORMAT, "inputs": dict(inputs)}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
