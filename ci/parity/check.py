@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ci.parity import buck, compare, pins
 from ci.parity.cmake.libraries import evaluate
 from ci.parity.cmake.trace import Project
-from ci.parity.compare import Difference
+from ci.parity.differences import Difference, Findings, Source
 from ci.parity.mapping import Mapping, Variant
 from ci.parity.model import Side
 from ci.parity.tree import Tree
@@ -23,10 +23,10 @@ class Checked:
     cmake: MappingOf[str, Side]
 
 
-def check(tree: Tree, mapping: Mapping, source: compare.Source) -> Checked:
+def check(tree: Tree, mapping: Mapping, source: Source) -> Checked:
     """`source` is the mapping's file."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
-    findings = compare.Findings(mapping, source)
+    findings = Findings(mapping, source)
     with ThreadPoolExecutor(1) as beside:
         # CMake's processes run while Buck's files are evaluated here.
         waiting = beside.submit(cmake_sides, tree, mapping)

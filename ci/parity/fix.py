@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
 from ci.parity.check import Checked
-from ci.parity.compare import NEW, Difference, kind_of, renamed_from
+from ci.parity.differences import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
 from ci.parity.model import is_buck, is_python, package_of
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ci.parity.compare import Findings
+from ci.parity.differences import Findings
 from ci.parity.mapping import Pin, PinPlace
 from ci.parity.model import Place
 from ci.parity.tree import Tree

@@ -16,7 +16,7 @@ from provisioning.base.settings import ROOT, Selection, add_selection, selection
 
 if TYPE_CHECKING:
     from ci.parity.check import Checked
-    from ci.parity.compare import Difference
+    from ci.parity.differences import Difference
     from ci.parity.mapping import Mapping
     from ci.parity.tree import Tree
     from provisioning.base.findings import Report
@@ -86,7 +86,7 @@ def _check(
     selection: Selection,
 ) -> None:
     from ci.parity.check import check
-    from ci.parity.compare import Source
+    from ci.parity.differences import Source
     from ci.parity.fix import fix, patch, with_line_ends_of
     from ci.parity.tree import Tree
     from provisioning.base.errors import EnvironmentLacking

@@ -10,7 +10,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.parity import fix
-from ci.parity.compare import Difference
+from ci.parity.differences import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
 from ci.upkeep import miniature_tree
 from ci.upkeep.miniature_tree import BACKENDS, EXAMPLES, LLAMA, QUALCOMM

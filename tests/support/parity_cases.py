@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ci.parity.check import Checked, check
-from ci.parity.compare import Source
+from ci.parity.differences import Source
 from ci.parity.mapping import MAPPING, Mapping, load_mapping
 from ci.parity.tree import Tree
 from ci.upkeep import miniature_tree

@@ -60,7 +60,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 
 def _check(root: Path) -> None:
     from ci.parity.check import check
-    from ci.parity.compare import Source
+    from ci.parity.differences import Source
     from ci.parity.mapping import MAPPING
     from ci.parity.tree import Tree
 

@@ -1,0 +1,167 @@
+"""What differs: each once, without what is intended, and with entries of the mapping that nothing needs."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from ci.engine.rule_texts import parity_texts
+from ci.parity.mapping import Mapping
+from ci.parity.model import Place
+
+NEW = ("parity-missing-in-buck", "parity-unknown-file")
+"""Rules that find a file that Buck lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The mapping's own file, as findings name it, and its text."""
+
+    name: str
+    text: str
+
+    def line(self, table: str, position: int) -> int:
+        """The line where the given one of `[[table]]` begins."""
+        lines = _lines_of(self.text, table)
+        return lines[position] if position < len(lines) else 1
+
+
+@lru_cache
+def _lines_of(text: str, table: str) -> list[int]:
+    begins = re.compile(rf"\s*\[\[\s*{table}\s*\]\]").match
+    return [number for number, line in enumerate(text.splitlines(), 1) if begins(line)]
+
+
+@dataclass(slots=True)
+class Difference:
+    """What and where identify it: a file, pattern or dependency, in a pair, library or file."""
+
+    rule: str
+    place: Place
+    what: str
+    where: str
+    message: str
+    remedy: str
+    variants: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, Place, str, str]:
+        return self.rule, self.place, self.what, self.where
+
+
+class Findings:
+    """Collects differences, those of several variants once, and leaves out intended ones."""
+
+    def __init__(self, mapping: Mapping, source: Source) -> None:
+        self.mapping, self.source = mapping, source
+        self._differences: dict[tuple[str, Place, str, str], Difference] = {}
+        self._seen_dependencies: set[str] = set()
+        self.nodes: dict[str, str] = {}
+        """The dependency of the mapping that a name stands for, by the name."""
+        self.incomplete = False
+        """Whether something was not evaluated, so that entries may seem unused although they are not."""
+
+    def report(
+        self,
+        rule: str,
+        place: Place,
+        what: str,
+        where: str,
+        variant: str = "",
+        *,
+        message: str = "",
+        fix: str = "",
+        **words: object,
+    ) -> None:
+        """`message` and `fix` replace the rule's own, which `words` complete."""
+        self.add(self._difference(rule, place, what, where, message, fix, variant=variant, **words), variant)
+
+    def add(self, difference: Difference, variant: str = "") -> None:
+        kept = self._differences.setdefault(difference.key, difference)
+        if variant and variant not in kept.variants:
+            kept.variants.append(variant)
+
+    def _difference(
+        self,
+        rule: str,
+        place: Place,
+        what: str,
+        where: str,
+        message: str = "",
+        fix: str = "",
+        **words: object,
+    ) -> Difference:
+        text = parity_texts()[rule]
+        words |= {"what": what, "where": where, "mapping": self.source.name}
+        message = message or text.message.format(**words)
+        return Difference(rule, place, what, where, message, fix or text.fix.format(**words))
+
+    def node_of(self, name: str) -> str | None:
+        """The `[[dependencies]]` that names it, or has a pattern for it."""
+        self._seen_dependencies.add(name)
+        if name not in self.nodes:
+            for entry in self.mapping.dependencies:
+                if any(fnmatchcase(name, pattern) for pattern in (*entry.buck, *entry.cmake)):
+                    self.nodes[name] = entry.name
+                    break
+        return self.nodes.get(name)
+
+    def _is_seen(self, *patterns: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in self._seen_dependencies for pattern in patterns)
+
+    def settled(self) -> tuple[Difference, ...]:
+        kept = []
+        used: set[int] = set()
+        for one in self._differences.values():
+            covering = [
+                position
+                for position, entry in enumerate(self.mapping.deliberate)
+                if entry.covers(one.rule, one.what, one.where)
+            ]
+            used.update(covering)
+            if not covering:
+                kept.append(one)
+        if not self.incomplete:
+            kept += self._stale(used)
+        for one in kept:
+            if old := renamed_from(one.what, kept):
+                one.message += f"; {old} is named and gone: was it renamed?"
+        return tuple(sorted(kept, key=lambda one: (one.place, one.rule, one.what)))
+
+    def _stale(self, used: set[int]) -> Iterator[Difference]:
+        for position, entry in enumerate(self.mapping.deliberate):
+            if position not in used:
+                yield self.stale(
+                    "deliberate", position, f"{entry.rule} of {entry.what}", "no finding needs it"
+                )
+        for position, dependency in enumerate(self.mapping.dependencies):
+            names = (*dependency.buck, *dependency.cmake)
+            if dependency.buck and dependency.cmake:
+                unused = [] if self._is_seen(*names) else [dependency.name]
+            else:
+                unused = [name for name in names if not self._is_seen(name)]
+            for name in unused:
+                yield self.stale("dependencies", position, name, "no mapped library depends on it")
+
+    def stale(self, table: str, position: int, what: str, why: str) -> Difference:
+        place = Place(self.source.name, self.source.line(table, position))
+        return self._difference("parity-stale-entry", place, what, table, why=why)
+
+
+def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
+    """The file that is named and does not exist, if this is the only new file of its kind in the directory
+    and that the only missing one."""
+
+    def beside(*rules: str) -> set[str]:
+        return {one.what for one in differences if one.rule in rules and kind_of(one.what) == kind_of(path)}
+
+    gone = beside("parity-missing-file")
+    return gone.pop() if len(gone) == 1 and beside(*NEW, "parity-missing-in-cmake") == {path} else None
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    return posixpath.dirname(path), posixpath.splitext(path)[1]
