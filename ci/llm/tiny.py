@@ -1,6 +1,7 @@
 """A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
 
-One thread, one seed and a text from the locked torch: the same versions give the same weights.
+One thread, one seed, a text from the locked torch, and arithmetic that all processors share
+(ci.llm.work.PORTABLE): the same versions give the same weights everywhere.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     model.train()
     length, batch, highest = int(CONFIG["max_position_embeddings"]), 8, 1e-2  # type: ignore[call-overload]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=highest, betas=(0.9, 0.95), weight_decay=0.1)
+    # Without fused it takes MKL's square root, which is not the same on all processors.
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=highest, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     for step in range(steps):
         rate = highest * min(1, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
         for group in optimizer.param_groups:

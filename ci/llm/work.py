@@ -31,6 +31,10 @@ JUDGED_LATER = {"limits", "htp_against_cpu", "tags", "socs", "label"}
 """Fields of a run that affect neither the program nor the figures."""
 
 
+PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+"""For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
+
+
 def require_installed() -> None:
     require_packages(NEEDED, "nox -s test_llm makes .nox/llm, whose bin/python has it")
 
@@ -59,7 +63,7 @@ def executorch_environment(qnn_environment: Environment) -> dict[str, str]:
 def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> Setup:
     return Setup(
         command=("-m", "ci.llm.worker", work),
-        environment=dict(variables or environment()),
+        environment={**(variables or environment()), **(PORTABLE if work == "train" else {})},
         logs=logs,
         timeout=timeout,
         imports="executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",

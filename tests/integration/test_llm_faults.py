@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from ci.llm.architecture import read_architecture
 from ci.llm.check import LIMITS
 from ci.llm.findings import findings_of
 from ci.llm.suite import SUITES, Limits, Program
+from ci.llm.work import setup_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
@@ -190,7 +193,6 @@ def test_a_rope_of_our_reader_that_only_far_positions_show(
 def train(folder: Path) -> Path:
     """The tiny model of the suite, from nothing, in a process of its own."""
     from ci.engine.workers.parent import Worker
-    from ci.llm.work import setup_of
 
     worker = Worker(setup_of("train", folder / "logs", 900))
     try:
@@ -210,6 +212,22 @@ def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> N
     again = train(tmp_path)
     for file in trained.iterdir():
         assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+
+
+@pytest.mark.needs("qemu-x86_64")
+def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None:
+    """Ours, and one with other instructions, of which an emulator computes a few steps."""
+    script = "import sys, pathlib; from ci.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
+    setup = setup_of("train", tmp_path, 900)
+    for folder, command in (("ours", []), ("other", ["qemu-x86_64", "-cpu", "Haswell"])):
+        subprocess.run(
+            [*command, sys.executable, "-c", script, str(tmp_path / folder)],
+            cwd=ROOT,
+            env=dict(setup.environment),
+            check=True,
+        )
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "other")]
+    assert weights[0] == weights[1]
 
 
 def louder(trained: Path, folder: Path) -> Path:
