@@ -56,7 +56,12 @@ class Architecture:
     """Whether queries and keys are normalized head by head."""
     context: int
     bos: int | None
+    """The token that begins a text, unless the tokenizer puts none there, as Qwen's."""
     eos: tuple[int, ...]
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        return () if self.bos is None else (self.bos,)
 
     @property
     def tensors(self) -> list[str]:
@@ -154,7 +159,7 @@ def read_architecture(folder: Path) -> Architecture:
             bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
             head_norms=kind == "qwen3",
             context=int(config["max_position_embeddings"]),
-            bos=config.get("bos_token_id"),
+            bos=_beginning(folder, config),
             eos=_ends(folder, config),
         )
     except KeyError as error:
@@ -167,6 +172,14 @@ def upstream_name(folder: Path, kind: str) -> str:
     """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
     words = (folder / "tokenizer.json").read_text(encoding="utf-8")
     return next((name for each, word, name in UPSTREAM_NAMES if each == kind and word in words), "")
+
+
+def _beginning(folder: Path, config: Mapping[str, Any]) -> int | None:
+    path = folder / "tokenizer_config.json"
+    if path.is_file() and _object(path).get("add_bos_token") is False:
+        return None
+    bos: int | None = config.get("bos_token_id")
+    return bos
 
 
 def _ends(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

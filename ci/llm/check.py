@@ -17,6 +17,7 @@ from ci.llm.commands import (
     config_of,
     kinds_for_genie,
     limited,
+    record_of,
     require_loadable,
     sizes_of,
 )
@@ -28,6 +29,7 @@ from ci.llm.prompts import (
     SAID,
     chat_text,
     has_template,
+    load_tokenizer,
     prefix_lengths,
     prefixes_of,
     share_of_runs,
@@ -37,6 +39,7 @@ from ci.llm.prompts import (
 )
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.units import seconds
+from provisioning.manifest import soc_named
 
 LIMITS: Mapping[str, Mapping[str, float]] = {
     "fp16": {
@@ -65,27 +68,40 @@ ENOUGH = 256
 FP16_LEAST_DB, QUANTIZED_LEAST_DB, QUANTIZED_LOSS_DB = 30.0, 10.0, 6.0
 """A part is wrong below the least of its precision, and a quantized one also if it is this much worse than on
 the CPU. Right quantized parts were seen at 21 to 35 dB."""
+READ_OTHERWISE = (
+    "each part computes what it was compiled from, so the checkpoint is read otherwise than transformers"
+    " reads it, or has changed"
+)
 
 
 def check_model(args: argparse.Namespace) -> int:
-    from tokenizers import Tokenizer
-
     config = config_of(args.model)
-    settings = json.loads(config.read_text(encoding="utf-8"))
-    record = json.loads(config.with_name(RECORD).read_text(encoding="utf-8"))
+    record = record_of(config)
+    if not record:
+        raise UsageError(f"{args.model}: there is no {RECORD}", remedy="compile it again")
     folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
     shape = read_architecture(folder)
-    if wrong := contradictions(settings, shape):
+    if wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"]):
         raise CheckFailed(
             f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
         )
     if not args.text.is_file():
         raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
     text = args.text.read_text(encoding="utf-8")
-    tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
+    tokenizer = load_tokenizer(config.parent)
+    if tokenizer.to_str() != load_tokenizer(folder).to_str():
+        raise CheckFailed(
+            f"{config.with_name('tokenizer.json')} is not that of {folder}",
+            remedy="copy it from there, or compile again",
+        )
     tokens = tokens_of(tokenizer, text)
     length = min(record["context"], max(2, args.tokens // WINDOWS + 1))
     windows = -(-args.tokens // (length - 1))
+    if length < record["context"]:
+        farther = WINDOWS * (record["context"] - 1)
+        sys.stderr.write(
+            f"judged to place {length} of {record['context']}; --tokens {farther} reads to the end\n"
+        )
     lengths = prefix_lengths(args.prefixes, record["prefill"], record["context"])
     wanted = max(tokens_for(lengths), windows * (length - 1))
     if len(tokens) < wanted:
@@ -133,13 +149,14 @@ def check_model(args: argparse.Namespace) -> int:
             problems += _choices(ask, order, config, prefixes_of(tokens, lengths), limits)
         if args.on == "parts" or (args.on == "both" and (problems or args.where)):
             enough = max(ENOUGH, record["prefill"] + 1)
-            problems += _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
+            guilty = _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
+            problems += guilty or ([READ_OTHERWISE] if problems else [])
         if args.on != "both":
             sys.stdout.write(f"Genie was not heard: --on {args.on}\n")
     if problems:
         raise CheckFailed(
             "; ".join(problems),
-            remedy="compile it again, or with --precision fp16; if that stays, report it"
+            remedy="compile it again, or with --precision 16a8w; if that stays, report it"
             if record["precision"] == "fp16"
             else "calibrate by more or other text, or take fp16",
         )
@@ -200,7 +217,8 @@ def _choices(
 ) -> list[str]:
     """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
     with limited(config, SAID) as copy:
-        facts = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
+        reply = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
+    facts = {kind: reply[kind] for kind in KINDS}
     for kind, one in facts.items():
         sys.stdout.write(
             f"Genie's {kind}: first choice as float's {one['first_choice']:.1%} of {one['tokens']} tokens;"

@@ -62,8 +62,8 @@ class Compiled:
 
 
 def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
-    count, length, bos = order["windows"], order["length"], compiled.shape.bos
-    return windows(compiled.folder, bos, Path(order["text"]), length, count, "fewer --tokens")
+    text, beginning = Path(order["text"]), compiled.shape.beginning
+    return windows(compiled.folder, beginning, text, order["length"], order["windows"], "fewer --tokens")
 
 
 def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     shape, soc, context = read_architecture(folder), soc_named(order["soc"]), int(order["context"])
     rows: list[Any] = []
     if order["precision"] != "fp16":
-        rows = windows(folder, shape.bos, Path(order["calibrate"]), context)
+        rows = windows(folder, shape.beginning, Path(order["calibrate"]), context)
     counts = {"prefill": int(order["prefill"]), "decode": 1}
     binaries = write_binaries(
         folder, out, soc, rows, context=context, counts=counts, parts=order["parts"], shared=order["shared"]

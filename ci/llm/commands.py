@@ -24,8 +24,15 @@ from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, require_tensors
 from ci.llm.forecast import Cost, forecast
-from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
-from ci.llm.prompts import chat_text, hashed_runs, tokens_of, without_beginning
+from ci.llm.genie import CONFIG, RECORD, require_short, require_sizes, speak
+from ci.llm.prompts import (
+    chat_text,
+    hashed_runs,
+    load_tokenizer,
+    require_tokenizer,
+    tokens_of,
+    without_beginning,
+)
 from ci.llm.suite import PRECISIONS
 from ci.llm.work import (
     Common,
@@ -56,12 +63,13 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     selection, folder, output = selection_of(args), Parser.user_folder() / args.model, args.output.absolute()
     shape, order = _compile_order(args, selection, folder)
     require_installed()
+    require_tokenizer(folder, shape)
     calibration: list[list[int]] = []
     if order["calibrate"]:
         from ci.llm.measure import windows
 
         # Before anything starts: a text that is too short is refused.
-        calibration = windows(folder, shape.bos, Path(order["calibrate"]), order["context"])
+        calibration = windows(folder, shape.beginning, Path(order["calibrate"]), order["context"])
     if _taken(output):
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
@@ -87,14 +95,16 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
             "checkpoint": str(folder),
             **shown,
             **costs,
-            "calibrated by": hashed_runs(row[1:] for row in calibration),
+            "calibrated by": hashed_runs(row[len(shape.beginning) :] for row in calibration),
         }
         files.append(scratch / RECORD)
+        record["files"] = sorted(file.name for file in files)
         files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        earlier = record_of(output / CONFIG).get("files", [])
         written = publish(files)
         # Of an earlier compile, in more parts or for another runtime.
-        for leftover in {each for each in output.iterdir() if each.is_file()} - set(written):
-            leftover.unlink()
+        for leftover in {output / name for name in earlier} - set(written):
+            leftover.unlink(missing_ok=True)
     files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
     sys.stdout.write(f"{args.output}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
     if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
@@ -143,10 +153,10 @@ def _compile_order(
             f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
             remedy="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
         )
-    if shape.bos is None or not shape.eos:
+    if not shape.eos:
         raise UsageError(
-            f"{folder}/config.json names no bos_token_id or no eos_token_id, and the device wants both",
-            remedy="add them: generation_config.json of the same model may have them",
+            f"{folder}/config.json names no eos_token_id, and the device wants it",
+            remedy="add it: generation_config.json of the same model may have it",
         )
     if precision != "fp16" and text is None:
         raise UsageError(f"{precision} needs text to calibrate by", remedy="--calibrate text.txt")
@@ -238,13 +248,13 @@ def asking(log: Path, timeout: float) -> Iterator[Ask]:
 
 
 def run_model(args: argparse.Namespace) -> int:
-    from tokenizers import Tokenizer
-
     config = config_of(args.model)
-    tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
+    tokenizer = load_tokenizer(config.parent)
     text = chat_text(config.parent, args.prompt, args.system) if args.chat else args.prompt
     bos = json.loads(config.read_text(encoding="utf-8"))["dialog"]["context"]["bos-token"]
     tokens = without_beginning(tokens_of(tokenizer, text), bos)
+    if record := record_of(config):
+        require_short(tokens, record)
     with limited(config, args.tokens) as copy:
         sys.stdout.write("" if args.chat else args.prompt)
         sys.stdout.flush()
@@ -273,14 +283,20 @@ def config_of(folder: Path) -> Path:
     config = folder.absolute() / CONFIG
     if not config.is_file():
         raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
-    record = config.with_name(RECORD)
     # Records of earlier releases do not have it.
-    if record.is_file() and json.loads(record.read_text(encoding="utf-8")).get("shared"):
+    if record_of(config).get("shared"):
         raise UsageError(
             f"{folder}: prefill and decode share their weights, which the emulator refuses",
             remedy="compile it without --shared-weights to another folder, and try that",
         )
     return config
+
+
+def record_of(config: Path) -> dict[str, Any]:
+    """The request of the compile that wrote the configuration; empty if there is none."""
+    record = config.with_name(RECORD)
+    known: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    return known
 
 
 def sizes_of(config: Path) -> dict[str, int]:

@@ -44,11 +44,13 @@ class Spoken:
 
 
 BLOCK, CONTEXT_BLOCK = 32, 128
+NONE = -1
+"""As `bos-token`: Genie puts nothing before a text."""
 
 
 def require_sizes(context: int, counts: Sequence[int]) -> None:
-    """Refuse sizes with which Genie silently speaks nonsense: prefill by 8 or 16, and as many places in the
-    cache as tokens are read at once, so that it takes the one for the other."""
+    """Refuse sizes with which Genie silently speaks nonsense or nothing: prefill by 8 or 16, and by half of
+    the context or more. With half it takes the new tokens for those of the cache."""
     if context % CONTEXT_BLOCK:
         raise UsageError(
             f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
@@ -60,11 +62,24 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
                 f"prefill by {count} tokens: Genie needs a multiple of {BLOCK}",
                 remedy=f"take {count + -count % BLOCK}",
             )
-        if context == 2 * count:
+        if context <= 2 * count:
+            longer = 2 * count + CONTEXT_BLOCK - 2 * count % CONTEXT_BLOCK
             raise UsageError(
                 f"prefill by {count} tokens in a context of {context}: Genie would speak nonsense",
-                remedy=f"take prefill by {count // 2}, or a context of {2 * context}",
+                remedy=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
             )
+
+
+def require_short(prompt: Sequence[int], record: Mapping[str, Any]) -> None:
+    """Genie reads whole blocks, and without a word says nothing to a longer prompt. `record` is of the
+    compile."""
+    most = record["context"] - record["prefill"]
+    if len(prompt) > most:
+        raise UsageError(
+            f"the prompt has {len(prompt)} tokens: Genie takes at most {most} in a context of"
+            f" {record['context']} with prefill by {record['prefill']}",
+            remedy="give a shorter prompt, or compile with a longer --context",
+        )
 
 
 def write_config(
@@ -78,20 +93,13 @@ def write_config(
     name: str = CONFIG,
 ) -> Path:
     """The configuration and the extension file that it names. Their paths are relative to `folder`."""
-    if shape.bos is None or not shape.eos:
+    if not shape.eos:
         raise UsageError(
-            "the model names no token that begins a text, or none that ends it, and Genie wants both",
-            remedy="add bos_token_id and eos_token_id to config.json",
+            "the model names no token that ends a text, and Genie wants one",
+            remedy="add eos_token_id to config.json",
         )
-    extension = {
-        "devices": [
-            {
-                "soc_id": soc.id,
-                "dsp_arch": f"v{soc.arch}",
-                "cores": [{"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}],
-            }
-        ]
-    }
+    core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
+    extension = {"devices": [{**_chip(soc), "cores": [core]}]}
     (folder / EXTENSION).write_text(json.dumps(extension, indent=2) + "\n", encoding="utf-8")
     backend = {
         "version": 1,
@@ -131,7 +139,11 @@ def write_config(
 
 def _words(shape: Architecture) -> dict[str, Any]:
     eos = shape.eos[0] if len(shape.eos) == 1 else list(shape.eos)
-    return {"n-vocab": shape.words, "bos-token": shape.bos, "eos-token": eos}
+    return {"n-vocab": shape.words, "bos-token": NONE if shape.bos is None else shape.bos, "eos-token": eos}
+
+
+def _chip(soc: Soc) -> dict[str, Any]:
+    return {"soc_id": soc.id, "dsp_arch": f"v{soc.arch}"}
 
 
 def _rope(shape: Architecture) -> dict[str, Any]:
@@ -144,17 +156,20 @@ def _rope(shape: Architecture) -> dict[str, Any]:
     return rope
 
 
-def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
+def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) -> list[str]:
     """Differences between a configuration and the model. Genie does not report most of them."""
-    dialog = config["dialog"]
+    dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
+    devices = json.loads(config.with_name(EXTENSION).read_text(encoding="utf-8"))["devices"]
     settings = {
+        f"{EXTENSION}: devices": devices[0],
         "context": dialog["context"],
         "engine.model.positional-encoding": dialog["engine"]["model"].get("positional-encoding", {}),
         "engine.backend.QnnHtp": dialog["engine"]["backend"]["QnnHtp"],
         "sampler": dialog.get("sampler", {}),
     }
     wanted = {
-        "context": _words(shape),
+        f"{EXTENSION}: devices": _chip(soc),
+        "context": {"size": context, **_words(shape)},
         "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
         "engine.backend.QnnHtp": {"kv-dim": shape.size},
         # Other samplers choose at random, so that nothing could be compared.

@@ -14,7 +14,7 @@ from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
 from ci.llm.genie import KINDS, Spoken
 from ci.llm.judge import NEAR_TIE, Comparison, Continue, Window, compare_text, figures_of, window_of
-from ci.llm.prompts import SAID
+from ci.llm.prompts import SAID, load_tokenizer, tokens_of
 from ci.llm.reference import ends_of, logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.commands import quoted
@@ -38,7 +38,7 @@ def calibration_windows(context: int) -> int:
 
 def windows(
     folder: Path,
-    bos: int | None,
+    beginning: Sequence[int],
     text: Path,
     context: int,
     most: int = 0,
@@ -47,11 +47,11 @@ def windows(
     """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
     otherwise the first tokens' values would be cut off. `instead` is what a shorter text needs."""
     most = most or calibration_windows(context)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
-    length = context - 1
-    assert bos is not None
-    rows = [[bos, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][:most]
+    tokens = tokens_of(load_tokenizer(folder), text.read_text(encoding="utf-8"))
+    length = context - len(beginning)
+    rows = [[*beginning, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][
+        :most
+    ]
     if len(rows) < most:
         needed = quoted("wc", "-w", str(text))
         raise CheckFailed(
@@ -83,10 +83,11 @@ class ProgramFolders:
     def rows(self, kind: str) -> list[list[int]]:
         """Windows of held-out text that fill the context; each begins like a text."""
         texts: list[list[int]] = json.loads((self.model / "texts.json").read_text(encoding="utf-8"))[kind]
-        assert self.shape.bos is not None
-        stream = [token for text in texts for token in (self.shape.bos, *text, self.shape.eos[0])]
-        length = self.context - 1
-        return [[self.shape.bos, *stream[at : at + length]] for at in range(1, len(stream) - length, length)]
+        beginning = self.shape.beginning
+        stream = [token for text in texts for token in (*beginning, *text, self.shape.eos[0])]
+        length, first = self.context - len(beginning), len(beginning)
+        starts = range(first, len(stream) - length, length)
+        return [[*beginning, *stream[at : at + length]] for at in starts]
 
     def calibration(self) -> list[list[int]]:
         rows = self.rows("calibration")[:CALIBRATION_WINDOWS]
@@ -158,8 +159,7 @@ def beside_float(
     speak: Continue,
 ) -> Comparison:
     """A text after a prompt, which lacks the token that begins a text, compared with float's."""
-    assert shape.bos is not None
-    expected = text_of(reference, [shape.bos, *prompt], most, ends, shape.context)
+    expected = text_of(reference, [*shape.beginning, *prompt], most, ends, shape.context)
     return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, speak)
 
 
@@ -213,13 +213,13 @@ def choices(
 ) -> dict[str, dict[str, float]]:
     """What float loses by Genie's tokens after each prefix: by the first, which is prefill's choice, and by
     the second, which is decode's after the first."""
-    assert shape.bos is not None
     regrets: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for prefix, one in zip(prefixes, spoken, strict=True):
         said = one.tokens[:SAID]
         # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
         chosen = [(token,) for token in said] + [ends_of(reference)] * (len(said) < SAID)
-        rows = logits_of(reference, [shape.bos, *prefix, *said])[len(prefix) :]
+        before = [*shape.beginning, *prefix]
+        rows = logits_of(reference, [*before, *said])[len(before) - 1 :]
         for kind, row, tokens in zip(KINDS, rows, chosen, strict=False):
             regrets[kind].append(float(row.max() - max(row[token] for token in tokens)))
     return {kind: _loss(each) for kind, each in regrets.items()}

@@ -165,7 +165,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     folder, out, context = Path(order["model"]), Path(order["into"]), int(order["context"])
     shape, soc = replace(read_architecture(folder), context=context), order["soc"]
     precision, text = order["precision"], Path(order["calibrate"])
-    rows = partial(windows, folder, shape.bos, text, context)
+    rows = partial(windows, folder, shape.beginning, text, context)
     write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
     shutil.copy(folder / "tokenizer.json", out)
     name = upstream_name(folder, shape.kind)
@@ -194,7 +194,6 @@ def answer(
     place: ProgramFolders, reader: Reader, prompt: Sequence[int], most: int, ends: Collection[int]
 ) -> Spoken:
     """What the program says, by Genie's measures."""
-    assert place.shape.bos is not None
     began, times = time.monotonic(), list[float]()
 
     def read(tokens: Sequence[int]) -> Array:
@@ -203,5 +202,5 @@ def answer(
         return row
 
     reader.restart()
-    text = spoken(read, [place.shape.bos, *prompt], most, ends, place.context)
+    text = spoken(read, [*place.shape.beginning, *prompt], most, ends, place.context)
     return Spoken(text.tokens, text.stopped, times[-1], times[0])

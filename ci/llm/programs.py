@@ -188,19 +188,18 @@ def metadata(
     shape: Architecture, context: int, count: int, encodings: Mapping[str, Encoding]
 ) -> dict[str, Any]:
     """What upstream's qnn_llama_runner asks a program for."""
-    assert shape.bos is not None
     logits = encodings.get("logits")
     quantization = {"get_logits_scale": logits.scale, "get_logits_zero_point": logits.zero} if logits else {}
     return {
         "get_ar_len": count,
-        "get_bos_id": shape.bos,
+        "get_bos_id": shape.eos[0] if shape.bos is None else shape.bos,
         "get_eos_id": shape.eos[0],
         "get_dim": shape.width,
         "get_head_dim": shape.size,
         "get_max_batch_size": 1,
         "get_max_seq_len": context,
         "get_max_context_len": context,
-        "get_n_bos": 1,
+        "get_n_bos": len(shape.beginning),
         "get_n_eos": len(shape.eos),
         "get_n_kv_heads": shape.groups,
         "get_n_layers": shape.layers,

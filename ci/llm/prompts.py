@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.errors import UsageError
+from ci.llm.architecture import Architecture
+from provisioning.base.errors import CheckFailed, UsageError
 
 TEMPLATE = "chat_template.jinja"
 PREFIX = 20
@@ -16,6 +17,27 @@ SAID = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 RUN = 16
 """Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    # The library raises nothing narrower.
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        raise CheckFailed(f"{path} cannot be read: {words}", remedy="take it from the checkpoint") from None
+
+
+def require_tokenizer(folder: Path, shape: Architecture) -> None:
+    highest = max(load_tokenizer(folder).get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= highest < shape.words:
+        raise UsageError(
+            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.words} words",
+            remedy="take tokenizer.json and weights of one model",
+        )
 
 
 def chat_text(folder: Path, message: str, system: str) -> str:

@@ -216,6 +216,9 @@ class TestCompile:
     ) -> None:
         model = write_checkpoint(tmp_path / "model", model_type=kind, num_hidden_layers=2, **changes)
         in_shards(model)
+        if kind == "qwen3":
+            # No token begins a text, though config.json names one.
+            (model / "tokenizer_config.json").write_text('{"add_bos_token": false}')
         out = tmp_path / "out"
         command("compile", model, "--soc", "SM8650", "--parts", "2", "-o", out)
         assert sum(file.suffix == ".bin" for file in out.iterdir()) == 4
@@ -233,7 +236,11 @@ class TestCompile:
 
         model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
         apart, shared = tmp_path / "apart", tmp_path / "shared"
+        command("compile", model, "--parts", "2", "-o", apart)
+        (apart / "notes.md").write_text("the user's own")
         command("compile", model, "-o", apart)
+        assert {"notes.md", "prefill_0.bin"} <= {file.name for file in apart.iterdir()}
+        assert not (apart / "prefill_1.bin").exists()
         command("compile", model, "--shared-weights", "-o", shared)
         sizes = [sum(file.stat().st_size for file in out.glob("*.bin")) for out in (apart, shared)]
         assert sizes[1] < 0.6 * sizes[0]

@@ -20,10 +20,17 @@ from ci.llm.architecture import read_architecture, require_tensors, shards_of, u
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
-from ci.llm.genie import Spoken, contradictions, require_sizes, write_config
+from ci.llm.genie import Spoken, contradictions, require_short, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.measure import choices, windows
-from ci.llm.prompts import hashed_runs, prefix_lengths, prefixes_of, share_of_runs, without_beginning
+from ci.llm.prompts import (
+    hashed_runs,
+    prefix_lengths,
+    prefixes_of,
+    require_tokenizer,
+    share_of_runs,
+    without_beginning,
+)
 from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -150,7 +157,7 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
 def whole_checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "tokenizer.json").touch()
+    save_tokenizer(folder)
     save_weights(folder, *read_architecture(checkpoint(folder)).tensors)
     return folder
 
@@ -385,24 +392,56 @@ class TestConfiguration:
     ) -> None:
         shape = read_architecture(checkpoint(tmp_path))
         dialog = self.read(tmp_path)
-        assert contradictions({"dialog": dialog}, shape) == []
+        config, soc = tmp_path / "genie_config.json", soc_named("SM8750")
+        assert contradictions(config, shape, soc, 128) == []
         *parts, key = path.split("/")
         place = dialog
         for part in parts:
             place = place[part]
         place[key] = value
-        [named] = contradictions({"dialog": dialog}, shape)
+        config.write_text(json.dumps({"dialog": dialog}))
+        [named] = contradictions(config, shape, soc, 128)
         assert named.startswith(path.replace("/", "."))
+        found = "; ".join(contradictions(config, shape, soc_named("SM8650"), 256))
+        assert "soc_id: expected 57" in found and "dsp_arch: expected v75" in found and "size" in found
 
-    @pytest.mark.parametrize("changes", [{"bos": None}, {"eos": ()}])
-    def test_a_model_without_beginning_or_end_is_refused(
-        self, tmp_path: Path, changes: dict[str, Any]
-    ) -> None:
+    def test_a_model_whose_tokenizer_begins_no_text_has_genie_begin_none(self, tmp_path: Path) -> None:
+        """Like Qwen's: config.json names a token all the same."""
+        folder = checkpoint(tmp_path, model_type="qwen2")
+        assert read_architecture(folder).beginning == (0,)
+        (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+        assert read_architecture(folder).beginning == ()
+        assert self.read(tmp_path, bos=None)["context"]["bos-token"] == -1
+
+    def test_a_model_without_end_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
-            self.read(tmp_path, **changes)
+            self.read(tmp_path, eos=())
 
 
-@pytest.mark.parametrize(("context", "prefill"), [(128, 64), (256, 128), (128, 8), (200, 32)])
+@pytest.mark.parametrize("tokens", [96, 97])
+def test_a_prompt_to_which_genie_says_nothing_is_refused(tokens: int) -> None:
+    allowed = pytest.raises(UsageError) if tokens > 96 else contextlib.nullcontext()
+    with allowed:
+        require_short(range(tokens), {"context": 128, "prefill": 32})
+
+
+@pytest.mark.parametrize(("ids", "fits"), [([0, 511], True), ([0, 512], False), ([], False)])
+def test_a_tokenizer_with_words_that_the_model_lacks_is_refused(
+    tmp_path: Path, ids: list[int], fits: bool
+) -> None:
+    shape = read_architecture(checkpoint(tmp_path))
+    vocabulary = {f"word{index}": number for index, number in enumerate(ids)}
+    save_tokenizer(tmp_path, vocabulary)
+    with contextlib.nullcontext() if fits else pytest.raises(UsageError, match="tokenizer"):
+        require_tokenizer(tmp_path, shape)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckFailed, match="tokenizer"):
+        require_tokenizer(tmp_path, shape)
+
+
+@pytest.mark.parametrize(
+    ("context", "prefill"), [(128, 64), (128, 96), (256, 128), (256, 192), (128, 8), (200, 32)]
+)
 def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefill: int) -> None:
     require_sizes(128, [32, 1])
     with pytest.raises(UsageError):
@@ -418,11 +457,11 @@ def part(number: int, kind: str, htp: float, cpu: float | None = None) -> dict[s
 GOOD = {"first_choice": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0, "regret": 0.0}
 
 
-def save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, words: Mapping[str, int] | None = None) -> None:
     """Each word is a token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    tokenizer = Tokenizer(models.WordLevel(dict({"a": 0} if words is None else words), "a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -442,6 +481,7 @@ class TestCheck:
         sizes: tuple[int, int] = (0, 0),
         asked: list[dict[str, Any]] | None = None,
         words: int = 3000,
+        vocabulary: Mapping[str, int] | None = None,
         **figures: float,
     ) -> int:
         from ci.llm.genie import RECORD
@@ -455,16 +495,18 @@ class TestCheck:
             binary.touch()
             os.truncate(binary, size)
         write_config(out, shape, binaries, soc_named("SM8650"), context=128, most=5)
-        record = {"checkpoint": str(model), "precision": precision, "context": 128, "prefill": 32}
+        record = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
+        record |= {"context": 128, "prefill": 32}
         record |= {"calibrated by": list(calibrated)}
         (out / RECORD).write_text(json.dumps(record))
         save_tokenizer(out)
+        save_tokenizer(model, vocabulary)
         (folder / "text.txt").write_text("a " * words)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
         answers: dict[str, dict[str, Any]] = {
             "pace": {"pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
             "figures": {"decode_htp": values},
-            "choices": {"prefill": chosen(1.0), "decode": chosen(choices)},
+            "choices": {"prefill": chosen(1.0), "decode": chosen(choices), "cpu_seconds": 1.0, "peak": 1},
             "parts": {"parts": list(parts)},
         }
 
@@ -488,6 +530,11 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, choices=0.5) == 1
         assert self.check(tmp_path, monkeypatch, precision="fp16", choices=0.97) == 1
         assert self.check(tmp_path, monkeypatch, "--tokens", "4000") == 2
+
+    def test_a_tokenizer_of_another_model_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch, vocabulary={"a": 1}) == 1
 
     def test_a_template_that_begins_twice_is_refused_before_the_emulator_works(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -732,7 +779,7 @@ def test_a_long_context_is_quantized_by_fewer_windows(tmp_path: Path, context: i
     save_tokenizer(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("a " * (count * (context - 1)))
-    assert [len(row) for row in windows(tmp_path, 0, text, context)] == [context] * count
+    assert [len(row) for row in windows(tmp_path, (0,), text, context)] == [context] * count
     text.write_text("a " * (count * (context - 1) - 1))
     with pytest.raises(CheckFailed):
-        windows(tmp_path, 0, text, context)
+        windows(tmp_path, (0,), text, context)
