@@ -495,7 +495,7 @@ class TestCheck:
             binary.touch()
             os.truncate(binary, size)
         write_config(out, shape, binaries, soc_named("SM8650"), context=128, most=5)
-        record = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
+        record: dict[str, Any] = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
         record |= {"context": 128, "prefill": 32}
         record |= {"calibrated by": list(calibrated)}
         (out / RECORD).write_text(json.dumps(record))
