@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,22 @@ def last_of(node: Node) -> Node:
 
 def operators(module: Any) -> list[Node]:
     """The nodes at which a program can end, in order."""
+    outputs = ends(module)
     return [
         node
         for node in module.graph.nodes
         if node.op == "call_function"
         and not is_quantizer(node)
         and isinstance(node.meta.get("val"), Tensor)
-        and node.meta["val"].is_floating_point()
+        and (node.meta["val"].is_floating_point() or node in outputs)
         and _depends_on_input(node)
     ]
+
+
+def ends(module: Any) -> list[Node]:
+    """The operators that compute the model's outputs."""
+    (output,) = module.graph.find_nodes(op="output")
+    return operands_of(output)
 
 
 def operands_of(node: Node) -> list[Node]:
@@ -127,7 +135,9 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         ]
 
     cuts = Cuts[Node](lambda node: node.name, pairs)
-    result = cuts.search(lambda: operators(module), operands_of, _described, order["least"])
+    result = cuts.search(
+        lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"]
+    )
     return {
         "reference": "the quantized model on the CPU" if run.quantizes else "the float model",
         **result,
@@ -136,7 +146,8 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _described(node: Node) -> dict[str, str]:
     source, code = source_of(node)
-    return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}
+    made_by = node.args[0] if node.target is getitem else node
+    return {"operator": str(made_by.target), "module": module_of(node), "source": source, "code": code}
 
 
 def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:

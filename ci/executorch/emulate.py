@@ -31,7 +31,15 @@ from ci.executorch.stage import Plan, chosen_programs, lane_row, plan_of
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded
-from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
+from ci.suites.findings import (
+    accuracy_message,
+    chip_differs,
+    known_faults,
+    notes,
+    placeholder,
+    shown_thresholds,
+    verdict,
+)
 from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
 from ci.suites.stage import accepted, counts, finish, memos_of, print_list, rounded, update_baselines
@@ -259,13 +267,12 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
     names = (each["operator"] for each in compiled.get("nodes", {}).values())
     known = [f"{each.message} ({each.command})" for each in inexact(names, program.run.scheme, program.soc)]
     lost = "; ".join([*([lost] if lost else []), *known])
-    on_chip = any(miss.figure.startswith("reference") for miss in misses)
     return [
         wrong(
             "accuracy",
             accuracy_message(misses, figures, lost),
             f"{SUITES.repeat(program, 'divergence')} names the first operator that differs; then {again}"
-            if on_chip
+            if chip_differs(misses, figures)
             else again,
         )
     ]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,14 @@ from ci.engine.workers.child import size_of, text_since
 from ci.executorch import DIES_OF, PROGRAM, QUANTIZED, lpai
 from ci.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
 from ci.executorch.decisions import (
+    DELEGATE,
     CpuOperator,
     Watch,
     cpu_kernels,
     delegated_nodes,
     left_on_cpu,
     module_path,
+    operator_name,
     partition_of,
     source_of,
 )
@@ -141,6 +144,7 @@ def lower(
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     expected = infer_all(loaded.model, samples)
+    _require_float32([*samples[0], *expected[0]])
     _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
     module: Any = loaded.model
@@ -197,7 +201,10 @@ def lower(
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
         except RuntimeError as error:
-            raise _missing_operator(error, cpu_operators) or error from error
+            if missing := _missing_operator(error, cpu_operators):
+                raise missing from error
+            raise
+        _require_types(lowered, expected[0])
     for each in (*patterns, *on_cpu):
         each.require_used()
     into.mkdir(parents=True, exist_ok=True)
@@ -242,6 +249,51 @@ def _require_scheme(model: Any, run: Run) -> None:
         raise BadFactory(f"the model is quantized already, and {run.scheme} would do it again: scheme qdq")
     if run.scheme == "qdq" and not quantized:
         raise BadFactory("scheme qdq takes a model that is quantized already, and this one is not")
+
+
+def _require_float32(tensors: Iterable[Tensor]) -> None:
+    """The delegate reads and writes these types as others."""
+    for each in tensors:
+        if each.dtype in (torch.float64, torch.bfloat16):
+            raise BadFactory(
+                f"the model takes or gives {_kind(each.dtype)}, which the compiler does not have: give it in"
+                " float32 (model.float(), and its inputs); fp16 then computes it in fp16"
+            )
+
+
+def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
+    """Refuse a program with an output of another type than the model's."""
+    module = lowered.graph_module
+    (output,) = module.graph.find_nodes(op="output")
+    # What the model changes in place stands before its outputs.
+    nodes = output.args[0][-len(expected) :]
+    for index, (node, wanted) in enumerate(zip(nodes, expected, strict=True)):
+        found = node.meta["val"].dtype
+        # The delegate writes indices, which QNN has in int32, into a tensor of int64.
+        if found == torch.int64 and _is_part_of_an_operators_result(module, node):
+            found = torch.int32
+        if found != wanted.dtype:
+            source, code = source_of(node)
+            where = f" ({source} `{code}`)" if source else ""
+            raise Failed(
+                "compile",
+                f"output {index} is {_kind(found)} in the program and {_kind(wanted.dtype)} in the model, so"
+                f" that its values are misread{where}",
+                f"let the model return it .to({found}), or compute it outside the program",
+            )
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_part_of_an_operators_result(module: Any, node: Any) -> bool:
+    """Whether a delegate gives it just as an operator of several results, such as topk, gave it."""
+    if node.target is not getitem or operator_name(node.args[0]) != DELEGATE:
+        return False
+    call, index = node.args
+    (output,) = getattr(module, call.args[0].target).original_module.graph.find_nodes(op="output")
+    return output.args[0][index].target is getitem
 
 
 def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None:
@@ -427,8 +479,7 @@ def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list
         for index, tensor in enumerate(tensors):
             path = into / f"{kind}_{number}_{index}.raw"
             tensor.numpy().tofile(path)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            row.append({"file": path.name, "dtype": dtype, "shape": list(tensor.shape)})
+            row.append({"file": path.name, "dtype": _kind(tensor.dtype), "shape": list(tensor.shape)})
         rows.append(row)
     return rows
 

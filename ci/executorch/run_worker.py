@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -66,11 +67,12 @@ def _message(code: int, log: Path) -> str:
     from provisioning.base.diagnosis import explain
 
     text = tail(log, TAIL)
-    errors = [line for line in text.splitlines() if "error:" in line.lower() or "[ERROR]" in line]
+    # The runner indents the runtime's own message, which says why, below its error.
+    errors = re.findall(r"^.*(?:error:|\[ERROR\]).*(?:\n {4}.*)?", text, re.MULTILINE | re.IGNORECASE)
     known = explain(text)
     return (
         f"the runner {how_it_ended(code)}"
-        + (f": {errors[-1].strip()}" if errors else "")
+        + (": " + ": ".join(map(str.strip, errors[-1].splitlines())) if errors else "")
         + (f". {known[0]}" if known else "")
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,17 @@ class Graph:
         end = self.end_of(node)
         return end != node.output[0] or bool(self.types.get(end) == TensorProto.FLOAT)
 
+    def ends(self) -> list[onnx.NodeProto]:
+        """The operators that compute the model's outputs."""
+        return self._makers(value.name for value in self.model.graph.output)
+
     def operands_of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The operators that compute the node's inputs, through quantizers."""
+        return self._makers(node.input)
+
+    def _makers(self, tensors: Iterable[str]) -> list[onnx.NodeProto]:
+        """The operators that compute the tensors, through quantizers."""
         operators: dict[str, onnx.NodeProto] = {}
-        todo = list(node.input)
+        todo = list(tensors)
         while todo:
             each = self.maker.get(todo.pop(0))
             if each is not None and each.op_type in QUANTIZERS:
@@ -135,6 +142,6 @@ def searched(
         return {"operator": node.op_type, **asdict(places.get(node.name, Place()))}
 
     cuts = Cuts[onnx.NodeProto](lambda node: node.name or node.output[0], pairs)
-    result = cuts.search(graph.operators, graph.operands_of, described, least)
+    result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least)
     quantized = precision.quantized or precision.name == "qdq"
     return {"reference": "the quantized model on the CPU" if quantized else "the float model", **result}

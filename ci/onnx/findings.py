@@ -15,6 +15,7 @@ from ci.suites.accuracy import Missed, missed
 from ci.suites.baseline import COSTS, Baseline, Tolerances, beside, growth
 from ci.suites.findings import (
     accuracy_message,
+    chip_differs,
     errors_of,
     not_in_fp16,
     notes,
@@ -50,7 +51,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
     if misses := misses_of(program, result):
         message = accuracy_message(misses, context["near"])
-        yield error("onnx-accuracy", message, _remedy(program, misses))
+        yield error("onnx-accuracy", message, _remedy(program, misses, context["near"]))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_REMEDY)
@@ -74,9 +75,9 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         )
 
 
-def _remedy(program: Program, misses: Sequence[Missed]) -> str:
+def _remedy(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
     case, run = program.case, program.run
-    if not case.model or not any(miss.figure.startswith("reference") for miss in misses):
+    if not case.model or not chip_differs(misses, figures):
         return "raise the precision or calibrate with more samples"
     words: list[str | Path] = [program.file(case.model), "--precision", run.precision, "--soc", program.soc]
     if case.calibrate:

@@ -168,6 +168,23 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
         )
 
 
+def make_plain(model: onnx.ModelProto) -> bool:
+    """Name nodes without a name, and take weights out of the inputs; returns whether that changes the model.
+
+    The provider keeps its verdicts by the nodes' names, and cannot load a context with weights for inputs."""
+    graph, before = model.graph, model.ByteSize()
+    for node in graph.node:
+        node.name = node.name or node.output[0]
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    if len(inputs) < len(graph.input):
+        del graph.input[:]
+        graph.input.extend(inputs)
+        # Older versions want every weight among the inputs.
+        model.ir_version = max(model.ir_version, 4)
+    return bool(model.ByteSize() != before)
+
+
 def simplify_gathers(model: onnx.ModelProto) -> None:
     """Replace each GatherND that looks up by one index with a Gather.
 

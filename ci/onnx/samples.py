@@ -44,7 +44,8 @@ def drawn(signature: Signature, seed: int = 0) -> Sample:
         if np.dtype(tensor.dtype).kind == "f":
             values: Array = generator.standard_normal(shape).astype(tensor.dtype)
             return values
-        return np.zeros(shape, tensor.dtype)
+        # A mask of zeros alone would hide all else; as indices, 0 and 1 are in nearly every table.
+        return generator.integers(0, 2, shape).astype(tensor.dtype)
 
     return {tensor.name: of(tensor) for tensor in signature.inputs}
 

@@ -21,6 +21,7 @@ from ci.onnx.graph import (
     fix_dimensions,
     is_context,
     load_graph,
+    make_plain,
     problems_of,
     signature_of,
     source_digest,
@@ -62,7 +63,8 @@ class NotCompilable(CheckFailed):
 
 
 def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model with its named dimensions fixed."""
+    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each node
+    and no weight among its inputs."""
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
@@ -74,7 +76,7 @@ def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
         fix_dimensions(graph, dimensions)
     if problems := problems_of(graph):
         raise NotCompilable(model, problems)
-    return _with_dimensions(model, dimensions, into) if dimensions else model
+    return _rewritten(model, dimensions, into) if make_plain(graph) or dimensions else model
 
 
 def constant_inputs(samples: Sequence[Sample]) -> list[str]:
@@ -417,7 +419,8 @@ ORDERS = {
 REMEDIES = {
     "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
     "not-finite": "try --precision u16u8",
-    "reference-not-finite": "look for what the model divides by or takes the logarithm of",
+    "reference-not-finite": "look for what the model divides by or takes the logarithm of, or give inputs"
+    " that it is made for: --calibrate DIR",
 }
 
 
@@ -446,11 +449,14 @@ def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Arra
     )
 
 
-def _with_dimensions(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
+def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
     import onnx
 
     whole = onnx.load(str(model))
-    fix_dimensions(whole, dimensions)
+    if dimensions:
+        fix_dimensions(whole, dimensions)
+        whole = onnx.shape_inference.infer_shapes(whole)
+    make_plain(whole)
     path = into / "static.onnx"
-    onnx.save(onnx.shape_inference.infer_shapes(whole), str(path))
+    onnx.save(whole, str(path))
     return path

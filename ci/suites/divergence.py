@@ -40,15 +40,18 @@ class Cuts(Generic[N]):
     def search(
         self,
         nodes: Callable[[], Sequence[N]],
+        ends: Callable[[], Sequence[N]],
         operands_of: Callable[[N], Sequence[N]],
         described: Callable[[N], dict[str, str]],
         least: float,
     ) -> dict[str, Any]:
-        """The whole program's SQNR, and the first operator that differs though its operands agree."""
+        """The whole program's SQNR, and the first operator that differs though its operands agree.
+
+        `ends` are the operators that compute the model's outputs."""
         whole = self.of(None)
         assert whole is not None
         first: dict[str, Any] | None = None
-        if whole < least and (pair := first_different(nodes(), self.of, operands_of, least)):
+        if whole < least and (pair := first_different(nodes(), ends(), self.of, operands_of, least)):
             node, operands = pair
             first = {
                 **described(node),
@@ -62,6 +65,7 @@ class Cuts(Generic[N]):
 
 def first_different(
     nodes: Sequence[N],
+    ends: Sequence[N],
     sqnr: Callable[[N], float | None],
     operands_of: Callable[[N], Sequence[N]],
     least: float,
@@ -72,9 +76,10 @@ def first_different(
         value = sqnr(node)
         return value is not None and value < least
 
-    low, high = -1, len(nodes) - 1
-    if high < 0 or not differs(nodes[high]):
+    wrong = next((each for each in ends if each in nodes and differs(each)), None)
+    if wrong is None:
         return None
+    low, high = -1, nodes.index(wrong)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if differs(nodes[middle]) else (middle, high)
@@ -93,7 +98,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     if result["sqnr_db"] >= least:
         yield f"that is no difference: at least {least:g} dB"
     elif first is None:
-        yield "each program that ends at an operator agrees: only all of them together differ"
+        yield "no output differs in a program of its own: only all of it together does"
     else:
         where = f" in {first['module']}" if first["module"][:1] not in ("", "(") else ""
         where += f" at {first['source']} `{first['code']}`" if first["source"] else ""

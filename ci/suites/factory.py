@@ -44,7 +44,7 @@ NOT_COMPILABLE = (
         "data.dependent",
         "the model branches on the value of a tensor, or takes a size from one, which a compiled program"
         " cannot do",
-        "use torch.where or torch.cond there; sizes must not depend on values",
+        "use torch.where there; sizes must not depend on values",
     ),
     (
         r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero"
@@ -72,6 +72,16 @@ NOT_COMPILABLE = (
         r"target (\w+)\.\S+ references nonexistent attribute",
         "a module of the model is called {0}, a name that torch.export keeps for itself",
         "give that module another name",
+    ),
+    (
+        r"serialization name for <class '([\w.]+)'>",
+        "the model returns a {0}, which a program does not have",
+        "return its tensors: values, indices = ...; return values, indices",
+    ),
+    (
+        "min nan should be less than max nan",
+        "a value of the model is NaN for samples that calibrate it",
+        "give samples that the model is made for; look for what it divides by or takes the logarithm of",
     ),
     (
         r"Missing out variants: \{([^}]+)\}",

@@ -24,6 +24,11 @@ BAD = {
     "decides": ("lowering-export", "the model branches on the value of a tensor"),
     "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
     "spectrum": ("lowering-compile", "complex numbers, which ExecuTorch does not have"),
+    "largest": ("lowering-compile", "the model returns a torch.return_types.max"),
+    "indices": ("lowering-compile", "output 1 is int32 in the program and int64 in the model"),
+    "integers": ("lowering-compile", "output 0 is float32 in the program and int64 in the model"),
+    "doubles": ("lowering-factory", "the model takes or gives float64"),
+    "no_number": ("lowering-quantize", "a value of the model is NaN for samples that calibrate it"),
     "places": ("lowering-compile", "the size of a tensor depends on values"),
     "changes_input": ("lowering-compile", "the model changes its input in place (lowering_models.py:"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
@@ -39,7 +44,16 @@ DYING = {
 }
 """By factory: the scheme, the operator that QNN dies of, and its line. QNN's log names none of the three."""
 
-WITH_WHOLE = ("text_input", "spectrum", "changes_input", "named")
+WITH_WHOLE = (
+    "text_input",
+    "spectrum",
+    "changes_input",
+    "named",
+    "largest",
+    "indices",
+    "integers",
+    "no_number",
+)
 """Cases that the whole suites have beside the ordinary run's, as they go the way of others."""
 
 

@@ -136,6 +136,26 @@ def spectrum() -> Any:
     return Calls(lambda x: torch.fft.rfft(x).abs()).eval(), (torch.randn(2, 16),)
 
 
+def largest() -> Any:
+    return Calls(lambda x: torch.max(x * 2, 1)).eval(), (torch.randn(2, 16),)
+
+
+def indices() -> Any:
+    return Calls(lambda x: tuple(torch.topk(x * 2, 3))).eval(), (torch.randn(2, 16),)
+
+
+def integers() -> Any:
+    return Calls(lambda x: x % 3).eval(), (torch.randint(0, 100, (2, 16)),)
+
+
+def doubles() -> Any:
+    return nn.Linear(4, 4).double().eval(), (torch.randn(2, 4).double(),)
+
+
+def no_number() -> Any:
+    return Calls(lambda x: torch.log(x - 2)).eval(), (torch.rand(2, 16),)
+
+
 def places() -> Any:
     return Calls(lambda x: torch.nonzero(x > 0).float() * 2).eval(), (torch.randn(2, 16),)
 

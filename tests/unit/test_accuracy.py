@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ci.suites.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
-from ci.suites.findings import placeholder
+from ci.suites.findings import accuracy_message, chip_differs, placeholder
 from ci.suites.suite import Thresholds
 from provisioning.base.findings import Severity
 from tests.support.lowering import SUITE, make_program
@@ -164,3 +164,21 @@ class TestThresholds:
         assert [(each.rule, each.severity) for each in findings] == [
             ("threshold-placeholder", Severity.WARNING)
         ] * warned
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "reference_sqnr_db", "bound", "chip"),
+    [
+        (4.0, 4.1, 15, True),
+        (12.0, 40.0, 15, False),
+        (5.0, 14.0, 15, False),
+        (12.0, 18.0, 15, False),
+    ],
+)
+def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_where_it_is_as_far_off(
+    sqnr_db: float, reference_sqnr_db: float, bound: float, chip: bool
+) -> None:
+    figures = {"sqnr_db": sqnr_db, "reference_sqnr_db": reference_sqnr_db}
+    misses = missed(Thresholds(sqnr_db=bound), figures)
+    assert chip_differs(misses, figures) == chip
+    assert ("quantizing loses" in accuracy_message(misses, figures, "quantizing loses most")) != chip

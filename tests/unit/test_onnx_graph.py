@@ -14,6 +14,7 @@ from ci.onnx.graph import (
     external_files,
     fix_dimensions,
     load_graph,
+    make_plain,
     problems_of,
     signature_of,
     simplify_gathers,
@@ -84,6 +85,22 @@ class TestProblems:
         before = model.SerializeToString()
         assert problems_of(model) == []
         assert model.SerializeToString() == before
+
+
+class TestPlain:
+    def test_each_node_gets_a_name_so_that_verdicts_of_two_are_two(self) -> None:
+        nodes = [helper.make_node("Erf", ["x"], ["a"]), helper.make_node("Erf", ["a"], ["y"])]
+        model = model_of(nodes)
+        assert make_plain(model) and [node.name for node in model.graph.node] == ["a", "y"]
+        assert not make_plain(model)
+
+    def test_a_weight_that_is_an_input_too_is_none_afterwards(self) -> None:
+        model = conv_model((1, 3, 8, 8))
+        weight = model.graph.initializer[0]
+        model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
+        model.ir_version = 3
+        assert make_plain(model) and [value.name for value in model.graph.input] == ["x"]
+        onnx.checker.check_model(model)
 
 
 class TestDimensions:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ci.onnx.graph import Signature, Tensor
-from ci.onnx.samples import MOST, calibration_samples, checked, divided, read_inputs, read_samples
+from ci.onnx.samples import MOST, calibration_samples, checked, divided, drawn, read_inputs, read_samples
 from provisioning.base.errors import CheckFailed, UsageError
 
 ONE = Signature((Tensor("x", "float32", (1, 4)),), ())
@@ -138,3 +138,9 @@ class TestFunction:
     def test_that_does_not_fit_is_reported_by_sample(self, tmp_path: Path, body: str, words: str) -> None:
         with pytest.raises(CheckFailed, match=re.escape(words)):
             self.samples(tmp_path, body)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_a_drawn_mask_hides_a_part_only(dtype: str) -> None:
+    array = drawn(Signature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
+    assert array.dtype == dtype and {int(each) for each in array.ravel()} == {0, 1}
