@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ci.llm.arrays import Array
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 
 FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"}
 """By `model_type`: what is read, and what has it."""
 INDEX = "model.safetensors.index.json"
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
 """Keys of config.json that have one value here. Others compute something else."""
-PUBLISHED = "take config.json as it was published"
+PUBLISHED = "take the file as it was published"
 ANOTHER = "take another model: this one computes what is not built here"
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 UPSTREAM_NAMES = (
     ("llama", "<|start_header_id|>", "llama3"),
@@ -64,16 +72,30 @@ class Architecture:
         return () if self.bos is None else (self.bos,)
 
     @property
-    def tensors(self) -> list[str]:
-        """Their names in the checkpoint."""
-        projections = [f"self_attn.{name}_proj" for name in "qkv"]
-        parts = ["input_layernorm", "post_attention_layernorm", "self_attn.o_proj"]
-        parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-        names = [f"{part}.weight" for part in (*parts, *projections)]
-        names += [f"{part}.bias" for part in projections] if self.bias else []
-        names += [f"self_attn.{part}_norm.weight" for part in "qk"] if self.head_norms else []
-        ends = ["model.embed_tokens.weight", "model.norm.weight", *([] if self.tied else ["lm_head.weight"])]
-        return ends + [f"model.layers.{layer}.{name}" for layer in range(self.layers) for name in names]
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Their shapes, by their names in the checkpoint."""
+        width, hidden = self.width, self.hidden
+        queries, keys = self.heads * self.size, self.groups * self.size
+        rows = {"q": queries, "k": keys, "v": keys}
+        parts: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (width,),
+            "post_attention_layernorm.weight": (width,),
+            "mlp.gate_proj.weight": (hidden, width),
+            "mlp.up_proj.weight": (hidden, width),
+            "mlp.down_proj.weight": (width, hidden),
+            "self_attn.o_proj.weight": (width, queries),
+        }
+        parts |= {f"self_attn.{name}_proj.weight": (count, width) for name, count in rows.items()}
+        if self.bias:
+            parts |= {f"self_attn.{name}_proj.bias": (count,) for name, count in rows.items()}
+        if self.head_norms:
+            parts |= {f"self_attn.{name}_norm.weight": (self.size,) for name in "qk"}
+        words = ["model.embed_tokens.weight", *([] if self.tied else ["lm_head.weight"])]
+        return {
+            **dict.fromkeys(words, (self.words, width)),
+            "model.norm.weight": (width,),
+            **{f"model.layers.{layer}.{name}": parts[name] for layer in range(self.layers) for name in parts},
+        }
 
     @property
     def weights_of_layer(self) -> int:
@@ -142,25 +164,29 @@ def read_architecture(folder: Path) -> Architecture:
         if kind_of_layer != "full_attention":
             raise _unexpected(folder, "layer_types", "full_attention alone", kind_of_layer, ANOTHER)
     try:
-        heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+        words, width, layers, heads, hidden, context = (_size(folder, config, key) for key in SIZES)
+        groups = _size(folder, config, "num_key_value_heads", heads)
+        if heads % groups:
+            multiple = f"a multiple of num_key_value_heads, {groups}"
+            raise _unexpected(folder, "num_attention_heads", multiple, heads)
         return Architecture(
             kind=kind,
-            words=int(config["vocab_size"]),
+            words=words,
             width=width,
-            layers=int(config["num_hidden_layers"]),
+            layers=layers,
             heads=heads,
-            groups=int(config.get("num_key_value_heads") or heads),
-            size=int(config.get("head_dim") or width // heads),
-            hidden=int(config["intermediate_size"]),
+            groups=groups,
+            size=_size(folder, config, "head_dim", width // heads),
+            hidden=hidden,
             eps=float(config["rms_norm_eps"]),
             theta=float(config.get("rope_theta", 10000.0)),
             scaling=_scaling(folder, config),
             tied=bool(config.get("tie_word_embeddings", False)),
             bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
             head_norms=kind == "qwen3",
-            context=int(config["max_position_embeddings"]),
-            bos=_beginning(folder, config),
-            eos=_ends(folder, config),
+            context=context,
+            bos=_beginning(folder, config, words),
+            eos=_ends(folder, config, words),
         )
     except KeyError as error:
         raise UsageError(f"{folder}/config.json: {error} is missing", remedy="download it again") from None
@@ -174,21 +200,41 @@ def upstream_name(folder: Path, kind: str) -> str:
     return next((name for each, word, name in UPSTREAM_NAMES if each == kind and word in words), "")
 
 
-def _beginning(folder: Path, config: Mapping[str, Any]) -> int | None:
-    path = folder / "tokenizer_config.json"
+def _beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
+    path, key = folder / "tokenizer_config.json", "bos_token_id"
     if path.is_file() and _object(path).get("add_bos_token") is False:
         return None
-    bos: int | None = config.get("bos_token_id")
-    return bos
+    bos = config.get(key)
+    return None if bos is None else _token(folder / "config.json", key, bos, words)
 
 
-def _ends(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+def _ends(folder: Path, config: Mapping[str, Any], words: int) -> tuple[int, ...]:
     """Of config.json and of generation_config.json, where the ends of a chat are."""
-    path = folder / "generation_config.json"
-    every = [config.get("eos_token_id")]
-    every += [_object(path).get("eos_token_id")] if path.is_file() else []
-    ends = [end for one in every for end in (one if isinstance(one, list) else [one]) if end is not None]
-    return tuple(dict.fromkeys(int(end) for end in ends))
+    generation, key = folder / "generation_config.json", "eos_token_id"
+    every = {folder / "config.json": config.get(key)}
+    every |= {generation: _object(generation).get(key)} if generation.is_file() else {}
+    return tuple(
+        dict.fromkeys(
+            _token(path, key, end, words)
+            for path, ends in every.items()
+            for end in (ends if isinstance(ends, list) else [ends])
+            if end is not None
+        )
+    )
+
+
+def _size(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value: object = config[key] if default is None or config.get(key) is not None else default
+    if type(value) is not int or value < 1:
+        raise _unexpected(folder, key, "a whole number above 0", value)
+    return value
+
+
+def _token(path: Path, key: str, value: object, words: int) -> int:
+    if type(value) is not int or not 0 <= value < words:
+        expected = f"a token from 0 to {words - 1}, by vocab_size"
+        raise _unexpected(path.parent, key, expected, value, file=path.name)
+    return value
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -208,13 +254,13 @@ def _config(folder: Path) -> dict[str, Any]:
     return _object(path)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path, wrong: type[ToolkitError] = UsageError) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}", remedy="download it again") from None
+        raise wrong(f"{path}: not JSON: {error}", remedy="download it again") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{path}: expected an object", remedy="download it again")
+        raise wrong(f"{path}: expected an object", remedy="download it again")
     return config
 
 
@@ -257,28 +303,36 @@ def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | Non
     return scaling
 
 
-def _unexpected(folder: Path, key: str, expected: str, found: object, remedy: str = PUBLISHED) -> UsageError:
+def _unexpected(
+    folder: Path,
+    key: str,
+    expected: str,
+    found: object,
+    remedy: str = PUBLISHED,
+    file: str = "config.json",
+) -> UsageError:
     text = found if isinstance(found, str) else json.dumps(found)
-    return UsageError(f"{folder}/config.json: {key}: expected {expected}; found {text}", remedy=remedy)
+    return UsageError(f"{folder / file}: {key}: expected {expected}; found {text}", remedy=remedy)
 
 
-def shards_of(folder: Path) -> dict[str, Path]:
-    """The file of each tensor. Raises CheckFailed where a file is missing or incomplete."""
+class Stored(NamedTuple):
+    path: Path
+    shape: tuple[int, ...]
+
+
+def shards_of(folder: Path) -> dict[str, Stored]:
+    """Where each tensor is; reads no weights. Raises CheckFailed where a file is missing or incomplete."""
     from safetensors import SafetensorError, safe_open
 
-    index = folder / INDEX
-    if index.is_file():
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        files = ["model.safetensors"]
-    shards: dict[str, Path] = {}
-    for name in files:
+    shards: dict[str, Stored] = {}
+    for name in _files(folder):
         path = folder / name
         if not path.is_file():
             raise CheckFailed(f"{folder} lacks {name}", remedy="download the checkpoint again")
         try:
             with safe_open(path, framework="np") as shard:
-                shards |= dict.fromkeys(shard.keys(), path)
+                tensors = shard.keys()
+                shards |= {each: Stored(path, tuple(shard.get_slice(each).get_shape())) for each in tensors}
         except SafetensorError as error:
             raise CheckFailed(
                 f"{path} is damaged or incomplete: {error}", remedy="download it again"
@@ -286,12 +340,37 @@ def shards_of(folder: Path) -> dict[str, Path]:
     return shards
 
 
+def _files(folder: Path) -> list[str]:
+    """Those that transformers reads: a single file rather than an index's."""
+    single, index = "model.safetensors", folder / INDEX
+    if (folder / single).is_file():
+        return [single]
+    if not index.is_file():
+        if pickled := next(folder.glob("pytorch_model*.bin"), None):
+            raise UsageError(
+                f"{folder}: expected {single}; found {pickled.name}, weights in PyTorch's pickle format",
+                remedy="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
+                " then copy the tokenizer's files to OUT",
+            )
+        return [single]
+    found = _object(index, CheckFailed).get("weight_map")
+    names: list[Any] = list(found.values()) if isinstance(found, dict) else [found]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckFailed(
+                f"{index}: weight_map: expected safetensors files of its folder; found {json.dumps(name)}",
+                remedy="download it again",
+            )
+    return sorted(set(names))
+
+
 def require_tensors(folder: Path, shape: Architecture) -> None:
-    """Raises CheckFailed where the files lack one, and UsageError where they have one that nothing reads."""
-    names, stored = set(shape.tensors), set(shards_of(folder))
+    """Raises CheckFailed where the files lack one or have one of another shape, and UsageError where they
+    have one that nothing reads."""
+    names, stored = shape.tensors, shards_of(folder)
     _require_stored(folder, names, stored)
     # A tied head is the embedding, and the rotation is computed.
-    others = stored - names - {"lm_head.weight"}
+    others = set(stored) - set(names) - {"lm_head.weight"}
     if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
         raise UsageError(
             f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
@@ -300,13 +379,19 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
         )
 
 
-def _require_stored(folder: Path, names: Collection[str], stored: Collection[str]) -> None:
+def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
     if missing := sorted(set(names) - set(stored)):
         tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
         raise CheckFailed(
             f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
             remedy=tied if missing == ["lm_head.weight"] else "download it again",
         )
+    for name, shape in names.items():
+        if stored[name].shape != shape:
+            raise CheckFailed(
+                f"{stored[name].path}: {name}: expected {shape} by config.json, found {stored[name].shape}",
+                remedy="take config.json and weights of one model",
+            )
 
 
 def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
@@ -316,13 +401,7 @@ def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[t
 
     shards = shards_of(folder)
     _require_stored(folder, names, shards)
-    for path in sorted({shards[name] for name in names}):
+    for path in sorted({shards[name].path for name in names}):
         with safe_open(path, framework="pt") as shard:
-            for name in (name for name in names if shards[name] == path):
-                tensor = shard.get_tensor(name)
-                if tuple(tensor.shape) != names[name]:
-                    raise CheckFailed(
-                        f"{path}: {name}: expected {names[name]} by config.json, found {tuple(tensor.shape)}",
-                        remedy="take config.json and weights of one model",
-                    )
-                yield name, tensor.to(torch.float32)
+            for name in (name for name in names if shards[name].path == path):
+                yield name, shard.get_tensor(name).to(torch.float32)

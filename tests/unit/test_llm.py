@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.engine.work import Failure, Result
 from ci.llm import verb
-from ci.llm.architecture import read_architecture, require_tensors, shards_of, upstream_name
+from ci.llm.architecture import INDEX, read_architecture, require_tensors, shards_of, upstream_name
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
@@ -165,7 +166,9 @@ def whole_checkpoint(tmp_path: Path) -> Path:
 def save_weights(folder: Path, *names: str) -> None:
     from safetensors.numpy import save_file
 
-    save_file({name: np.ones(1, np.float32) for name in names}, folder / "model.safetensors")
+    shapes = read_architecture(folder).tensors
+    weights = {name: np.ones(shapes.get(name, (1,)), np.float32) for name in names}
+    save_file(weights, folder / "model.safetensors")
 
 
 class TestCheckpoint:
@@ -177,6 +180,17 @@ class TestCheckpoint:
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
             ({"hidden_size": None}, "hidden_size"),
             ({"hidden_size": "wide"}, "wide"),
+            ({"num_hidden_layers": 0}, "num_hidden_layers"),
+            ({"vocab_size": -1}, "vocab_size"),
+            ({"intermediate_size": 96.5}, "intermediate_size"),
+            ({"max_position_embeddings": True}, "max_position_embeddings"),
+            ({"num_key_value_heads": 0}, "num_key_value_heads"),
+            ({"num_key_value_heads": 3}, "num_attention_heads"),
+            ({"hidden_size": 3}, "head_dim"),
+            ({"bos_token_id": [0]}, "bos_token_id"),
+            ({"bos_token_id": 512}, "bos_token_id"),
+            ({"eos_token_id": -1}, "eos_token_id"),
+            ({"eos_token_id": [1, "</s>"]}, "eos_token_id"),
             ({"hidden_act": "gelu"}, "gelu"),
             ({"use_sliding_window": True}, "use_sliding_window"),
             ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
@@ -356,10 +370,58 @@ class TestCheckpoint:
         shard.write_bytes(shard.read_bytes()[:-100])
         with pytest.raises(CheckFailed, match=r"model\.safetensors"):
             shards_of(tmp_path)
+        shard.unlink()
         index = {"weight_map": {"weight": "model-1.safetensors", "other": "model-2.safetensors"}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(CheckFailed, match=r"model-1\.safetensors"):
             shards_of(tmp_path)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"weight_map": {',
+            "[]",
+            "{}",
+            '{"weight_map": ["model-1.safetensors"]}',
+            '{"weight_map": {"weight": 1}}',
+            '{"weight_map": {"weight": ["model-1.safetensors"]}}',
+            '{"weight_map": {"weight": "../model/model.safetensors"}}',
+            '{"weight_map": {"weight": ".."}}',
+        ],
+    )
+    def test_a_damaged_index_is_named(self, whole_checkpoint: Path, text: str) -> None:
+        (whole_checkpoint / "model.safetensors").rename(whole_checkpoint / "model-1.safetensors")
+        (whole_checkpoint / INDEX).write_text(text)
+        with pytest.raises(CheckFailed, match=INDEX):
+            shards_of(whole_checkpoint)
+
+    def test_a_single_file_is_read_rather_than_an_index(self, whole_checkpoint: Path) -> None:
+        """As transformers does."""
+        single = whole_checkpoint / "model.safetensors"
+        copied = Path(shutil.copy(single, whole_checkpoint / "model-1.safetensors"))
+        names = dict.fromkeys(read_architecture(whole_checkpoint).tensors, copied.name)
+        (whole_checkpoint / INDEX).write_text(json.dumps({"weight_map": names}))
+        assert {each.path for each in shards_of(whole_checkpoint).values()} == {single}
+        single.unlink()
+        assert {each.path for each in shards_of(whole_checkpoint).values()} == {copied}
+
+    @pytest.mark.parametrize("file", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
+    def test_weights_as_pickles_are_named(self, tmp_path: Path, file: str) -> None:
+        (tmp_path / file).touch()
+        with pytest.raises(UsageError, match=file):
+            shards_of(tmp_path)
+
+    @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+    def test_weights_of_another_shape_are_refused_before_anything_starts(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        shape = read_architecture(checkpoint(tmp_path, model_type=kind))
+        save_weights(tmp_path, *shape.tensors)
+        require_tensors(tmp_path, shape)
+        for changes in ({"num_key_value_heads": 1}, {"head_dim": 32}, {"vocab_size": 500}):
+            other = read_architecture(checkpoint(tmp_path, model_type=kind, **changes))
+            with pytest.raises(CheckFailed, match="expected"):
+                require_tensors(tmp_path, other)
 
 
 class TestConfiguration:
