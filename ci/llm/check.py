@@ -32,6 +32,7 @@ from ci.llm.prompts import (
     load_tokenizer,
     prefix_lengths,
     prefixes_of,
+    read_text,
     share_of_runs,
     tokens_for,
     tokens_of,
@@ -80,6 +81,11 @@ def check_model(args: argparse.Namespace) -> int:
     if not record:
         raise UsageError(f"{args.model}: there is no {RECORD}", remedy="compile it again")
     folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}, from which {args.model} was compiled, is not there",
+            remedy="name where the checkpoint is now: --checkpoint FOLDER",
+        )
     shape = read_architecture(folder)
     if wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"]):
         raise CheckFailed(
@@ -87,7 +93,7 @@ def check_model(args: argparse.Namespace) -> int:
         )
     if not args.text.is_file():
         raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
-    text = args.text.read_text(encoding="utf-8")
+    text = read_text(args.text)
     tokenizer = load_tokenizer(config.parent)
     if tokenizer.to_str() != load_tokenizer(folder).to_str():
         raise CheckFailed(

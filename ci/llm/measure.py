@@ -14,7 +14,7 @@ from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array
 from ci.llm.genie import KINDS, Spoken
 from ci.llm.judge import NEAR_TIE, Comparison, Continue, Window, compare_text, figures_of, window_of
-from ci.llm.prompts import SAID, load_tokenizer, tokens_of
+from ci.llm.prompts import SAID, load_tokenizer, read_text, tokens_of
 from ci.llm.reference import ends_of, logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.commands import quoted
@@ -47,7 +47,7 @@ def windows(
     """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
     otherwise the first tokens' values would be cut off. `instead` is what a shorter text needs."""
     most = most or calibration_windows(context)
-    tokens = tokens_of(load_tokenizer(folder), text.read_text(encoding="utf-8"))
+    tokens = tokens_of(load_tokenizer(folder), read_text(text))
     length = context - len(beginning)
     rows = [[*beginning, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][
         :most

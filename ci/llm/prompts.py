@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ci.llm.architecture import Architecture
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 
-TEMPLATE = "chat_template.jinja"
+TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 PREFIX = 20
 SAID = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
@@ -27,8 +28,9 @@ def load_tokenizer(folder: Path) -> Any:
         return Tokenizer.from_file(str(path))
     # The library raises nothing narrower.
     except Exception as error:
-        words = " ".join(str(error).split())[:200]
-        raise CheckFailed(f"{path} cannot be read: {words}", remedy="take it from the checkpoint") from None
+        raise CheckFailed(
+            f"{path} cannot be read: {_in_a_line(error)}", remedy="take it from the checkpoint"
+        ) from None
 
 
 def require_tokenizer(folder: Path, shape: Architecture) -> None:
@@ -44,23 +46,50 @@ def chat_text(folder: Path, message: str, system: str) -> str:
     """By the template of tokenizer_config.json, or of the file that newer checkpoints have."""
     if not has_template(folder):
         raise UsageError(
-            f"{folder}: neither tokenizer_config.json nor {TEMPLATE} has a chat template",
+            f"{folder}: neither {CONFIG} nor {TEMPLATE} has a chat template",
             remedy="leave out --chat: a base model continues text",
+        )
+    if not (folder / CONFIG).is_file():
+        raise UsageError(
+            f"{folder} has {TEMPLATE} without {CONFIG}, which names the tokens that templates write",
+            remedy="copy it from the checkpoint, or write it:"
+            " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         )
     from transformers import AutoTokenizer
 
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    # Templates are programs: any error can come out of them.
+    except Exception as error:
+        raise UsageError(
+            f"{folder}: its chat template gives no text: {_in_a_line(error)}",
+            remedy="correct the template, or leave out what it refuses",
+        ) from error
     return text
 
 
 def has_template(folder: Path) -> bool:
-    config = folder / "tokenizer_config.json"
+    config = folder / CONFIG
     return (folder / TEMPLATE).is_file() or (
         config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
     )
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        converted = quoted("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
+        raise UsageError(
+            f"{path} is not UTF-8 text at byte {error.start}", remedy=f"if it is Latin-1: {converted} > OUT"
+        ) from None
 
 
 def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:

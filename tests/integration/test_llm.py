@@ -18,7 +18,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.llm.suite import SUITES
 from provisioning.base.command_line import main
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
 from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
 from tests.support.sdk import sdk_root
@@ -192,6 +192,25 @@ def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Spe
         timeout=TIMEOUT,
     )
     assert json.loads(ended.stdout.splitlines()[-1]) == tokens
+
+
+@pytest.mark.parametrize(
+    ("template", "named"),
+    [
+        ("{{ raise_exception('no system here') }}", "no system here"),
+        ("{% for message in messages %}", "endfor"),
+        ("{{ messages[0]['content'] + 1 }}", "str"),
+    ],
+)
+def test_a_template_that_raises_is_refused_in_a_line(tmp_path: Path, template: str, named: str) -> None:
+    from ci.llm.prompts import chat_text
+
+    folder = write_checkpoint(tmp_path)
+    settings = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UsageError, match=named) as caught:
+        chat_text(folder, "a", "b")
+    assert "\n" not in caught.value.message
 
 
 def command(*arguments: str | Path, code: int = 0, seconds: float = 600) -> str:

@@ -598,6 +598,34 @@ class TestCheck:
     ) -> None:
         assert self.check(tmp_path, monkeypatch, vocabulary={"a": 1}) == 1
 
+    def test_a_checkpoint_that_has_moved_is_named_by_a_flag(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch) == 0
+        moved = (tmp_path / "model").rename(tmp_path / "moved")
+        command = ["llm", "check", str(tmp_path / "out"), "--text", str(tmp_path / "text.txt")]
+        for flags, code in (([], 2), (["--checkpoint", str(moved)], 0)):
+            assert main("python -m ci", "", {"llm": VERBS["llm"]}, [*command, *flags]) == code
+        assert "--checkpoint FOLDER" in capsys.readouterr().err
+
+    def test_a_text_that_is_not_utf_8_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        latin = tmp_path / "latin.txt"
+        latin.write_bytes("caf\u00e9 ".encode("latin-1") * 3000)
+        assert self.check(tmp_path, monkeypatch, "--text", str(latin)) == 2
+        assert f"{latin} is not UTF-8 text at byte 3" in capsys.readouterr().err
+        with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
+            windows(tmp_path / "out", (0,), latin, 128)
+
+    def test_a_template_without_the_tokenizers_configuration_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+        assert self.check(tmp_path, monkeypatch) == 2
+        assert "without tokenizer_config.json" in capsys.readouterr().err
+
     def test_a_template_that_begins_twice_is_refused_before_the_emulator_works(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
