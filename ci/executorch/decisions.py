@@ -91,7 +91,7 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
         detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
         return "QNN's validation refuses it" + (f": {detail}" if detail else "")
     if message in ("Skipped", "Forced Fallback"):
-        return "the suite leaves it on the CPU (cpu_nodes, cpu_operators)"
+        return "it is kept on the CPU: cpu_nodes, cpu_operators, --keep-on-cpu or --keep-going"
     if not message and node.op == "call_function":
         return "the partitioner lists it as not supported"
     return message

@@ -63,6 +63,7 @@ from ci.suites.factory import (
     is_quantized,
     make,
     not_compilable,
+    require_float32,
     run_copied,
     where_input_changes,
 )
@@ -144,7 +145,7 @@ def lower(
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     expected = infer_all(loaded.model, samples)
-    _require_float32([*samples[0], *expected[0]])
+    require_float32([*samples[0], *expected[0]])
     _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
     module: Any = loaded.model
@@ -249,16 +250,6 @@ def _require_scheme(model: Any, run: Run) -> None:
         raise BadFactory(f"the model is quantized already, and {run.scheme} would do it again: scheme qdq")
     if run.scheme == "qdq" and not quantized:
         raise BadFactory("scheme qdq takes a model that is quantized already, and this one is not")
-
-
-def _require_float32(tensors: Iterable[Tensor]) -> None:
-    """The delegate reads and writes these types as others."""
-    for each in tensors:
-        if each.dtype in (torch.float64, torch.bfloat16):
-            raise BadFactory(
-                f"the model takes or gives {_kind(each.dtype)}, which the compiler does not have: give it in"
-                " float32 (model.float(), and its inputs); fp16 then computes it in fp16"
-            )
 
 
 def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:

@@ -111,8 +111,11 @@ def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
     try:
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
+        message = _message_of(error)
+        unknown = "not a registered function/op" in message
         raise CheckFailed(
-            f"the CPU cannot run the model either: {_message_of(error)}", remedy="export the model again"
+            f"the CPU cannot run the model either: {message}",
+            remedy="write it with operators that ONNX Runtime has" if unknown else "export the model again",
         ) from error
     return [run(session, sample, None) for sample in samples]
 
@@ -340,14 +343,14 @@ def export(
     """Write the factory's model as model.onnx, with inputs input_0, input_1 …; returns the model too."""
     import torch
 
-    from ci.suites.factory import explained, infer_all, make
+    from ci.suites.factory import explained, infer_all, make, require_float32
     from ci.suites.user_model import BadFactory
 
     try:
         loaded = make(dotted, arguments, search_path)
         sample = loaded.sample(0)
         # Refuse a model that keeps state, because an export would leave the state out.
-        infer_all(loaded.model, [sample])
+        require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
     except BadFactory as error:
         raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {dotted}") from error
     path = into / "model.onnx"

@@ -218,6 +218,7 @@ def _exported(
     case: Case, search_path: Path, into: Path, count: int
 ) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
     from ci.suites.factory import CALIBRATION_SEED
+    from ci.suites.user_model import BadFactory
 
     assert case.factory is not None
     model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
@@ -226,8 +227,11 @@ def _exported(
     def sample(seed: int) -> Sample:
         return dict(zip(names, (each.numpy() for each in loaded.sample(seed)), strict=True))
 
-    samples = [sample(seed) for seed in range(case.inferences)]
-    calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
+    try:
+        samples = [sample(seed) for seed in range(case.inferences)]
+        calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
+    except BadFactory as error:
+        raise CheckFailed(str(error), remedy=f"correct the factory {case.factory}") from error
     return model, samples, calibration, [list(note) for note in loaded.notes]
 
 

@@ -98,7 +98,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     if result["sqnr_db"] >= least:
         yield f"that is no difference: at least {least:g} dB"
     elif first is None:
-        yield "no output differs in a program of its own: only all of it together does"
+        yield "no output in floats differs in a program of its own: whole numbers may, or all of it together"
     else:
         where = f" in {first['module']}" if first["module"][:1] not in ("", "(") else ""
         where += f" at {first['source']} `{first['code']}`" if first["source"] else ""

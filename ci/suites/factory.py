@@ -8,7 +8,7 @@ import inspect
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -299,6 +299,17 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
         if not isinstance(each, Tensor):
             raise BadFactory(f"input {index}: expected a tensor, found {type(each).__name__} {each!r:.60}")
     return tuple(each.detach().clone(memory_format=torch.contiguous_format) for each in sample)
+
+
+def require_float32(tensors: Iterable[Tensor]) -> None:
+    """Refuse what a compiled program would read or write as another type."""
+    for each in tensors:
+        if each.dtype in (torch.float64, torch.bfloat16):
+            kind = str(each.dtype).removeprefix("torch.")
+            raise BadFactory(
+                f"the model takes or gives {kind}, which the compiler does not have: give it in float32"
+                " (model.float(), and its inputs); fp16 then computes it in fp16"
+            )
 
 
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from ci.suites import factory
-from ci.suites.factory import infer, infer_all, make, where_input_changes
+from ci.suites.factory import infer, infer_all, make, require_float32, where_input_changes
 from ci.suites.user_model import BadFactory
 
 MODULE = """
@@ -121,3 +122,10 @@ def test_a_model_whose_outputs_differ_for_the_same_inputs_is_refused(folder: Pat
     loaded = make(f"qnn_ci_net:{name}", {}, folder)
     with pytest.raises(BadFactory, match="other outputs for the same inputs"):
         infer_all(loaded.model, [loaded.sample(0), loaded.sample(1)])
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("float32", True), ("float64", False), ("bfloat16", False)])
+def test_types_that_a_program_would_read_as_others_are_refused(dtype: str, taken: bool) -> None:
+    tensors = [torch.zeros(2), torch.zeros(2, dtype=getattr(torch, dtype))]
+    with nullcontext() if taken else pytest.raises(BadFactory, match=dtype):
+        require_float32(tensors)

@@ -66,6 +66,16 @@ def compiled(model: Path, samples: Path, tmp_path_factory: pytest.TempPathFactor
 
 class TestCompile:
     @pytest.mark.whole
+    def test_a_model_whose_weights_are_inputs_too_reloads(self, tmp_path: Path) -> None:
+        model = conv_model()
+        for weight in model.graph.initializer:
+            value = helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+            model.graph.input.append(value)
+        done = onnx_command(
+            "compile", write(model, tmp_path / "net.onnx"), "--precision", "fp16", "-o", tmp_path / "out"
+        )
+        assert "reload is bit-equal" in done.stdout
+
     def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
