@@ -269,4 +269,4 @@ def refusal(output: str, how: str) -> CheckFailed:
     words = f": {lines[-1][:300]}" if lines else ""
     if known:
         return CheckFailed(f"Genie {how}{words}. {known[0].cause}", remedy=known[0].fix, output=output)
-    return CheckFailed(f"Genie {how}{words}", remedy="python -m ci diagnose LOG", output=output)
+    return CheckFailed(f"Genie {how}{words}", remedy="--debug shows all that it printed", output=output)
