@@ -31,6 +31,7 @@ from ci.executorch.user_program import (
     samples_folder,
     scheme_of,
 )
+from ci.suites.findings import hardly_alike
 from ci.suites.into_suite import Extension, factory_in, require_place
 from ci.suites.other_python import export_with
 from ci.suites.precision import scheme_named
@@ -260,6 +261,8 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
     else:
         line += "; not run"
     sys.stdout.write(f"{line}\n")
+    if figures and (warning := hardly_alike(figures)):
+        sys.stderr.write(f"warning: {warning}\n")
     alike = Counter(
         (each["operator"], each.get("source", ""), each["code"], each.get("reason", ""))
         for each in compiled.facts["left"]

@@ -22,7 +22,7 @@ from ci.onnx.orders import Steps, say, search_path, step
 from ci.onnx.stage import Plan, compile_programs, figures_of, update
 from ci.onnx.suite import SUITES, Program
 from ci.onnx.user_program import memory, prepared, program_of, remembered
-from ci.suites.findings import not_in_fp16
+from ci.suites.findings import hardly_alike, not_in_fp16
 from ci.suites.into_suite import Extension, require_place
 from ci.suites.precision import precision_named
 from ci.suites.stage import baselines_of
@@ -176,6 +176,8 @@ class Compiled:
         nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
         precision = self.program.run.precision
         print(f"{self.chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
+        if near and (warning := hardly_alike(near)):
+            say(f"warning: {warning}")
         if precision == "fp16" and reply["half_floats"] is False:
             say(f"warning: {not_in_fp16(self.chips[0])}")
         for node in reply["reciprocals"]:

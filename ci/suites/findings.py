@@ -83,6 +83,20 @@ def accuracy_message(misses: Sequence[Missed], figures: Mapping[str, float], los
     return f"{message}; {losses}" if losses else message
 
 
+HARDLY_ALIKE_DB = 10.0
+"""Outputs below it have little in common with the model's."""
+
+
+def hardly_alike(figures: Mapping[str, float]) -> str:
+    """A warning where nothing sets a threshold; empty if none is due. NaN is unlike everything."""
+    if figures["sqnr_db"] >= HARDLY_ALIKE_DB:
+        return ""
+    return (
+        f"{figures['sqnr_db']:.1f} dB: the outputs have little in common with the model's; `divergence` with"
+        " the same model and precision names the operator where they part"
+    )
+
+
 def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool:
     """Whether the program on the chip, rather than quantization, causes a miss."""
     reference = figures.get("reference_sqnr_db", math.inf)

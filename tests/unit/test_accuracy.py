@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ci.suites.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
-from ci.suites.findings import accuracy_message, chip_differs, placeholder
+from ci.suites.findings import accuracy_message, chip_differs, hardly_alike, placeholder
 from ci.suites.suite import Thresholds
 from provisioning.base.findings import Severity
 from tests.support.lowering import SUITE, make_program
@@ -182,3 +182,8 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     misses = missed(Thresholds(sqnr_db=bound), figures)
     assert chip_differs(misses, figures) == chip
     assert ("quantizing loses" in accuracy_message(misses, figures, "quantizing loses most")) != chip
+
+
+@pytest.mark.parametrize(("sqnr", "warned"), [(9.9, True), (float("nan"), True), (10.0, False)])
+def test_outputs_hardly_like_the_models_are_warned_of(sqnr: float, warned: bool) -> None:
+    assert bool(hardly_alike({"sqnr_db": sqnr})) is warned
