@@ -65,4 +65,5 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
         report = Report.read(tmp_path / "reports" / "test_upstream.json")
         assert (done.returncode, report.metrics["passed"], report.metrics["cached"]) == (0, 1, cached)
     cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["SM8650"]["8a8w"]
-    assert cell.result == "whole" and cell.models == 3 and (cell.sqnr_db or 0) > 40
+    # The committed table has more of them with every part of the suite that was measured.
+    assert cell.result == "whole" and cell.models >= 3 and (cell.sqnr_db or 0) > 40
