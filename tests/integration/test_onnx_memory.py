@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ci.engine import memo
 from ci.engine.memo import Entry, Miss
 from ci.onnx.compile import tasks_of
 from ci.onnx.suite import programs_of
@@ -190,7 +189,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = tmp_path / "toolkit"
     for folder in ("ci", "provisioning", "manifests"):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True)
-    monkeypatch.setattr(memo, "ROOT", copy)
+    monkeypatch.setattr("ci.engine.inputs.ROOT", copy)
     # The working directory is part of the key, and the first runs had the toolkit's.
     monkeypatch.chdir(copy)
     return copy
