@@ -109,11 +109,12 @@ def check_model(args: argparse.Namespace) -> int:
             f"judged to place {length} of {record['context']}; --tokens {farther} reads to the end\n"
         )
     lengths = prefix_lengths(args.prefixes, record["prefill"], record["context"])
-    wanted = max(tokens_for(lengths), windows * (length - 1))
+    own = length - len(shape.beginning)
+    wanted = max(tokens_for(lengths), windows * own)
     if len(tokens) < wanted:
         raise UsageError(
             f"{args.text} has {len(tokens)} tokens: {args.prefixes} prefixes and {windows} windows of"
-            f" {length - 1} need {wanted}",
+            f" {own} need {wanted}",
             remedy="give a longer text, or fewer --tokens and --prefixes",
         )
     if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > SEEN:

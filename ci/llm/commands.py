@@ -103,8 +103,9 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         earlier = record_of(output / CONFIG).get("files", [])
         written = publish(files)
         # Of an earlier compile, in more parts or for another runtime.
-        for leftover in {output / name for name in earlier} - set(written):
-            leftover.unlink(missing_ok=True)
+        stale = {each for each in output.iterdir() if each.is_file() and each.name in earlier}
+        for leftover in stale - set(written):
+            leftover.unlink()
     files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
     sys.stdout.write(f"{args.output}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
     if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:

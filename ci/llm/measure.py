@@ -49,9 +49,8 @@ def windows(
     most = most or calibration_windows(context)
     tokens = tokens_of(load_tokenizer(folder), read_text(text))
     length = context - len(beginning)
-    rows = [[*beginning, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][
-        :most
-    ]
+    starts = range(0, len(tokens) - length + 1, length)[:most]
+    rows = [[*beginning, *tokens[at : at + length]] for at in starts]
     if len(rows) < most:
         needed = quoted("wc", "-w", str(text))
         raise CheckFailed(

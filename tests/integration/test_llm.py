@@ -257,8 +257,12 @@ class TestCompile:
         apart, shared = tmp_path / "apart", tmp_path / "shared"
         command("compile", model, "--parts", "2", "-o", apart)
         (apart / "notes.md").write_text("the user's own")
+        outside, record = tmp_path / "outside.txt", apart / "compiled.json"
+        outside.write_text("whatever a record names")
+        facts = json.loads(record.read_text())
+        record.write_text(json.dumps(facts | {"files": [*facts["files"], "../outside.txt"]}))
         command("compile", model, "-o", apart)
-        assert {"notes.md", "prefill_0.bin"} <= {file.name for file in apart.iterdir()}
+        assert outside.exists() and {"notes.md", "prefill_0.bin"} <= {file.name for file in apart.iterdir()}
         assert not (apart / "prefill_1.bin").exists()
         command("compile", model, "--shared-weights", "-o", shared)
         sizes = [sum(file.stat().st_size for file in out.glob("*.bin")) for out in (apart, shared)]
