@@ -206,6 +206,7 @@ def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[
 def _replies(
     config: Path, texts: list[str], prompts: list[list[int]], timeout: float, heard: Callable[[int], None]
 ) -> list[dict[str, Any]]:
+    _require_head_size(config)
     request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts})
     printed, answers = list[str](), list[str]()
     late = threading.Event()
@@ -254,6 +255,18 @@ def _replies(
     if code or len(answers) != len(texts) + len(prompts):
         raise refusal(output, how_it_ended(code))
     return [json.loads(answer) for answer in answers]
+
+
+def _require_head_size(config: Path) -> None:
+    """Without it Genie reads foreign memory: mostly an error of JSON, and a wrong size where it finds a
+    number."""
+    dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
+    htp = dialog.get("engine", {}).get("backend", {}).get("QnnHtp")
+    if htp is not None and not isinstance(htp.get("kv-dim"), int):
+        raise CheckFailed(
+            f"{config} has no number engine.backend.QnnHtp.kv-dim",
+            remedy="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",
+        )
 
 
 def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:

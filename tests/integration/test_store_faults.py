@@ -106,6 +106,8 @@ def test_a_kill_at_any_moment_leaves_a_store_that_is_whole_and_works(site: Site,
             site.store.gc(lambda tree: False, all_downloads=True)
     assert site.run("provision").returncode == 0
     assert site.faults() == []
+    # A command that finds the tree whole leaves staging alone.
+    assert site.run("gc").returncode == 0
     assert list((site.store.path / "staging").iterdir()) == []
 
 
