@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -45,26 +46,32 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 
 
 class Cell(Model):
-    """One operator in one scheme on one chip: the worst of all its cases."""
+    """One operator in one scheme on one chip."""
 
     result: Result
+    """Of most of its cases."""
     sqnr_db: float | None = None
-    """The least of all cases, compared with the quantized model on the CPU."""
+    """The least of the cases with that result, compared with the quantized model on the CPU."""
     models: Annotated[int, Field(ge=1)] = 1
     """How many cases were tried."""
     cpu: tuple[str, ...] = ()
     """The operators that stayed on the CPU."""
+    others: Mapping[str, Result] = {}
+    """Cases with another result: tests of ExecuTorch's suite, and our own plain one."""
     bad: Mapping[str, float | None] = {}
     """Cases of manifests/upstream/values.toml that are wrong, die or crash, with their SQNR in dB. A case is
     named with its range or shape of inputs."""
 
     def __str__(self) -> str:
-        """`whole 58 dB`, or `part 38 dB: unsqueeze_copy`."""
+        """`whole 58 dB`, `whole 43 dB (1 DIES)`, or `part 38 dB: unsqueeze_copy`."""
         exact = self.sqnr_db is not None and self.sqnr_db >= EXACT
         figure = "" if self.sqnr_db is None else " exact" if exact else f" {self.sqnr_db:.0f} dB"
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
-        return f"{MEANINGS[self.result][0]}{figure}{beside}"
+        counts = Counter[str](self.others.values())
+        words = [f"{counts[each]} {word}" for each, (word, _) in MEANINGS.items() if each in counts]
+        others = f" ({', '.join(words)})" if words else ""
+        return f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
 
 
 EXACT = 200.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -33,6 +33,11 @@ from provisioning.manifest import load_socs
 OPERATORS = ("operators", "values")
 """The suites that the table is made from."""
 
+PLAIN = "plain"
+"""Our own case of usual values and shape."""
+
+FAILING = ("wrong", "dies", "crash")
+
 PAGE = ROOT / "docs" / "operators.md"
 
 THROUGH_ONNX = " onnx"
@@ -50,11 +55,11 @@ $ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a4
 $ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
 ```
 
-A verdict depends on values and shapes. `plain` figures are the least signal-to-noise ratio of all inputs that
-ExecuTorch's suite draws and of our own plain case;
-[manifests/upstream/values.toml](../manifests/upstream/values.toml) has the ranges and shapes that are tried
-beside them, and the second table has those that go wrong. `files`: whether ExecuTorch has a builder
-(`lowers`) and a rule of the quantizer (`quantizes`) under the operator's own name; operators that it
+A cell has what most cases gave, of ExecuTorch's suite and our own plain one, and the least signal-to-noise
+ratio of these. In parentheses is how many of ExecuTorch's tests gave another result. A verdict depends on
+values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and shapes
+that are tried beside, and the second table has all cases that go wrong. `files`: whether ExecuTorch has a
+builder (`lowers`) and a rule of the quantizer (`quantizes`) under the operator's own name; operators that it
 decomposes have none.
 """
 
@@ -65,14 +70,14 @@ def table_of(
     onnx: Mapping[str, Recorded],
 ) -> Table:
     """From records by suite and chip, and from the baseline of the plain cases in ONNX Runtime's lane."""
-    parts: dict[tuple[str, str, str], list[tuple[str, Part]]] = defaultdict(list)
+    parts: dict[tuple[str, str, str], list[tuple[str, str, Part]]] = defaultdict(list)
     measured = {}
     for chips in records.values():
         for soc, record in chips.items():
             for test, row in record.tests.items():
                 if row.parts and (key := _key(test)):
-                    operator, scheme, case = key
-                    parts[operator, soc, scheme] += [(case, part) for part in row.parts]
+                    operator, scheme, own, case = key
+                    parts[operator, soc, scheme] += [(own, case, part) for part in row.parts]
                     measured[soc] = record.measured
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, soc, scheme), rows in sorted(parts.items()):
@@ -82,7 +87,7 @@ def table_of(
         place, scheme = soc + THROUGH_ONNX, PRECISIONS[precision].executorch
         figure = costs.accuracy.get("reference_sqnr_db", costs.accuracy.get("sqnr_db"))
         part = Part("whole", None if figure is None else round(min(figure, EXACT), 1))
-        cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [("plain", part)])
+        cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [(PLAIN, "", part)])
         measured[place] = f"onnxruntime-qnn, QNN {costs.build_id}"
     files = {name: tuple(words) for name, words in upstream.items()}
     return Table.model_validate(
@@ -90,36 +95,42 @@ def table_of(
     )
 
 
-def _key(test: str) -> tuple[str, str, str] | None:
-    """`test_abs.test_abs_shapes[qnn_8a8w-…]` is the operator abs in 8a8w, without a case;
-    `test_values[qnn_8a8w-log-small]` is the case small of log."""
+def _key(test: str) -> tuple[str, str, str, str] | None:
+    """Operator, scheme, case of our own and test of ExecuTorch's: abs, 8a8w, "", shapes for
+    `test_abs.test_abs_shapes[qnn_8a8w-…]`, and log, 8a8w, small, "" for `test_values[qnn_8a8w-log-small]`."""
     flow, _, rest = test.partition("[")[2].rstrip("]").partition("-")
     scheme = flow.removeprefix("qnn_") if flow != "qnn" else "fp16"
     if scheme not in MEASURED_SCHEMES:
         return None
     if test.startswith("test_values["):
         operator, _, case = rest.partition("-")
-        return operator, scheme, case
-    return test.partition(".")[0].removeprefix("test_"), scheme, ""
+        return operator, scheme, case, ""
+    file, _, function = test.partition("[")[0].partition(".")
+    return file.removeprefix("test_"), scheme, "", function.removeprefix(f"{file}_").removeprefix("test_")
 
 
-def _cell(operator: str, rows: list[tuple[str, Part]]) -> Cell:
-    """The suite's own models and the plain case decide; other values that fail are named beside it."""
+def _cell(operator: str, rows: list[tuple[str, str, Part]]) -> Cell:
+    """Most of the suite's own models and of the plain case decide. What is otherwise is named beside it: one
+    unusual case that dies does not make an operator one that dies."""
     inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
-    judged = [row for row in rows if _result(row[1]) != "bad_test"] or rows
-    usual = [part for case, part in judged if case in ("", "plain")] or [part for _, part in judged]
-    result = min((_result(part) for part in usual), key=ORDER.index)
-    bad = {
-        inputs.get(case, case): part.sqnr_db
-        for case, part in judged
-        if case and _result(part) in ("wrong", "dies", "crash")
-    }
+    judged = [row for row in rows if _result(row[2]) != "bad_test"] or rows
+    usual = [row for row in judged if row[0] in ("", PLAIN)] or judged
+    counts = Counter(_result(part) for _, _, part in usual)
+    result = max(counts, key=lambda each: (counts[each], -ORDER.index(each)))
+    alike = [part for _, _, part in usual if _result(part) == result]
+    others: dict[str, str] = {}
+    for own, test, part in usual:
+        if (own in ("", PLAIN)) and (each := _result(part)) != result:
+            others[test or own] = min(each, others.get(test or own, each), key=ORDER.index)
     return Cell(
         result=result,  # type: ignore[arg-type]
-        sqnr_db=min((part.sqnr_db for part in usual if part.sqnr_db is not None), default=None),
+        sqnr_db=min((part.sqnr_db for part in alike if part.sqnr_db is not None), default=None),
         models=len(judged),
-        cpu=tuple(sorted({name for part in usual for name in part.cpu})),
-        bad=bad,
+        cpu=tuple(sorted({name for part in alike for name in part.cpu})),
+        others=others,  # type: ignore[arg-type]
+        bad={
+            inputs.get(own, own): part.sqnr_db for own, _, part in judged if own and _result(part) in FAILING
+        },
     )
 
 
@@ -229,12 +240,25 @@ def _whole_table(table: Table, place: str, schemes: Sequence[str]) -> Iterator[s
 
 def _bad_values(table: Table) -> Iterator[str]:
     yield from ("", "## Where values and shapes decide", "")
-    yield f"Cases that are wrong or fail on {DEFAULT_SOC}: the range of the inputs, or their shape."
-    yield from ("", "| operator | scheme | inputs | SQNR |", "| --- | --- | --- | --- |")
+    yield f"What is wrong or fails on {DEFAULT_SOC}: inputs by range or shape, and ExecuTorch's tests."
+    yield from ("", "| operator | scheme | inputs | result |", "| --- | --- | --- | --- |")
     for operator, chips in table.cells.items():
         for scheme, cell in sorted(chips.get(DEFAULT_SOC, {}).items()):
             for inputs, figure in sorted(cell.bad.items()):
                 yield f"| {operator} | {scheme} | {inputs} | {in_db(figure)} |"
+        for test, results in sorted(_failing(chips.get(DEFAULT_SOC, {})).items()):
+            for word, names in sorted(results.items()):
+                yield f"| {operator} | {', '.join(names)} | {test} | {word} |"
+
+
+def _failing(row: Mapping[str, Cell]) -> dict[str, dict[str, list[str]]]:
+    """By test of ExecuTorch's and word of its result, the schemes."""
+    tests: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for scheme, cell in sorted(row.items()):
+        for test, result in cell.others.items():
+            if result in FAILING and test != PLAIN:
+                tests[test][MEANINGS[result][0]].append(scheme)
+    return tests
 
 
 def _other_chips(table: Table) -> Iterator[str]:
@@ -272,9 +296,9 @@ input, select { font: inherit; padding: .3rem .5rem; background: var(--ground); 
   border: 1px solid currentColor; border-radius: 4px; max-width: 100% }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
 th[scope=row] { position: sticky; left: 0; background: var(--ground) }
-table { table-layout: fixed; min-width: 900px } td { overflow-wrap: anywhere }
+table { table-layout: fixed; min-width: 900px } td, th { overflow-wrap: anywhere }
 th, td { border: 1px solid var(--faint); padding: .25rem .5rem; text-align: left; vertical-align: top }
-.whole { background: var(--good) } .float, .part, .cpu { background: var(--half) }
+.whole { background: var(--good) } .float, .part, .cpu, .mixed { background: var(--half) }
 .wrong, .dies, .crash, .no_kernel { background: var(--bad) }
 """
 
@@ -283,11 +307,12 @@ const $ = id => document.getElementById(id);
 function show() {
   const word = $('word').value.toLowerCase(), scheme = $('scheme').value, result = $('result').value;
   for (const row of document.querySelectorAll('tbody tr')) {
-    const cells = [...row.querySelectorAll('td[data-scheme]')]
-      .filter(cell => !scheme || cell.dataset.scheme === scheme);
+    const results = [...row.querySelectorAll('td[data-scheme]')]
+      .filter(cell => !scheme || cell.dataset.scheme === scheme)
+      .flatMap(cell => cell.dataset.results.split(' '));
     const named = row.querySelector('th').textContent.includes(word)
       && row.dataset.soc.includes($('soc').value);
-    row.hidden = !(named && (!result || cells.some(cell => cell.className === result)));
+    row.hidden = !(named && (!result || results.includes(result)));
   }
   for (const cell of document.querySelectorAll('[data-scheme]'))
     cell.hidden = scheme && cell.dataset.scheme !== scheme;
@@ -316,9 +341,10 @@ def html_of(table: Table) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Operators on HTP</title><style>{STYLE}</style></head><body>
 <h1>Operators on HTP</h1>
-<p>Measured on the emulator. {escape(measured)}. Figures are the least signal-to-noise ratio of all models
-in dB, against the quantized model on the CPU. An empty cell was not measured. ≠ marks what is not as on
-{DEFAULT_SOC}. ONNX Runtime compiled what is under{THROUGH_ONNX}: u8u8 is under 8a8w, u16u8 under 16a8w.</p>
+<p>Measured on the emulator. {escape(measured)}. A cell has what most cases gave and their least
+signal-to-noise ratio against the quantized model on the CPU; in parentheses how many tests gave another
+result. An empty cell was not measured. ≠ marks what is not as on {DEFAULT_SOC}.
+ONNX Runtime compiled what is under{THROUGH_ONNX}: u8u8 is under 8a8w, u16u8 under 16a8w.</p>
 <ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
 {_select("scheme", "every scheme", {s: s for s in MEASURED_SCHEMES})}
@@ -332,10 +358,21 @@ in dB, against the quantized model on the CPU. An empty cell was not measured. �
 
 def _html_cell(cell: Cell | None, scheme: str, usual: Cell | None) -> str:
     if cell is None:
-        return f'<td data-scheme="{scheme}"></td>'
+        return f'<td data-scheme="{scheme}" data-results=""></td>'
     differs = f"<br>≠ {escape(str(usual))}" if usual and usual.result != cell.result else ""
     bad = "".join(f"<br>{escape(case)}: {in_db(figure)}" for case, figure in sorted(cell.bad.items()))
-    return f'<td data-scheme="{scheme}" class="{cell.result}">{escape(str(cell))}{differs}{bad}</td>'
+    bad += "".join(
+        f"<br>{escape(test)}: {MEANINGS[result][0]}"
+        for test, result in sorted(cell.others.items())
+        if test != PLAIN
+    )
+    results = " ".join(sorted({cell.result, *cell.others.values()}))
+    mixed = cell.bad or not set(FAILING).isdisjoint(cell.others.values())
+    colour = "mixed" if mixed and cell.result not in FAILING else cell.result
+    return (
+        f'<td data-scheme="{scheme}" class="{colour}" data-results="{results}">'
+        f"{escape(str(cell))}{differs}{bad}</td>"
+    )
 
 
 def _select(name: str, every: str, choices: Mapping[str, str]) -> str:

@@ -121,6 +121,28 @@ def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
     assert set.union(*parts) == set(tests) and sum(map(len, parts)) == len(tests)
 
 
+def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> None:
+    tests = {
+        f"test_conv1d.test_conv1d_{word}[qnn_8a8w]": Recorded(1, 1, parts)
+        for word, parts in {
+            "basic": (Part("whole", 43), Part("whole", 50)),
+            "padding_modes": (Part("whole", 30), Part("wrong", -3), Part("dies")),
+            "stride": (Part("whole", 41),),
+        }.items()
+    } | {"test_values[qnn_8a8w-conv1d-plain]": Recorded(1, 1, (Part("whole", 44),))}
+    cell = table_of({"operators": {"SM8650": Record("x", tests)}}, {}, {}).cells["conv1d"]["SM8650"]["8a8w"]
+    assert (cell.result, cell.sqnr_db, cell.models, cell.others) == (
+        "whole",
+        30,
+        7,
+        {"padding_modes": "dies"},
+    )
+    even = {name: row for name, row in tests.items() if "values" not in name and "basic" not in name}
+    even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = Recorded(1, 1, (Part("dies"),))
+    table = table_of({"operators": {"SM8650": Record("x", even)}}, {}, {})
+    assert table.cells["conv1d"]["SM8650"]["8a8w"].result == "dies"
+
+
 def test_what_upstream_skips_hides_no_measurement() -> None:
     skipped = {
         f"test_abs.test_{word}[qnn]": Recorded(1, 1, (Part(word),)) for word in ("not_run", "bad_test")
