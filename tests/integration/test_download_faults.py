@@ -62,7 +62,7 @@ def run_fetch(
     """fetch() in a new interpreter, started by way of the command `before`."""
     command = [sys.executable, "-c", SCRIPT, url, str(into), sha256, str(size or ""), account]
     return subprocess.run(
-        [*before, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*before, *command], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 

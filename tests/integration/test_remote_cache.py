@@ -16,6 +16,7 @@ from ci.engine.remote import Remote
 from provisioning.base.settings import ROOT
 from tests.support import needs
 from tests.support.cache_machines import Machine
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.needs("nginx")
 TOKEN = "ci:hush"
@@ -26,9 +27,11 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
     """Its address, and the folder with its files."""
     home = tmp_path_factory.mktemp("nginx")
     home.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with free_port() as port:
+        yield from _served(home, port)
+
+
+def _served(home: Path, port: int) -> Iterator[tuple[str, Path]]:
     (server,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/cache.md").read_text(), re.S)
     for shown, here in {
         "listen 8080": f"listen 127.0.0.1:{port}",
@@ -50,7 +53,8 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
     )
     try:
         until = time.monotonic() + 20
-        while time.monotonic() < until:
+        while True:
+            assert process.poll() is None and time.monotonic() < until, (home / "errors").read_text()
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
                 break

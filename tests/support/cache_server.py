@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ci.engine.remote import files_of
+
+SLOW = 60.0
+"""Seconds that a slow server takes for an answer."""
 
 
 @dataclass
@@ -38,6 +40,7 @@ class CacheServer:
 @contextmanager
 def serving() -> Iterator[CacheServer]:
     known = CacheServer()
+    closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -60,7 +63,7 @@ def serving() -> Iterator[CacheServer]:
             if content is None:
                 return self.reply(404)
             if known.fault == "slow":
-                time.sleep(2)
+                closing.wait(SLOW)
             if known.fault == "other-bytes" and self.path.startswith("/cas/"):
                 content = content.replace(b"1", b"2") if b"1" in content else content + b"x"
             if known.fault in ("cut", "endless"):
@@ -100,5 +103,6 @@ def serving() -> Iterator[CacheServer]:
         yield known
     finally:
         known.fault = ""
+        closing.set()
         server.shutdown()
         server.server_close()

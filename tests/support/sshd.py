@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 HOST = "board"
 _CONFIG = """\
 ListenAddress 127.0.0.1:{port}
@@ -41,28 +43,27 @@ def ssh_server(folder: Path) -> Iterator[Path]:
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=60
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = folder / "sshd_config"
-    config.write_text(_CONFIG.format(port=port, folder=folder), encoding="utf-8")
-    client = folder / "ssh_config"
-    client.write_text(_CLIENT.format(host=HOST, port=port, user=getuser(), folder=folder), encoding="utf-8")
+    config, client, log = folder / "sshd_config", folder / "ssh_config", folder / "log"
     # Where the server separates privileges; Debian's own start script makes it.
     Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen([program, "-D", "-e", "-f", str(config)], stderr=subprocess.PIPE) as server:
-        try:
-            _await(server, port)
-            yield client
-        finally:
-            server.terminate()
+    with free_port() as port:
+        config.write_text(_CONFIG.format(port=port, folder=folder), encoding="utf-8")
+        text = _CLIENT.format(host=HOST, port=port, user=getuser(), folder=folder)
+        client.write_text(text, encoding="utf-8")
+        # -E: nobody reads a pipe, and a full one would stop the server.
+        with subprocess.Popen([program, "-D", "-E", str(log), "-f", str(config)]) as server:
+            try:
+                _await(server, port, log)
+                yield client
+            finally:
+                server.terminate()
 
 
-def _await(server: subprocess.Popen[bytes], port: int) -> None:
+def _await(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise RuntimeError(server.stderr.read().decode() if server.stderr else "sshd ended")
+            raise RuntimeError(log.read_text(encoding="utf-8"))
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return

@@ -44,7 +44,7 @@ class Kept(Progress):
 
 @pytest.fixture
 def patience() -> Patience:
-    return Patience(attempts=3, connect_timeout=5, stall_timeout=0.4, sleep=lambda seconds: None)
+    return Patience(attempts=3, sleep=lambda seconds: None)
 
 
 @pytest.fixture
@@ -74,9 +74,12 @@ def test_another_hash_is_refused_and_nothing_is_kept(into: Path) -> None:
     ],
 )
 def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, patience: Patience) -> None:
+    if fault.stall:
+        patience = replace(patience, stall_timeout=1)
     with FileServer(BODY, [fault]) as server:
         fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    first, second = server.requests
+    # On a busy machine the second one may seem to stall too.
+    first, second = server.requests[:2]
     assert fetched.path.read_bytes() == BODY
     assert "range" not in first.headers
     # A reset may take bytes with it that were sent and not yet read.
@@ -200,7 +203,7 @@ def test_secrets_are_not_in_tracebacks(into: Path, patience: Patience) -> None:
         pytest.raises(UpstreamError) as caught,
     ):
         url = server.url("/a.zip?sig=TOPSECRET", userinfo="me:TOPSECRET@")
-        fetch(url, into, sha256=SHA, size=None, patience=replace(patience, attempts=1))
+        fetch(url, into, sha256=SHA, size=None, patience=replace(patience, attempts=1, stall_timeout=0.4))
     shown = "".join(traceback.format_exception(caught.value))
     assert "nothing arrived" in shown
     assert "TOPSECRET" not in shown.replace('userinfo="me:TOPSECRET@"', "").replace("sig=TOPSECRET", "")

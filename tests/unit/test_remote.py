@@ -24,7 +24,7 @@ from ci.engine.memo import Entry, Miss
 from ci.engine.remote import action_result, files_of, remote_of, without_secrets
 from provisioning.base.errors import UsageError
 from tests.support.cache_machines import KEY, OURS, Machine
-from tests.support.cache_server import CacheServer, serving
+from tests.support.cache_server import SLOW, CacheServer, serving
 
 THEIRS = Ed25519PrivateKey.generate()
 
@@ -164,8 +164,12 @@ def test_a_servers_trouble_is_a_miss_said_once_and_costs_no_second_wait(
     if fault == "absent":
         reader.remote = replace(reader.remote, url="http://127.0.0.1:1")
     began = time.monotonic()
-    assert isinstance(reader.find(), Miss) and isinstance(reader.find(), Miss)
-    assert time.monotonic() - began < 1.5
+    assert isinstance(reader.find(), Miss)
+    # From here on it is not asked. Other bytes came at once.
+    assert reader.remote.off or fault == "other-bytes"
+    assert isinstance(reader.find(), Miss)
+    # Far less than the server takes, however busy this machine is.
+    assert time.monotonic() - began < SLOW / 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
