@@ -35,7 +35,7 @@ OWN_WORLD = [
     "--mount-proc",
 ]
 """Processes and mounts of what runs in it are gone with it."""
-START_PATIENCE = 60.0
+START_PATIENCE = 240.0
 END_PATIENCE = 300.0
 """The kernel writes out what the engine's mounts hold before it lets their processes go."""
 
