@@ -6,7 +6,11 @@ import ctypes
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,18 @@ def start():
 serve(int(sys.argv[1]), start)
 """
 
+HANGING = """\
+import sys, tempfile, time
+from pathlib import Path
+from ci.engine.workers.child import serve
+
+def answer(order):
+    Path(tempfile.gettempdir(), "half").touch()
+    time.sleep(600)
+
+serve(int(sys.argv[1]), lambda: answer, forks=True)
+"""
+
 
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
@@ -84,6 +100,23 @@ class TestParent:
         pid = slot.run(Job("one"))["pid"]
         slot.close()
         assert not Path(f"/proc/{pid}").exists()
+
+    def test_an_order_that_is_ended_leaves_no_temporary_file(
+        self, setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (folder := tmp_path / "temporary").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        environment = {**setup.environment, "TMPDIR": str(folder)}
+        worker = Worker(replace(setup, command=("-c", HANGING), environment=environment, forks=True))
+        with ThreadPoolExecutor(1) as thread:
+            asking = thread.submit(worker.ask, {})
+            while not list(folder.glob("*/half")):
+                assert not asking.done()
+                time.sleep(0.01)
+            worker.stop()
+            with pytest.raises(Gone, match="SIGKILL"):
+                asking.result()
+        assert list(folder.iterdir()) == []
 
     def test_imports_that_fail_are_reported_with_their_error(self, tmp_path: Path) -> None:
         program = ("-c", "raise SystemExit('No module named torch')")

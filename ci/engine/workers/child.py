@@ -58,7 +58,8 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
         for line in sys.stdin:
             order = json.loads(line)
             if forks:
-                reply = in_watched_fork(functools.partial(_logged, answer, order), order.get("timeout"))
+                work = functools.partial(_logged, answer, order)
+                reply = in_watched_fork(work, order["temporary"], order["timeout"])
             else:
                 reply = _logged(answer, order)
             _say(replies, {**reply, "resident": memory_of_process()})

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -109,6 +111,7 @@ class Worker:
         os.close(send)
         self._receive = receive
         self._pending = b""
+        self._temporary = ""
         self._ending = threading.Lock()
         try:
             self.touched = self._reply(setup.start_seconds).get("touched", {})
@@ -136,7 +139,10 @@ class Worker:
         assert self._process.stdin is not None
         timeout = self.setup.timeout if timeout is None else timeout
         if self.setup.forks:
-            order, patience = {**order, "timeout": timeout}, timeout + GRACE_SECONDS
+            # Made here, because a worker that is killed cannot remove it.
+            self._temporary = tempfile.mkdtemp(prefix="qnn-ci-")
+            order = {**order, "timeout": timeout, "temporary": self._temporary}
+            patience = timeout + GRACE_SECONDS
         else:
             patience = timeout
         with contextlib.suppress(BrokenPipeError):
@@ -169,6 +175,8 @@ class Worker:
         if self._receive >= 0:
             os.close(self._receive)
             self._receive = -1
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
         return how_it_ended(code)
 
     def stop(self) -> None:

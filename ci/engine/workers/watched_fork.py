@@ -32,13 +32,13 @@ _CHANNEL = 900
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def in_watched_fork(work: Callable[[], dict[str, Any]], timeout: float | None = None) -> dict[str, Any]:
+def in_watched_fork(work: Callable[[], dict[str, Any]], temporary: str, timeout: float) -> dict[str, Any]:
     """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
 
-    The work has a temporary directory of its own. Everything that it started has ended when this returns."""
+    `temporary` is the work's own directory for temporary files, and is removed. Everything that the work
+    started has ended when this returns."""
     # Processes that outlive the work become children of this process, which ends them.
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-    temporary = tempfile.mkdtemp(prefix="qnn-ci-")
     receive, send = os.pipe()
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -106,10 +106,10 @@ def _supervisor(channel: socket.socket) -> tuple[Supervisor | None, str]:
 
 
 def _wait(
-    child: int, receive: int, supervisor: Supervisor | None, timeout: float | None
+    child: int, receive: int, supervisor: Supervisor | None, timeout: float
 ) -> tuple[bytes, int | None]:
     """What the child wrote and how it ended; None if it was ended because its time was up."""
-    deadline = time.monotonic() + (timeout or float("inf"))
+    deadline = time.monotonic() + timeout
     ended = os.pidfd_open(child)
     poll = select.poll()
     for each in (receive, ended, *([supervisor.listener] if supervisor else ())):
@@ -120,7 +120,7 @@ def _wait(
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return text, None
-            for ready, events in poll.poll(None if timeout is None else rest * 1000 + 1):
+            for ready, events in poll.poll(rest * 1000 + 1):
                 if ready == ended:
                     running = False
                     poll.unregister(ended)
