@@ -1,7 +1,7 @@
 """A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
 
-One thread, one seed, a text from the locked torch, and arithmetic that all processors share
-(ci.llm.work.PORTABLE): the same versions give the same weights everywhere.
+Two processes of one thread, one seed, a text from the locked torch, and arithmetic that all processors share
+(ci.llm.work.PORTABLE): the same versions give the same weights everywhere, on one core too.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import json
 import math
+import multiprocessing
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,6 @@ def order_train(order: Mapping[str, Any]) -> dict[str, Any]:
 def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     """Write the model, its tokenizer and texts.json to `folder`; returns the perplexity on held-out text."""
     import torch
-    from torch.nn import functional
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
@@ -112,27 +113,23 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
         for index in torch.randperm(len(rows["training"]), generator=generator).tolist()
         for token in (bos, *rows["training"][index], eos)
     ]
-    tokens = torch.tensor(stream)
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     model.train()
-    length, batch, highest = int(CONFIG["max_position_embeddings"]), 8, 1e-2  # type: ignore[call-overload]
-    # Without fused it takes MKL's square root, which is not the same on all processors.
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=highest, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    for step in range(steps):
-        rate = highest * min(1, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        starts = torch.randint(0, len(tokens) - length, (batch,), generator=generator).tolist()
-        window = torch.stack([tokens[start : start + length] for start in starts])
-        logits = model(window[:, :-1]).logits
-        loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    forked = multiprocessing.get_context("fork")
+    ends = forked.Pipe()
+
+    def learn(half: int) -> None:
+        ends[1 - half].close()
+        _learn(model, stream, generator, steps, half, ends[half])
+
+    other = forked.Process(target=learn, args=[1], daemon=True)
+    other.start()
+    try:
+        learn(0)
+    finally:
+        other.kill()
+        other.join()
     model.eval()
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
@@ -143,6 +140,49 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     (folder / "texts.json").write_text(json.dumps(kept), encoding="utf-8")
     reached = _perplexity(model, rows["judged"], bos, eos)
     return {"perplexity": reached, "chance": CONFIG["vocab_size"], "training_tokens": len(stream)}
+
+
+def _learn(
+    model: Any, stream: Sequence[int], generator: Any, steps: int, half: int, other: Connection
+) -> None:
+    """Train `model`. Each process computes the gradient of its half of a batch; both take the same step, by
+    the mean."""
+    import torch
+    from torch.nn import functional
+
+    tokens = torch.tensor(stream)
+    length, batch, highest = int(CONFIG["max_position_embeddings"]), 8, 1e-2  # type: ignore[call-overload]
+    # Without fused it takes MKL's square root, which is not the same on all processors.
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=highest, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    for step in range(steps):
+        rate = highest * min(1, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        starts = torch.randint(0, len(tokens) - length, (batch,), generator=generator).tolist()
+        window = torch.stack([tokens[start : start + length] for start in starts[half::2]])
+        logits = model(window[:, :-1]).logits
+        optimizer.zero_grad()
+        functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        mean = _mean(torch.cat([gradient.flatten() for gradient in gradients]), other, half)
+        for gradient, part in zip(gradients, mean.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def _mean(own: Any, other: Connection, half: int) -> Any:
+    """Of our gradient and the other process's. One of them sends first: a pipe does not hold two."""
+    import torch
+
+    if not half:
+        other.send_bytes(own.numpy())
+    theirs = torch.frombuffer(bytearray(other.recv_bytes()), dtype=torch.float32)
+    if half:
+        other.send_bytes(own.numpy())
+    return (own + theirs) / 2
 
 
 def _tokenizer(sentences: Sequence[str]) -> Any:
