@@ -202,7 +202,7 @@ def upstream_name(folder: Path, kind: str) -> str:
 
 def _beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
     path, key = folder / "tokenizer_config.json", "bos_token_id"
-    if path.is_file() and _object(path).get("add_bos_token") is False:
+    if path.is_file() and read_object(path).get("add_bos_token") is False:
         return None
     bos = config.get(key)
     return None if bos is None else _token(folder / "config.json", key, bos, words)
@@ -212,7 +212,7 @@ def _ends(folder: Path, config: Mapping[str, Any], words: int) -> tuple[int, ...
     """Of config.json and of generation_config.json, where the ends of a chat are."""
     generation, key = folder / "generation_config.json", "eos_token_id"
     every = {folder / "config.json": config.get(key)}
-    every |= {generation: _object(generation).get(key)} if generation.is_file() else {}
+    every |= {generation: read_object(generation).get(key)} if generation.is_file() else {}
     return tuple(
         dict.fromkeys(
             _token(path, key, end, words)
@@ -251,16 +251,19 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{folder}: expected a Hugging Face checkpoint with config.json; {listing}",
             remedy="name the folder of the checkpoint as it was published, not a conversion of it",
         )
-    return _object(path)
+    return read_object(path)
 
 
-def _object(path: Path, wrong: type[ToolkitError] = UsageError) -> dict[str, Any]:
+def read_object(
+    path: Path, wrong: type[ToolkitError] = UsageError, *, remedy: str = "download it again"
+) -> dict[str, Any]:
+    """The object in a file of JSON."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise wrong(f"{path}: not JSON: {error}", remedy="download it again") from None
+        raise wrong(f"{path}: not JSON: {error}", remedy=remedy) from None
     if not isinstance(config, dict):
-        raise wrong(f"{path}: expected an object", remedy="download it again")
+        raise wrong(f"{path}: expected an object", remedy=remedy)
     return config
 
 
@@ -353,7 +356,7 @@ def _files(folder: Path) -> list[str]:
                 " then copy the tokenizer's files to OUT",
             )
         return [single]
-    found = _object(index, CheckFailed).get("weight_map")
+    found = read_object(index, CheckFailed).get("weight_map")
     names: list[Any] = list(found.values()) if isinstance(found, dict) else [found]
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):

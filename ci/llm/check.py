@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from ci.llm.commands import (
     sizes_of,
 )
 from ci.llm.findings import READER_NAMES, figures_from
-from ci.llm.genie import KINDS, RECORD, contradictions, encoded
+from ci.llm.genie import KINDS, RECORD, contradictions, encoded, setting
 from ci.llm.judge import EXCUSED, choice_misses, close, misses
 from ci.llm.prompts import (
     PREFIX,
@@ -172,7 +171,7 @@ def check_model(args: argparse.Namespace) -> int:
 
 def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
     """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
-    bos = json.loads(config.read_text(encoding="utf-8"))["dialog"]["context"]["bos-token"]
+    bos = setting(config, "context", "bos-token")
     if has_template(config.parent):
         texts = [*texts, chat_text(config.parent, texts[0][:PREFIX], "")]
         without_beginning(tokens_of(tokenizer, texts[-1]), bos)

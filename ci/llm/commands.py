@@ -22,9 +22,9 @@ from ci.engine.output import SCRATCH, writing_into
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
-from ci.llm.architecture import Architecture, read_architecture, require_tensors
+from ci.llm.architecture import Architecture, read_architecture, read_object, require_tensors
 from ci.llm.forecast import Cost, forecast
-from ci.llm.genie import CONFIG, RECORD, require_short, require_sizes, speak
+from ci.llm.genie import CONFIG, RECORD, require_short, require_sizes, setting, speak
 from ci.llm.prompts import (
     chat_text,
     hashed_runs,
@@ -252,7 +252,7 @@ def run_model(args: argparse.Namespace) -> int:
     config = config_of(args.model)
     tokenizer = load_tokenizer(config.parent)
     text = chat_text(config.parent, args.prompt, args.system) if args.chat else args.prompt
-    bos = json.loads(config.read_text(encoding="utf-8"))["dialog"]["context"]["bos-token"]
+    bos = setting(config, "context", "bos-token")
     tokens = without_beginning(tokens_of(tokenizer, text), bos)
     if record := record_of(config):
         require_short(tokens, record)
@@ -296,15 +296,13 @@ def config_of(folder: Path) -> Path:
 def record_of(config: Path) -> dict[str, Any]:
     """The request of the compile that wrote the configuration; empty if there is none."""
     record = config.with_name(RECORD)
-    known: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    return known
+    return read_object(record, remedy="compile it again") if record.is_file() else {}
 
 
 def sizes_of(config: Path) -> dict[str, int]:
     """By kind, the bytes of its context binaries."""
-    dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
     sizes: dict[str, int] = {}
-    for name in dialog["engine"]["model"]["binary"]["ctx-bins"]:
+    for name in setting(config, "engine", "model", "binary", "ctx-bins"):
         file = config.with_name(name)
         if not file.is_file():
             raise UsageError(f"{file} is missing", remedy="compile it again")
@@ -342,7 +340,7 @@ def limited(config: Path, most: int) -> Iterator[Path]:
     """A copy of the configuration for a context of that many tokens, beside links to its files. Of binaries
     that are too large for the emulator together it names those of decode."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
-        changed = json.loads(config.read_text(encoding="utf-8"))
+        changed = read_object(config, remedy="compile it again, or correct it")
         changed["dialog"]["max-num-tokens"] = most
         sizes = sizes_of(config)
         kinds = kinds_for_genie(sizes)

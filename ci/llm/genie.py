@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.parent import how_it_ended
-from ci.llm.architecture import Architecture
+from ci.llm.architecture import Architecture, read_object
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
@@ -156,15 +156,26 @@ def _rope(shape: Architecture) -> dict[str, Any]:
     return rope
 
 
+def setting(config: Path, *keys: str) -> Any:
+    """A value of Genie's configuration, which users edit."""
+    value: Any = read_object(config, remedy="compile it again, or correct it")
+    for key in ("dialog", *keys):
+        if not isinstance(value, dict) or key not in value:
+            name = ".".join(("dialog", *keys))
+            raise UsageError(f"{config}: {name} is missing", remedy="compile it again")
+        value = value[key]
+    return value
+
+
 def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) -> list[str]:
     """Differences between a configuration and the model. Genie does not report most of them."""
-    dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
+    dialog = setting(config)
     devices = json.loads(config.with_name(EXTENSION).read_text(encoding="utf-8"))["devices"]
     settings = {
         f"{EXTENSION}: devices": devices[0],
-        "context": dialog["context"],
-        "engine.model.positional-encoding": dialog["engine"]["model"].get("positional-encoding", {}),
-        "engine.backend.QnnHtp": dialog["engine"]["backend"]["QnnHtp"],
+        "context": setting(config, "context"),
+        "engine.model.positional-encoding": setting(config, "engine", "model").get("positional-encoding", {}),
+        "engine.backend.QnnHtp": setting(config, "engine", "backend", "QnnHtp"),
         "sampler": dialog.get("sampler", {}),
     }
     wanted = {
@@ -194,7 +205,7 @@ def speak(
     have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
     token as it is said."""
     replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, heard)
-    most = json.loads(config.read_text(encoding="utf-8"))["dialog"]["max-num-tokens"]
+    most = setting(config, "max-num-tokens")
     return [_spoken(reply, most) for reply in replies]
 
 
@@ -260,9 +271,7 @@ def _replies(
 def _require_head_size(config: Path) -> None:
     """Without it Genie reads foreign memory: mostly an error of JSON, and a wrong size where it finds a
     number."""
-    dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
-    htp = dialog.get("engine", {}).get("backend", {}).get("QnnHtp")
-    if htp is not None and not isinstance(htp.get("kv-dim"), int):
+    if not isinstance(setting(config, "engine", "backend", "QnnHtp").get("kv-dim"), int):
         raise CheckFailed(
             f"{config} has no number engine.backend.QnnHtp.kv-dim",
             remedy="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",

@@ -73,9 +73,7 @@ def chat_text(folder: Path, message: str, system: str) -> str:
 
 def has_template(folder: Path) -> bool:
     config = folder / CONFIG
-    return (folder / TEMPLATE).is_file() or (
-        config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
-    )
+    return (folder / TEMPLATE).is_file() or (config.is_file() and '"chat_template"' in read_text(config))
 
 
 def _in_a_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
+from ci.llm.genie import KINDS
 from ci.llm.suite import SUITES
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -275,8 +276,20 @@ class TestCompile:
     def test_a_quantized_checkpoint_speaks_and_a_short_text_leaves_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model, out, text = write_checkpoint(tmp_path / "model"), tmp_path / "out", tmp_path / "text.txt"
-        quantizing = ("compile", model, "--precision", "u16u8", "--calibrate", text, "-o", out)
+        model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
+        out, text = tmp_path / "out", tmp_path / "text.txt"
+        quantizing = (
+            "compile",
+            model,
+            "--precision",
+            "u16u8",
+            "--parts",
+            "2",
+            "--calibrate",
+            text,
+            "-o",
+            out,
+        )
         text.write_text("a few words")
         assert "12 windows" in command(*quantizing, code=1)
         assert {file.name for file in tmp_path.iterdir()} == {"model", "text.txt"}
@@ -290,7 +303,7 @@ class TestCompile:
         other.write_text((ROOT / "README.md").read_text()[:1100])
         # As of a large model, of which the emulator loads the binaries of one kind at a time.
         monkeypatch.chdir(tmp_path)
-        largest = max(file.stat().st_size for file in out.glob("*.bin"))
+        largest = max(sum(one.stat().st_size for one in out.glob(f"{kind}_*.bin")) for kind in KINDS)
         for bytes_loaded, code in ((largest, 0), (largest - 1, 2)):
             monkeypatch.setattr("ci.llm.commands.EMULATOR_BYTES", bytes_loaded)
             arguments = ["llm", *map(str, check), str(other), "--first-choice", "0.5"]

@@ -21,7 +21,7 @@ from ci.llm.architecture import INDEX, read_architecture, require_tensors, shard
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
-from ci.llm.genie import Spoken, contradictions, require_short, require_sizes, write_config
+from ci.llm.genie import Spoken, contradictions, require_short, require_sizes, setting, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.measure import choices, windows
 from ci.llm.prompts import (
@@ -466,6 +466,15 @@ class TestConfiguration:
         assert named.startswith(path.replace("/", "."))
         found = "; ".join(contradictions(config, shape, soc_named("SM8650"), 256))
         assert "soc_id: expected 57" in found and "dsp_arch: expected v75" in found and "size" in found
+
+    @pytest.mark.parametrize(
+        "text", ["{,}", "[]", '{"dialog": 1}', '{"dialog": {"context": {}}}', '{"dialog": {"context": 3}}']
+    )
+    def test_a_configuration_that_its_user_broke_is_refused(self, tmp_path: Path, text: str) -> None:
+        config = tmp_path / "genie_config.json"
+        config.write_text(text)
+        with pytest.raises(UsageError, match="genie_config"):
+            setting(config, "context", "bos-token")
 
     def test_a_model_whose_tokenizer_begins_no_text_has_genie_begin_none(self, tmp_path: Path) -> None:
         """Like Qwen's: config.json names a token all the same."""
