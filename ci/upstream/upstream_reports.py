@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.upstream.ledger import DIRECTORY, Kind, Ledger, load_ledger
+from ci.upstream.ledger import DIRECTORY, Expected, Kind, Ledger, load_ledger
 from provisioning.base.documents import Model, load
 
 REPORTS = DIRECTORY / "reports.toml"
@@ -20,9 +20,10 @@ REPORTS = DIRECTORY / "reports.toml"
 
 class UpstreamReport(Model):
     suite: str
-    test: str = ""
-    """The name of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
-    outcome: Kind | None = None
+    test: str | tuple[str, ...] = ()
+    """Names of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
+    outcome: Kind | tuple[Kind, ...] = ()
+    """How they end."""
     title: str
     text: str
     command: str
@@ -49,8 +50,13 @@ def print_reports(profile: str, suites: Collection[str]) -> None:
 
 
 def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
-    return sorted({
-        each.test
-        for each in ledger.expected
-        if each.outcome == report.outcome and fnmatchcase(each.test, report.test.replace("[", "[[]"))
-    })  # fmt: skip
+    """The tests in the ledger that show it."""
+    return sorted({each.test for each in ledger.expected if _shows(each, report)})
+
+
+def _shows(entry: Expected, report: UpstreamReport) -> bool:
+    outcomes = [report.outcome] if isinstance(report.outcome, str) else report.outcome
+    names = [report.test] if isinstance(report.test, str) else report.test
+    return entry.outcome in outcomes and any(
+        fnmatchcase(entry.test, name.replace("[", "[[]")) for name in names
+    )

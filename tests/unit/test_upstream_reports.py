@@ -1,0 +1,44 @@
+"""Every test that upstream should hear of has its report."""
+
+from __future__ import annotations
+
+import pytest
+
+from ci.upstream import upstream_reports
+from ci.upstream.ledger import load_ledger
+from ci.upstream.upstream_reports import REPORTS, Reports, UpstreamReport
+from provisioning.base.documents import load
+
+REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")
+
+
+@pytest.mark.parametrize("suite", ["operators", "passes"])
+def test_each_entry_of_the_ledger_that_is_no_choice_of_upstream_has_a_report(suite: str) -> None:
+    ledger = load_ledger(suite, "wheels")
+    reports = [each for each in load(REPORTS, Reports).report if each.suite == suite]
+    reported = {test for report in reports for test in upstream_reports.tests_of(report, ledger)}
+    entries = {each.test for each in ledger.expected if each.outcome in REPORTED}
+    assert sorted(entries - reported) == [], "write a report of them: manifests/upstream/reports.toml"
+
+
+def test_a_report_can_name_several_patterns_and_outcomes() -> None:
+    report = UpstreamReport(
+        suite="operators",
+        test=("test_adaptive_maxpool3d.*_dtype[qnn-*", "test_maxpool3d.*_batch_sizes[qnn]"),
+        outcome=("crash", "wrong"),
+        title="",
+        text="",
+        command="",
+    )
+    assert upstream_reports.tests_of(report, load_ledger("operators", "wheels")) == [
+        "test_adaptive_maxpool3d.test_adaptive_maxpool3d_dtype[qnn-float32]",
+        "test_maxpool3d.test_maxpool3d_batch_sizes[qnn]",
+    ]
+
+
+def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    upstream_reports.print_reports("wheels", ["operators"])
+    issues = capsys.readouterr().out.split("\n# ")
+    (prelu,) = (issue for issue in issues if "prelu" in issue.splitlines()[0])
+    assert "Tests: test_prelu.test_prelu_f32_per_channel_parameter[qnn]," in prelu
+    assert prelu.splitlines()[-1].startswith("    nox -s test_upstream -- operators -k ")
