@@ -19,7 +19,7 @@ REPORTS = DIRECTORY / "reports.toml"
 
 
 class UpstreamReport(Model):
-    suite: str
+    suite: str | Annotated[tuple[str, ...], Field(min_length=1)]
     test: str | tuple[str, ...] = ()
     """Names of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
     outcome: Kind | tuple[Kind, ...] = ()
@@ -27,6 +27,9 @@ class UpstreamReport(Model):
     title: str
     text: str
     command: str
+
+    def suites(self) -> tuple[str, ...]:
+        return (self.suite,) if isinstance(self.suite, str) else self.suite
 
 
 class Reports(Model):
@@ -39,10 +42,11 @@ class Reports(Model):
 def print_reports(profile: str, suites: Collection[str]) -> None:
     """Each report of these suites, as an issue."""
     for each in load(REPORTS, Reports).report:
-        if each.suite in suites:
+        if not set(suites).isdisjoint(each.suites()):
             sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
             if each.test:
-                tests = tests_of(each, load_ledger(each.suite, profile))
+                ledgers = (load_ledger(suite, profile) for suite in each.suites())
+                tests = sorted(test for ledger in ledgers for test in tests_of(each, ledger))
                 more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
                 shown = ", ".join(tests[:3]) or "none in the ledger: measure them, or remove this report"
                 sys.stdout.write(f"Tests: {shown}{more}\n\n")
