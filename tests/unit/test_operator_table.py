@@ -137,6 +137,12 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
         7,
         {"padding_modes": "dies"},
     )
+    large = {
+        f"test_values[qnn_8a8w-conv1d-{word}]": Recorded(1, 1, (Part("wrong", figure),))
+        for word, figure in (("large", 45), ("small", 4))
+    }
+    table = table_of({"operators": {"SM8650": Record("x", tests | large)}}, {}, {})
+    assert list(table.cells["conv1d"]["SM8650"]["8a8w"].bad.values()) == [4]
     even = {name: row for name, row in tests.items() if "values" not in name and "basic" not in name}
     even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = Recorded(1, 1, (Part("dies"),))
     table = table_of({"operators": {"SM8650": Record("x", even)}}, {}, {})
