@@ -269,7 +269,7 @@ def _replies(
 
 
 def _require_head_size(config: Path) -> None:
-    """Without it Genie reads foreign memory: mostly an error of JSON, and a wrong size where it finds a
+    """Without it Genie reads unrelated memory: mostly an error of JSON, and a wrong size where it finds a
     number."""
     if not isinstance(setting(config, "engine", "backend", "QnnHtp").get("kv-dim"), int):
         raise CheckFailed(

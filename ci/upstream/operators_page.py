@@ -56,7 +56,7 @@ $ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it
 ```
 
 A cell has what most cases gave, of ExecuTorch's suite and our own plain one, and the least signal-to-noise
-ratio of these. In parentheses is how many of ExecuTorch's tests gave another result. A verdict depends on
+ratio of these. In parentheses is how many tests gave another result. A verdict depends on
 values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and shapes
 that are tried beside, and the second table has all cases that go wrong. `files`: whether ExecuTorch has a
 builder (`lowers`) and a rule of the quantizer (`quantizes`) under the operator's own name; operators that it

@@ -278,18 +278,8 @@ class TestCompile:
     ) -> None:
         model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
         out, text = tmp_path / "out", tmp_path / "text.txt"
-        quantizing = (
-            "compile",
-            model,
-            "--precision",
-            "u16u8",
-            "--parts",
-            "2",
-            "--calibrate",
-            text,
-            "-o",
-            out,
-        )
+        calibrated = ("--precision", "u16u8", "--calibrate", text)
+        quantizing = ("compile", model, *calibrated, "--parts", "2", "-o", out)
         text.write_text("a few words")
         assert "12 windows" in command(*quantizing, code=1)
         assert {file.name for file in tmp_path.iterdir()} == {"model", "text.txt"}

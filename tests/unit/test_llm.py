@@ -21,7 +21,15 @@ from ci.llm.architecture import INDEX, read_architecture, require_tensors, shard
 from ci.llm.commands import parts_of
 from ci.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.llm.forecast import forecast
-from ci.llm.genie import Spoken, contradictions, require_short, require_sizes, setting, write_config
+from ci.llm.genie import (
+    Spoken,
+    contradictions,
+    require_short,
+    require_sizes,
+    setting,
+    speak,
+    write_config,
+)
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.measure import choices, windows
 from ci.llm.prompts import (
@@ -475,6 +483,18 @@ class TestConfiguration:
         config.write_text(text)
         with pytest.raises(UsageError, match="genie_config"):
             setting(config, "context", "bos-token")
+
+    def test_a_configuration_without_a_heads_size_never_gets_to_genie(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would read unrelated memory, and what it says differs from run to run."""
+        monkeypatch.setattr("ci.llm.genie.subprocess.Popen", None)
+        dialog = self.read(tmp_path)
+        del dialog["engine"]["backend"]["QnnHtp"]["kv-dim"]
+        config = tmp_path / "genie_config.json"
+        config.write_text(json.dumps({"dialog": dialog}))
+        with pytest.raises(CheckFailed, match="kv-dim"):
+            speak(config, [[65]], timeout=1)
 
     def test_a_model_whose_tokenizer_begins_no_text_has_genie_begin_none(self, tmp_path: Path) -> None:
         """Like Qwen's: config.json names a token all the same."""
