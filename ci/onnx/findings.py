@@ -34,6 +34,12 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     if failure := result.failure:
         yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
         return
+    if not was_compiled(result):
+        message = f"not compiled: QNN refuses {', '.join(result.facts['refused'])}, as the suite says"
+        yield Finding(
+            "onnx-refuses", Severity.NOTE, program.name, message, f"{again} --no-cache asks it again"
+        )
+        return
     yield from placeholder(program, f"{again} --update-thresholds")
     yield from notes(program, result.facts, again)
     context = context_of(result)
@@ -88,6 +94,11 @@ def _remedy(program: Program, misses: Sequence[Missed], figures: Mapping[str, fl
     return f"{session('divergence', *words)} names the first operator that differs"
 
 
+def was_compiled(result: Result) -> bool:
+    """Neither failed nor refused by QNN as the suite says."""
+    return "beside" in result.facts
+
+
 def context_of(result: Result) -> Mapping[str, Any]:
     """The facts of the context beside its .onnx, which is the measured one."""
     facts: Mapping[str, Any] = result.facts["beside"]
@@ -95,7 +106,7 @@ def context_of(result: Result) -> Mapping[str, Any]:
 
 
 def build_id_of(result: Result) -> str:
-    return str(context_of(result)["record"]["build_id"])
+    return str(context_of(result)["record"]["build_id"] if was_compiled(result) else result.facts["build_id"])
 
 
 def misses_of(program: Program, result: Result) -> list[Missed]:
@@ -103,8 +114,8 @@ def misses_of(program: Program, result: Result) -> list[Missed]:
 
 
 def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:
-    """Costs that grew beyond the baseline; none for a program that was not compiled."""
-    if not result.facts:
+    """Costs that grew beyond the baseline."""
+    if not was_compiled(result):
         return
     if context_of(result)["ddr"] is None:
         yield Finding(
@@ -147,7 +158,7 @@ def row(
         "precision": program.run.precision,
         "thresholds": shown_thresholds(program),
     }
-    if not result.facts:
+    if not was_compiled(result):
         return shown
     lanes: dict[str, Metric] = {"onnx": asdict(lane_of(result))}
     if other is not None:

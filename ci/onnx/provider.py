@@ -28,7 +28,9 @@ from provisioning.manifest import Soc
 
 TRACE = "qnn_op_trace.json"
 FALLBACK = "session.disable_cpu_ep_fallback"
+LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 PREFIX = "QnnLogging]"
 """The end of the prefix that ONNX Runtime puts before QNN's lines."""
 SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
@@ -146,6 +148,8 @@ def compiled(
         )
     except Exception as error:
         audit = _audit(trace)
+        if not audit.nodes and LEFT_TO_CPU in str(error):
+            audit = _none_taken(model)
         if audit.unsupported and not cpu:
             raise NotOnProvider(audit, *_unsupported(audit, precision)) from error
         raise CheckFailed(
@@ -313,6 +317,14 @@ def _audit(folder: Path) -> Audit:
     return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))
 
 
+def _none_taken(model: Path) -> Audit:
+    """Where QNN takes no operator at all of a quantized model, the provider writes no trace."""
+    nodes = onnx.load(str(model), load_external_data=False).graph.node
+    refused = (node for node in nodes if node.op_type not in QUANTIZERS)
+    why = "QNN takes no node of this model"
+    return Audit(len(nodes), tuple(Unsupported(node.name, node.op_type, why) for node in refused), 0)
+
+
 def _reason(text: str) -> str:
     """The reason without the node's name, which the provider repeats."""
     first = text.split("QNN EP.")[0] + "QNN EP." if "QNN EP." in text else text
@@ -323,7 +335,7 @@ def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
     named = "; ".join(f"{one.node} ({one.operator}): {one.reason}" for one in audit.unsupported[:5])
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
     kinds = {one.operator for one in audit.unsupported}
-    if precision.quantized and kinds <= {"DequantizeLinear", "QuantizeLinear"}:
+    if precision.quantized and kinds <= QUANTIZERS:
         near = "u16u8" if precision.activations.endswith("16") else "u8u8"
         remedy = f"these types do not go together on HTP: use --precision {near}"
     else:

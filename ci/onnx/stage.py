@@ -14,7 +14,7 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.onnx.compile import jobs_of, require_installed, setup_of, tasks_of, versions
 from ci.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
-from ci.onnx.findings import build_id_of, context_of, cost, costs_of, findings_of, lane_of, row
+from ci.onnx.findings import build_id_of, context_of, cost, costs_of, findings_of, lane_of, row, was_compiled
 from ci.onnx.suite import SUITES, Program
 from ci.suites.baseline import Baseline, load_tolerances
 from ci.suites.findings import known_faults, verdict
@@ -107,7 +107,7 @@ def _compile_with(
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection: Selection) -> None:
     tolerances = load_tolerances()
-    lanes = {name: lane_of(result) for name, result in results.items() if result.facts}
+    lanes = {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
     pairs = pairs_of(
         plan.programs, lanes, executorch_lane(selection.reports, selection.profile, os.environ.get(RUN, ""))
     )
@@ -139,12 +139,15 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
 
 
 def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
-    return {name: rounded(context_of(result)["near"]) for name, result in results.items() if result.facts}
+    return {
+        name: rounded(context_of(result)["near"]) for name, result in results.items() if was_compiled(result)
+    }
 
 
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
-    """Replace the baseline's costs and accuracy by those of compiled programs, remembered ones included."""
-    values = {
+    """Replace the baseline's costs and accuracy by those of compiled programs, remembered ones included. What
+    QNN refuses has its operators instead."""
+    values: dict[str, dict[str, object]] = {
         name: {
             **costs_of(results[name]),
             "peak_mb": int(results[name].facts["peak"]) >> 20,
@@ -153,4 +156,9 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
         }
         for name, figures in figures_of(results).items()
     }
+    for name, result in results.items():
+        if result.facts and not was_compiled(result):
+            facts = result.facts
+            operators = {field: tuple(facts[field]) for field in ("refused", "taken")}
+            values[name] = {**operators, "accuracy": {}, "build_id": build_id_of(result)}
     update_baselines(SUITES, plan.baselines, values)

@@ -39,7 +39,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
-WITHOUT_PLACE = (CONTEXT_OPERATOR, "QuantizeLinear", "DequantizeLinear")
+WITHOUT_PLACE = (CONTEXT_OPERATOR, *provider.QUANTIZERS)
 """What the provider and the quantizer add to a model."""
 SAMPLES = "samples.npz"
 CALIBRATION = "calibration.npz"
@@ -322,6 +322,8 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
     Both have the same graph, so costs and accuracy are measured once, and the embedded one's outputs are
     compared with the other's."""
     run, into = _run(order), Path(order["into"])
+    if run.refused:
+        return _refused(order, run, into / "model_ctx.onnx")
 
     def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
         (into / form).mkdir(parents=True)
@@ -340,6 +342,28 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
         "forms_equal": _equal(outputs[:1], outputs_embedded),
         "slowest": [str(cost) for cost in slowest(profile)] if profile else [],
     }
+
+
+def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
+    """QNN is to refuse the model for the operators that the suite names, and for no others."""
+    expected = ", ".join(sorted(run.refused))
+    try:
+        write_context(order, order["soc"], run.settings(order["soc"]), path, embed=False, most=1)
+    except provider.NotOnProvider as error:
+        refused = {each.operator for each in error.audit.unsupported}.difference(WITHOUT_PLACE)
+    else:
+        raise CheckFailed(
+            f"QNN takes the whole model, and the suite says that it refuses {expected}",
+            remedy="remove refused from this run, so that its figures are held",
+        )
+    if refused != set(run.refused):
+        raise CheckFailed(
+            f"QNN refuses {', '.join(sorted(refused))}, and the suite says that it refuses {expected}",
+            remedy="correct refused of this run",
+        )
+    operators = {node.op_type for node in load_graph(Path(order["model"])).graph.node}
+    taken = operators.difference(WITHOUT_PLACE, refused)
+    return {"refused": sorted(refused), "taken": sorted(taken), "build_id": installed_build()}
 
 
 def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:

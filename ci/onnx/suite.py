@@ -26,6 +26,9 @@ class Run(AnyRun):
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: `python -m ci onnx options`."""
     profiling: bool = False
+    refused: tuple[str, ...] = ()
+    """Operators that QNN does not take, once somebody knows: the program is right if QNN refuses it for these
+    and no others."""
 
     @property
     def kind(self) -> str:

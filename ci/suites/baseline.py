@@ -76,6 +76,10 @@ class Recorded(Costs):
     """Why a lower top-1 agreement was accepted."""
     peak_mb: int | None = None
     run_seconds: float | None = None
+    refused: tuple[str, ...] = ()
+    """Operators that QNN does not take, as the suite says of this program."""
+    taken: tuple[str, ...] = ()
+    """The program's others."""
 
     def cost(self, name: str) -> float | None:
         value: float | None = getattr(self, name)
@@ -152,8 +156,7 @@ class Baseline:
 
     def write(self) -> None:
         programs = {
-            name: {key: value for key, value in each.model_dump().items() if value not in (None, {}, "")}
-            for name, each in sorted(self.programs.items())
+            name: each.model_dump(exclude_defaults=True) for name, each in sorted(self.programs.items())
         }
         lines = ",\n".join(
             f"    {json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in programs.items()

@@ -86,7 +86,8 @@ def table_of(
         operator, precision, soc = program.split("/")
         place, scheme = soc + THROUGH_ONNX, PRECISIONS[precision].executorch
         figure = costs.accuracy.get("reference_sqnr_db", costs.accuracy.get("sqnr_db"))
-        part = Part("whole", None if figure is None else round(min(figure, EXACT), 1))
+        result = "whole" if not costs.refused else "part" if costs.taken else "cpu"
+        part = Part(result, None if figure is None else round(min(figure, EXACT), 1), costs.refused)
         cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [(PLAIN, "", part)])
         measured[place] = f"onnxruntime-qnn, QNN {costs.build_id}"
     files = {name: tuple(words) for name, words in upstream.items()}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,12 +20,18 @@ Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Shapes = Annotated[tuple[Shape, ...], Field(min_length=1)]
 
 
+OnnxPrecision = Literal["fp16", "u8u8", "u16u8"]
+ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
+
+
 class Operator(Model):
     call: str = ""
     module: str = ""
     domain: str = "any"
     shapes: str | Shapes = "any"
     blocks: bool = False
+    onnx_refused: Mapping[OnnxPrecision, tuple[str, ...]] = {}
+    """Operators of the exported model that QNN refuses through ONNX Runtime, by precision."""
 
     @model_validator(mode="after")
     def _one(self) -> Operator:
@@ -67,7 +73,6 @@ class Case:
 
 
 ONNX_SUITE = MANIFESTS / "suites" / "onnx_operators.toml"
-ONNX_PRECISIONS = ("fp16", "u8u8", "u16u8")
 
 HEAD = """\
 #:schema ../schema/onnx_suite.json
@@ -82,7 +87,7 @@ schema = 1
 
 def onnx_suite() -> str:
     """manifests/suites/onnx_operators.toml."""
-    runs = ", ".join(f'{{ precision = "{name}", socs = ["{DEFAULT_SOC}"] }}' for name in ONNX_PRECISIONS)
+    operators = load(VALUES, Values).operators
     lines = []
     for case in cases():
         if case.name == "plain":
@@ -94,11 +99,22 @@ def onnx_suite() -> str:
                 "is_module": case.is_module,
             }
             pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in arguments.items())
+            refused = operators[case.operator].onnx_refused
+            runs = ", ".join(_onnx_run(name, refused.get(name, ())) for name in ONNX_PRECISIONS)
             factory = "ci.suites.models.operators:drawn"
             lines.append(
                 f'{case.operator} = {{ factory = "{factory}", arguments = {{ {pairs} }}, run = [{runs}] }}\n'
             )
     return HEAD + "".join(lines)
+
+
+def _onnx_run(precision: str, refused: Sequence[str]) -> str:
+    fields = {
+        "precision": precision,
+        "socs": [DEFAULT_SOC],
+        **({"refused": list(refused)} if refused else {}),
+    }
+    return f"{{ {', '.join(f'{name} = {json.dumps(value)}' for name, value in fields.items())} }}"
 
 
 @cache

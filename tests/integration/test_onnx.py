@@ -148,6 +148,40 @@ class TestCompile:
             "onnx-accuracy"
         }
 
+    def test_a_suite_can_hold_that_qnn_refuses_an_operator(self, model: Path, tmp_path: Path) -> None:
+        erf = model_of([helper.make_node("Erf", ["x"], ["y"], name="erf")], output=(1, 3, 8, 8))
+        write(erf, tmp_path / "erf.onnx")
+        shutil.copy(model, tmp_path / "net.onnx")
+        cases = {"known": ("erf", '["Erf"]'), "other": ("erf", '["Acos"]'), "taken": ("net", '["Conv"]')}
+        lines = [
+            f'{name} = {{ model = "{file}.onnx", run = [{{ precision = "fp16", socs = ["SM8650"], '
+            f"refused = {operators} }}] }}"
+            for name, (file, operators) in cases.items()
+        ]
+        (tmp_path / "suite.toml").write_text("\n".join(["schema = 1", "[case]", *lines, ""]))
+        stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--update-baseline")
+        onnx_command(*stage, code=1, cwd=tmp_path, verb=())
+        report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
+        found = {each["subject"]: each for each in report["findings"] if each["subject"] != "test_onnx"}
+        assert {name.partition("/")[0]: each["severity"] for name, each in found.items()} == {
+            "known": "note",
+            "other": "error",
+            "taken": "error",
+        }
+        assert "Erf" in found["other/fp16/SM8650"]["message"]
+        (baseline,) = tmp_path.glob("suite.baseline-*.json")
+        assert [each["refused"] for each in json.loads(baseline.read_text())["programs"].values()] == [
+            ["Erf"]
+        ]
+
+    def test_where_qnn_takes_nothing_of_a_quantized_model_the_operator_is_named(
+        self, tmp_path: Path, samples: Path
+    ) -> None:
+        erf = model_of([helper.make_node("Erf", ["x"], ["y"], name="erf")], output=(1, 3, 8, 8))
+        arguments = ("--precision", "u8u8", "--calibrate", samples, "-o", tmp_path / "out")
+        ended = onnx_command("compile", write(erf, tmp_path / "erf.onnx"), *arguments, code=1)
+        assert "(Erf)" in ended.stderr
+
     def test_an_unchanged_model_is_compiled_once(self, compiled: Path, model: Path, samples: Path) -> None:
         arguments = (model, "--precision", "u16u8", "--calibrate", samples)
         before = (compiled / "net_ctx_qnn.bin").read_bytes()

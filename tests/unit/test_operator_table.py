@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ci.suites.baseline import Recorded as Costs
 from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
@@ -157,3 +158,15 @@ def test_what_upstream_skips_hides_no_measurement() -> None:
     for tests, result in ((skipped, "bad_test"), (skipped | measured, "whole")):
         table = table_of({"operators": {"SM8650": Record("x", tests)}}, {}, {})
         assert table.cells["abs"]["SM8650"]["fp16"].result == result
+
+
+def test_what_qnn_refuses_through_onnx_runtime_is_on_the_cpu() -> None:
+    baseline = {
+        "erf/fp16/SM8650": Costs(build_id="v2.51.0", refused=("Erf",)),
+        "pool/u8u8/SM8650": Costs(build_id="v2.51.0", refused=("Where",), taken=("Div",)),
+        "log/u16u8/SM8650": Costs(build_id="v2.51.0", accuracy={"reference_sqnr_db": 3.0}),
+    }
+    cells = table_of({}, {}, baseline).cells
+    schemes = {"erf": "fp16", "pool": "8a8w", "log": "16a8w"}
+    rows = [cells[name]["SM8650 onnx"][scheme] for name, scheme in schemes.items()]
+    assert [str(row) for row in rows] == ["CPU: Erf", "part: Where", "WRONG 3 dB"]
