@@ -149,7 +149,7 @@ class Ledger:
                 outcome = cast(Kind, verdict.outcome)
                 cause = causes[verdict.test]
                 expected.append(Expected(test=verdict.test, outcome=outcome, cause=cause, socs=(soc,)))
-        return replace(self, expected=tuple(sorted(expected, key=lambda each: (each.test, each.socs))))
+        return replace(self, expected=_joined(expected))
 
     def as_toml(self) -> str:
         stage = "test_delegate" if self.suite == "delegate" else "test_upstream"
@@ -168,6 +168,18 @@ class Ledger:
                 lines.append(f"socs = {json.dumps(list(socs))}")
             lines.append(f"cause = {_quoted(cause)}")
         return "\n".join(lines) + "\n"
+
+
+def _joined(entries: Iterable[Expected]) -> tuple[Expected, ...]:
+    """One entry for all chips on which a test ends alike, for one reason."""
+    chips: dict[tuple[str, Kind, str], set[str]] = {}
+    for each in entries:
+        chips.setdefault((each.test, each.outcome, each.cause), set()).update(each.socs)
+    joined = (
+        Expected(test=test, outcome=outcome, cause=cause, socs=tuple(sorted(socs)))
+        for (test, outcome, cause), socs in chips.items()
+    )
+    return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
 
 
 def ledger_path(suite: str, profile: str) -> Path:

@@ -62,6 +62,13 @@ def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None
     assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
 
 
+def test_chips_that_fail_alike_share_an_entry() -> None:
+    book = Ledger("rework-op", "wheels")
+    for soc, cause in (("SM8750", "it dies"), ("SM8350", "it dies"), ("SM8450", "it is wrong")):
+        book = book.updated([Verdict(KNOWN.test, "failed")], {KNOWN.test: cause}, soc)
+    assert [each.socs for each in book.expected] == [("SM8350", "SM8750"), ("SM8450",)]
+
+
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
 def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
     cause = " ".join(cause.replace('"""', "").split()) or "x"
