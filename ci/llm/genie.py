@@ -271,7 +271,8 @@ def _replies(
 def _require_head_size(config: Path) -> None:
     """Without it Genie reads unrelated memory: mostly an error of JSON, and a wrong size where it finds a
     number."""
-    if not isinstance(setting(config, "engine", "backend", "QnnHtp").get("kv-dim"), int):
+    backend = setting(config, "engine", "backend", "QnnHtp")
+    if not isinstance(backend, dict) or not isinstance(backend.get("kv-dim"), int):
         raise CheckFailed(
             f"{config} has no number engine.backend.QnnHtp.kv-dim",
             remedy="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",

@@ -484,13 +484,14 @@ class TestConfiguration:
         with pytest.raises(UsageError, match="genie_config"):
             setting(config, "context", "bos-token")
 
+    @pytest.mark.parametrize("backend", [{}, {"kv-dim": "64"}, []])
     def test_a_configuration_without_a_heads_size_never_gets_to_genie(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any
     ) -> None:
         """It would read unrelated memory, and what it says differs from run to run."""
         monkeypatch.setattr("ci.llm.genie.subprocess.Popen", None)
         dialog = self.read(tmp_path)
-        del dialog["engine"]["backend"]["QnnHtp"]["kv-dim"]
+        dialog["engine"]["backend"]["QnnHtp"] = backend
         config = tmp_path / "genie_config.json"
         config.write_text(json.dumps({"dialog": dialog}))
         with pytest.raises(CheckFailed, match="kv-dim"):
