@@ -13,6 +13,9 @@ from ci.suites.suite import Thresholds
 EXACT_DB = 999.0
 """The SQNR of outputs without any error, for which there is no finite number."""
 
+LEAST_DB = 20.0
+"""Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
+
 FIGURES = {
     "cosine": "cosine with the float model",
     "sqnr_db": "SQNR in dB against the float model",

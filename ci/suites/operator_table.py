@@ -15,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from ci.suites.accuracy import LEAST_DB
 from ci.suites.precision import MEASURED_SCHEMES
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
@@ -22,9 +23,6 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
-
-LEAST_DB = 20.0
-"""A case with a lower SQNR is wrong, even if the suite's own tolerance lets it pass."""
 
 Result = Literal["crash", "dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
 

@@ -7,13 +7,23 @@ import importlib
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.suites.accuracy import Unusable, compare
+from ci.suites.accuracy import EXACT_DB, LEAST_DB, Unusable, compare
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What a test compared: the SQNR in dB, None if shapes or types differ, and what the test said of it."""
+
+    figure: float | None
+    passed: bool = False
 
 
 class Plain:
@@ -23,8 +33,8 @@ class Plain:
     """For pytest."""
 
     def __init__(self) -> None:
-        self.figures: list[float] = []
-        """The SQNR in dB of the outputs that the test has compared since the last report."""
+        self.comparisons: list[Comparison] = []
+        """Those of the test since the last report."""
 
     def prepare(self) -> None:
         """Called once, after the suite's modules can be imported and before its tests are collected."""
@@ -52,9 +62,11 @@ class Plain:
         @functools.wraps(original)
         def watched(*args: Any, **named: Any) -> Any:
             computed, expected = [*args, *named.values()][outputs]
-            if (figure := least_db(computed, expected)) is not None:
-                self.figures.append(figure)
-            return original(*args, **named)
+            compared = Comparison(least_db(computed, expected))
+            self.comparisons.append(compared)
+            result = original(*args, **named)
+            compared.passed = True
+            return result
 
         setattr(owner, name, watched)
 
@@ -130,15 +142,20 @@ class Values(Backend):
 
     def holds(self, item: pytest.Item) -> bool:
         parameters = item.callspec.params  # type: ignore[attr-defined]
-        return bool(parameters["case"].blocks or "block" not in parameters["test_runner"].name)
+        case, flow = parameters["case"], parameters["test_runner"].name
+        return "block" not in flow or (case.blocks and case.shape[1] % BLOCK == 0)
 
     def unfit(self, item: pytest.Item) -> str:
         return ""
 
 
+BLOCK = 32
+"""How many weights of a channel share a scale."""
+
+
 def _in_blocks(create: Callable[[], Any]) -> Any:
     stage = create()
-    stage.quantizer.set_block_size_map({"conv2d": (1, 32, 1, 1), "linear": (1, 32)})
+    stage.quantizer.set_block_size_map({"conv2d": (1, BLOCK, 1, 1), "linear": (1, BLOCK)})
     return stage
 
 
@@ -155,11 +172,11 @@ class Rework(Plain):
             self.watch(metrics, "assert_close", slice(1, 3))
         htp: Any = importlib.import_module(f"{rework}.htp.conftest")
         soc = os.environ["QNN_SOC_MODEL"]
-        arch = next((int(arch) for arch, name in htp._get_htp_arch() if name == soc), 0)
+        arch = next(int(arch) for arch, name in htp._get_htp_arch() if name == soc)
         original = htp.with_htp_context
 
         def bind(func: Any, hw_arch: int) -> Any:
-            bound = original(func, arch or hw_arch)
+            bound = original(func, arch)
 
             # It takes things out of the dictionary, which belongs to the collected test.
             def test(request: Any, kwargs: Any) -> Any:
@@ -208,6 +225,15 @@ LOWERING = ("qnn_preprocess", "generate Qnn context binary", "to_edge_transform_
 """Where an exception comes from if lowering fails."""
 
 
+STEPS = {
+    "QUANTIZE_FAIL": "quantizing: ",
+    "LOWER_FAIL": "lowering: ",
+    "PTE_LOAD_FAIL": "loading the .pte: ",
+    "PTE_RUN_FAIL": "running the .pte: ",
+}
+"""Where a model of ExecuTorch's suite failed."""
+
+
 def built_otherwise(name: str, factory: Any) -> str:
     """Whether a flow is built with the scheme of another one, and so tests that one twice."""
     dtype = inspect.getclosurevars(factory).nonlocals.get("quant_dtype")
@@ -230,15 +256,20 @@ def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float | None:
         return None
 
 
+def least_of(figures: Iterable[float]) -> float | None:
+    """None if there is none; NaN if one is, as min() of a NaN and a number depends on their order."""
+    every = list(figures)
+    return math.nan if any(map(math.isnan, every)) else min(every, default=None)
+
+
 def part_of(summary: Any, flow: str) -> dict[str, Any]:
     """One model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
     figures = [float(each.sqnr) for each in summary.tensor_error_statistics if each.sqnr is not None]
-    # min() of a NaN and a number depends on their order.
-    least = math.nan if any(map(math.isnan, figures)) else min(figures, default=None)
-    error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]
+    least = least_of(figures)
     name = summary.result.name
+    error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]
     if name == "SUCCESS":
         result = "part" if on_cpu else "whole"
         if result == "whole" and flow != FLOAT_FLOW and not any("quantize" in each for each in on_htp):
@@ -250,6 +281,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         result = "bad_test" if error else "no_kernel"
     else:
         result = "wrong" if name == "OUTPUT_MISMATCH_FAIL" else "dies"
+        error = f"{STEPS.get(name, '')}{error}"
     if result in ("whole", "part", "float") and (least is None or math.isnan(least) or least == -math.inf):
         # The reference has nothing but zeros, or there is none.
         result = "bad_test"
@@ -263,14 +295,29 @@ def part(
 ) -> dict[str, Any]:
     """A part of a test, as JSON (ci.upstream.ledger.Part)."""
     figure = None if sqnr_db is None or not math.isfinite(sqnr_db) else round(sqnr_db, 1)
+    error = ADDRESS.sub("0x…", error)
     return {"result": result, "sqnr_db": figure, "cpu": list(cpu), "error": error, "name": name}
 
+
+def why_unheld(figure: float | None) -> str:
+    """Why a test that passed with outputs of this SQNR says nothing of them; empty if it does."""
+    if figure is None or figure >= LEAST_DB:
+        return ""
+    if not math.isfinite(figure) or figure <= -EXACT_DB:
+        return f"any outputs pass: their SQNR is {figure:g}"
+    return f"its limits let outputs of less than {LEAST_DB:g} dB pass"
+
+
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+"""Of memory: another in each process."""
 
 ORDER = (
     *("crash", "memory", "timeout", "dies", "wrong", "failed", "absent", "bad_test", "no_kernel", "not_run"),
     *("cpu", "part", "float", "whole", "passed"),
 )
 """From the worst result of a part to the best."""
+
+GOOD = ORDER[ORDER.index("cpu") :]
 
 
 def worst(parts: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.engine.workers.parent import tail
-from ci.upstream.adapters import ORDER
+from ci.upstream.adapters import GOOD, ORDER
 from ci.upstream.ledger import NOT_RUN, Ledger, Part, Record, Verdict, ledger_path, record_path
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest
@@ -52,13 +52,15 @@ class Judge:
         if recorded is None or not recorded.parts or recorded.parts == verdict.parts:
             return []
         old, new = recorded.parts, verdict.parts
-        if len(old) != len(new):
-            return [(f"had {len(old)} parts when it was recorded, and has {len(new)}", len(new) < len(old))]
-        return [
+        changes = [
             (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
-            for index, (before, part) in enumerate(zip(old, new, strict=True))
+            for index, (before, part) in enumerate(zip(old, new, strict=False))
             if (worse := _worse(before, part))
         ]
+        if len(old) != len(new):
+            worse = len(new) < len(old) or any(part.result not in GOOD for part in new[len(old) :])
+            changes.append((f"had {len(old)} parts when it was recorded, and has {len(new)}", worse))
+        return changes
 
     def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
@@ -122,11 +124,14 @@ class Judge:
         total = dict.fromkeys(names, 0)
         for verdict in verdicts:
             total["cached"] += verdict.cached
-            if verdict.outcome == "passed" or verdict.outcome in NOT_RUN:
-                total["passed" if verdict.outcome == "passed" else "not_run"] += 1
-                total["unexpected_passes"] += verdict.outcome == "passed" and self.is_surprise(verdict)
+            surprise = self.is_surprise(verdict)
+            if verdict.outcome in NOT_RUN:
+                total["not_run"] += 1
+            elif verdict.outcome == "passed" and not (surprise and self.expected(verdict.test) == "passed"):
+                total["passed"] += 1
+                total["unexpected_passes"] += surprise
             else:
-                total["failed" if self.is_surprise(verdict) else "expected_failures"] += 1
+                total["failed" if surprise else "expected_failures"] += 1
         return total
 
     def updated(self, verdicts: Iterable[Verdict], tests: Collection[str], measured: str) -> Judge:
@@ -157,6 +162,10 @@ def _worse(before: Part, now: Part) -> float:
     if before.result != now.result:
         return ORDER.index(before.result) - ORDER.index(now.result)
     if before.sqnr_db is None or now.sqnr_db is None:
-        return 0.0
-    lost = before.sqnr_db - now.sqnr_db
-    return lost if abs(lost) > SAME_DB else float(len(now.cpu) - len(before.cpu))
+        # What is not compared any more is worse.
+        lost = float(now.sqnr_db is None) - float(before.sqnr_db is None)
+    else:
+        lost = before.sqnr_db - now.sqnr_db
+        lost = lost if abs(lost) > SAME_DB else 0.0
+    more, fewer = set(now.cpu) - set(before.cpu), set(before.cpu) - set(now.cpu)
+    return lost or float(bool(more)) or -float(bool(fewer))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from xml.etree import ElementTree
 
 from ci.engine.workers.parent import tail
-from ci.upstream.ledger import Ledger, Verdict
+from ci.upstream.judge import Judge
+from ci.upstream.ledger import Verdict
 from provisioning.base.rendering.junit_xml import clean
 
 LOG_CHARACTERS = 8000
 """Of the log of an unexpected failure."""
 
 
-def junit_text(
-    verdicts: Iterable[Verdict], ledger: Ledger, soc: str, logs: Path, suite: str, module: str
-) -> str:
+def junit_text(verdicts: Iterable[Verdict], judge: Judge, suite: str, module: str) -> str:
     """A test that the ledger names is a skipped case with its cause; a surprise is a failure with its log."""
     root = ElementTree.Element("testsuite", name=suite)
     counts = Counter({"tests": 0, "failures": 0, "skipped": 0})
@@ -27,13 +25,15 @@ def junit_text(
             root, "testcase", classname=f"{module}.{owner}", name=name, time=f"{verdict.seconds:.3f}"
         )
         counts["tests"] += 1
-        entry = ledger.entry(verdict.test, soc)
-        if verdict.outcome != (entry.outcome if entry else "passed"):
+        entry = judge.ledger.entry(verdict.test, judge.soc)
+        if judge.is_surprise(verdict):
             counts["failures"] += 1
-            reason = verdict.reason or f"passes, and the ledger has it as {entry.outcome if entry else ''}"
+            reason = "; ".join(text for text, _ in judge.changes(verdict)) or verdict.reason
+            if entry and verdict.outcome == "passed":
+                reason = f"passes, and the ledger has it as {entry.outcome}"
             failure = ElementTree.SubElement(case, "failure", message=clean(reason), type=verdict.outcome)
             failure.text = clean("\n".join(f"{where} {error}".strip() for where, error in verdict.problems))
-            log = tail(logs / f"{verdict.test}.log", LOG_CHARACTERS)
+            log = tail(judge.logs / f"{verdict.test}.log", LOG_CHARACTERS)
             ElementTree.SubElement(case, "system-out").text = clean(log)
         elif entry:
             counts["skipped"] += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -211,6 +212,8 @@ class Recorded:
     seconds: float
     megabytes: int
     parts: tuple[Part, ...] = ()
+    measured: str = ""
+    """The versions that gave these."""
 
 
 UNKNOWN = Recorded(5.0, 900)
@@ -222,7 +225,7 @@ class Record:
     """What a suite's tests gave on one chip. Runs of parts of a suite add up in it."""
 
     measured: str = ""
-    """The versions of what was measured last."""
+    """The versions of what was measured last. Parts of a suite may be older."""
     tests: Mapping[str, Recorded] = field(default_factory=dict)
 
     def with_verdicts(self, verdicts: Iterable[Verdict], measured: str) -> Record:
@@ -230,23 +233,38 @@ class Record:
         tests = dict(self.tests)
         for verdict in verdicts:
             old = tests.get(verdict.test, UNKNOWN)
-            if verdict.outcome in GONE or (verdict.cached and verdict.test in tests):
-                tests[verdict.test] = replace(old, parts=verdict.parts)
-            else:
-                tests[verdict.test] = Recorded(verdict.cpu_seconds, verdict.peak >> 20, verdict.parts)
+            if not (verdict.outcome in GONE or (verdict.cached and verdict.test in tests)):
+                old = Recorded(verdict.cpu_seconds, verdict.peak >> 20)
+            tests[verdict.test] = replace(old, parts=verdict.parts, measured=measured)
         return Record(measured, tests)
+
+    def versions(self) -> str:
+        """Those of all tests, the last ones first."""
+        older = Counter(row.measured for row in self.tests.values() if row.measured != self.measured)
+        return "; ".join([self.measured, *(f"{count} tests with {name}" for name, count in older.items())])
 
     def only(self, names: Collection[str]) -> Record:
         return Record(self.measured, {test: row for test, row in self.tests.items() if test in names})
 
     def as_json(self) -> str:
-        rows = [
-            f"    {json.dumps(test)}: "
-            + json.dumps([round(row.seconds, 1), row.megabytes, *map(_row_of, row.parts)])
-            for test, row in sorted(self.tests.items())
-        ]
-        head = f'{{\n  "schema": 1,\n  "measured": {json.dumps(self.measured)},\n  "tests": {{\n'
-        return head + ",\n".join(rows) + "\n  }\n}\n"
+        by_version: dict[str, dict[str, Recorded]] = {self.measured: {}}
+        for test, row in sorted(self.tests.items()):
+            by_version.setdefault(row.measured, {})[test] = row
+        last = (
+            f'  "measured": {json.dumps(self.measured)},\n  "tests": {_rows(by_version.pop(self.measured))}'
+        )
+        older = ",\n".join(f"    {json.dumps(name)}: {_rows(rows)}" for name, rows in by_version.items())
+        fields = ['  "schema": 1', last, *([f'  "older": {{\n{older}\n  }}'] if older else [])]
+        return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _rows(tests: Mapping[str, Recorded]) -> str:
+    rows = [
+        f"    {json.dumps(test)}: "
+        + json.dumps([round(row.seconds, 1), row.megabytes, *map(_row_of, row.parts)])
+        for test, row in tests.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n  }"
 
 
 def _row_of(part: Part) -> list[Any]:
@@ -269,8 +287,11 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
     try:
         file = json.loads(path.read_text(encoding="utf-8"))
         tests = {
-            str(test): Recorded(float(seconds), int(megabytes), tuple(_part_of(*each) for each in parts))
-            for test, (seconds, megabytes, *parts) in file["tests"].items()
+            str(test): Recorded(
+                float(seconds), int(megabytes), tuple(_part_of(*each) for each in parts), name
+            )
+            for name, rows in {**file.get("older", {}), file["measured"]: file["tests"]}.items()
+            for test, (seconds, megabytes, *parts) in rows.items()
         }
         return Record(str(file["measured"]), tests)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

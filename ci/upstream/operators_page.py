@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from ci.suites.accuracy import LEAST_DB
 from ci.suites.baseline import Recorded, baseline_path, load_baseline
 from ci.suites.operator_table import (
     EXACT,
-    LEAST_DB,
     MEANINGS,
     TABLE,
     Cell,
@@ -78,7 +78,7 @@ def table_of(
                 if row.parts and (key := _key(test)):
                     operator, scheme, own, case = key
                     parts[operator, soc, scheme] += [(own, case, part) for part in row.parts]
-                    measured[soc] = record.measured
+                    measured[soc] = record.versions()
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, soc, scheme), rows in sorted(parts.items()):
         cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(operator, rows)

@@ -200,7 +200,7 @@ def _report(
         ]
     junit = judge.logs / "junit.xml"
     junit.parent.mkdir(parents=True, exist_ok=True)
-    text = junit_text(verdicts.values(), judge.ledger, judge.soc, judge.logs, stage.stage, plan.suite.path)
+    text = junit_text(verdicts.values(), judge, stage.stage, plan.suite.path)
     junit.write_text(text, encoding="utf-8")
     stage.artifacts.append(Artifact.of("junit", junit))
 
@@ -209,7 +209,7 @@ def make_plan(
     suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]
 ) -> Plan:
     """Everything except the list of tests, which may need a worker."""
-    suite.check()
+    suite.check(selection.soc)
     qnn_environment = resolve(selection, environ)
     qnn_environment.explain()
     runner = ready_runner(environ, selection.reports)

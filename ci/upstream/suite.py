@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.engine.jobs import default_slots
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
@@ -35,11 +35,18 @@ class Suite:
     """Only the tests of these; of all if empty."""
     adapter: str = "plain"
     """How its tests are set up and judged (ci.upstream.adapters)."""
+    socs: tuple[str, ...] = ()
+    """The chips that its tests know; any if empty."""
     warm_up: str = ""
     """A quick test that each worker runs before it starts to fork."""
 
-    def check(self) -> None:
-        """Raise EnvironmentLacking if this Python does not have it; imports nothing."""
+    def check(self, soc: str) -> None:
+        """Raise an error if this Python does not have it, or if it knows no such chip; imports nothing."""
+        if self.socs and soc not in self.socs:
+            raise UsageError(
+                f"--soc {soc}: the tests of {self.name} know one chip of each architecture",
+                remedy=f"--soc with one of {', '.join(self.socs)}",
+            )
         self.place()
 
     def place(self) -> Path:
@@ -63,6 +70,7 @@ class Suite:
 
 _QUALCOMM = "backends/qualcomm"
 _REWORK = f"{_QUALCOMM}/tests/rework"
+_REWORK_SOCS = ("SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850")
 _DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
 
 DELEGATE = Suite(
@@ -113,11 +121,24 @@ SUITES = {
             f"{_REWORK}/htp/op/v68/test.py",
             "operators, on the chip's architecture",
             adapter="rework",
+            socs=_REWORK_SOCS,
             warm_up="test_relu[8a]",
         ),
-        Suite("rework-feature", f"{_REWORK}/htp/feature/v68/test.py", "options", adapter="feature"),
-        Suite("rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework"),
-        Suite("rework-passes", f"{_REWORK}/passes/test.py", "graph passes, each alone", adapter="rework"),
+        Suite(
+            "rework-feature",
+            f"{_REWORK}/htp/feature/v68/test.py",
+            "options",
+            adapter="feature",
+            socs=_REWORK_SOCS,
+        ),
+        Suite("rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework", socs=_REWORK_SOCS),
+        Suite(
+            "rework-passes",
+            f"{_REWORK}/passes/test.py",
+            "graph passes, each alone",
+            adapter="rework",
+            socs=_REWORK_SOCS,
+        ),
         Suite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
         Suite("qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"),
         Suite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import math
 import os
 import random
 import re
@@ -12,7 +11,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,17 @@ import pytest
 
 from ci.engine.workers.child import Answer, Meter, forget_torch, make_exports_faster, serve
 from ci.upstream import shims
-from ci.upstream.adapters import ADAPTERS, LOWERING, Plain, part, worst
+from ci.upstream.adapters import (
+    ADAPTERS,
+    ADDRESS,
+    LOWERING,
+    Comparison,
+    Plain,
+    least_of,
+    part,
+    why_unheld,
+    worst,
+)
 from ci.upstream.suite import SUITES, Suite
 
 SEED = 0
@@ -60,22 +69,19 @@ class Recorder:
 
     def forget(self) -> None:
         self.reports: list[pytest.TestReport] = []
-        self.figures: dict[int, float | None] = {}
+        self.comparisons: list[list[Comparison]] = []
         self.parts: list[dict[str, Any]] = []
-        self.adapter.figures.clear()
+        self.adapter.comparisons = []
 
     def all_parts(self) -> list[dict[str, Any]]:
         """What the adapter knows of the parts, else one for each subtest, else one for the test."""
         calls = [
-            (report, self.figures[index])
-            for index, report in enumerate(self.reports)
+            (report, comparisons)
+            for report, comparisons in zip(self.reports, self.comparisons, strict=True)
             if report.when == "call" or not report.passed
         ]
         subtests = [each for each in calls if _subtest(each[0])]
-        return self.parts or [
-            part(_result(report, figure), figure, name=_subtest(report), error=_last_line(report, figure))
-            for report, figure in subtests or calls
-        ]
+        return self.parts or [part_of_report(*each) for each in subtests or calls]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -83,8 +89,8 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
-        self.figures[len(self.reports) - 1] = min(self.adapter.figures, default=None)
-        self.adapter.figures.clear()
+        self.comparisons.append(self.adapter.comparisons)
+        self.adapter.comparisons = []
         if report.failed:
             sys.stderr.write(f"\n{_subtest(report) or report.nodeid}\n{report.longreprtext}\n")
 
@@ -190,21 +196,21 @@ def verdict_of(
     return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
 
 
-def _result(report: pytest.TestReport, figure: float | None) -> str:
+def part_of_report(report: pytest.TestReport, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """A test or subtest as a part: how it ended, and the least figure of what it compared."""
+    figure = least_of(each.figure for each in comparisons if each.figure is not None)
+    error = ""
     if report.skipped:
-        return "failed" if hasattr(report, "wasxfail") else "not_run"
-    if report.passed:
-        # No comparison is false with these, so the test would have passed with any outputs.
-        return "bad_test" if figure is not None and not math.isfinite(figure) else "passed"
-    if figure is not None and "AssertionError" in report.longreprtext:
-        return "wrong"
-    return "dies" if any(word in report.longreprtext for word in LOWERING) else "failed"
-
-
-def _last_line(report: pytest.TestReport, figure: float | None) -> str:
-    if report.failed:
-        return _error(report).splitlines()[-1]
-    return "" if figure is None or math.isfinite(figure) else f"any outputs pass: their SQNR is {figure}"
+        result = "failed" if hasattr(report, "wasxfail") else "not_run"
+    elif report.passed:
+        error = why_unheld(figure)
+        result = "bad_test" if error else "passed"
+    else:
+        error = _error(report).splitlines()[-1]
+        refused = any(each.figure is not None and not each.passed for each in comparisons)
+        lowering = any(word in report.longreprtext for word in LOWERING)
+        result = "wrong" if refused else "dies" if lowering else "failed"
+    return part(result, figure, name=_subtest(report), error=error)
 
 
 def _subtest(report: pytest.TestReport) -> str:
@@ -215,7 +221,8 @@ def _subtest(report: pytest.TestReport) -> str:
 
 def _error(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message if crash else report.longreprtext).strip()[:2000] or "failed without a message"
+    text = ADDRESS.sub("0x…", str(crash.message if crash else report.longreprtext).strip())
+    return text[:2000] or "failed without a message"
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

@@ -112,8 +112,9 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     first = Verdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
     crashed = Verdict("a", "crash", parts=(Part("crash"),))
     both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
-    assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),)) and both.tests.keys() == {"a", "b"}
-    assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),))
+    assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),), "x") and both.tests.keys() == {"a", "b"}
+    assert both.versions() == "y; 1 tests with x"
+    assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),), "z")
 
 
 def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:

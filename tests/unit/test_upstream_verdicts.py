@@ -1,0 +1,122 @@
+"""What a test's reports and comparisons make of it, and what of it is a surprise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from ci.suites.accuracy import EXACT_DB
+from ci.upstream.adapters import Comparison, Plain
+from ci.upstream.judge import Judge
+from ci.upstream.junit import junit_text
+from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict
+from ci.upstream.suite import SUITES
+from ci.upstream.worker import part_of_report
+from provisioning.base.errors import UsageError
+from provisioning.base.stage_run import StageRun
+
+
+def report(*, passed: bool = True, text: str = "") -> Any:
+    return SimpleNamespace(
+        skipped=False, passed=passed, failed=not passed, longreprtext=text, longrepr=None, nodeid="t"
+    )
+
+
+@pytest.mark.parametrize(
+    ("passed", "comparisons", "result"),
+    [
+        (True, [], "passed"),
+        (True, [Comparison(60.0, passed=True), Comparison(20.0, passed=True)], "passed"),
+        # ExecuTorch's limits let them pass, and they are wrong.
+        (True, [Comparison(60.0, passed=True), Comparison(5.0, passed=True)], "bad_test"),
+        (True, [Comparison(0.0, passed=True)], "bad_test"),
+        # Compared with nothing but zeros.
+        (True, [Comparison(-EXACT_DB, passed=True)], "bad_test"),
+        (True, [Comparison(50.0, passed=True), Comparison(math.nan, passed=True)], "bad_test"),
+        (False, [Comparison(45.0)], "wrong"),
+        # Another assertion failed than that of the outputs.
+        (False, [Comparison(45.0, passed=True)], "failed"),
+        (False, [], "failed"),
+    ],
+)
+def test_a_test_that_passes_is_held_to_what_it_compared(
+    passed: bool, comparisons: list[Comparison], result: str
+) -> None:
+    text = "" if passed else "AssertionError: at 0x7f0123456789"
+    part = part_of_report(report(passed=passed, text=text), comparisons)
+    assert part["result"] == result
+    assert "0x7f" not in part["error"] and bool(part["error"]) == (result != "passed")
+
+
+def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() -> None:
+    class Upstream:
+        def assert_close(self, device_output: Any, ref_output: Any) -> None:
+            assert device_output[0].sum() < 10
+
+    adapter = Plain()
+    adapter.watch(Upstream, "assert_close", slice(1, 3))
+    right = torch.ones(4)
+    Upstream().assert_close(device_output=[right * 1.1], ref_output=[right])
+    with pytest.raises(AssertionError):
+        Upstream().assert_close([right * 3], [right])
+    assert [(round(each.figure or 0), each.passed) for each in adapter.comparisons] == [
+        (20, True),
+        (-6, False),
+    ]
+
+
+JUDGE_BEFORE = (Part("passed", 60.0), Part("part", 40.0, ("aten::erf",)))
+
+
+@pytest.mark.parametrize(
+    ("now", "surprise", "changed"),
+    [
+        (JUDGE_BEFORE, False, False),
+        ((Part("passed", 59.5), JUDGE_BEFORE[1]), False, False),
+        ((Part("passed", 30.0), JUDGE_BEFORE[1]), True, True),
+        ((Part("passed", 80.0), JUDGE_BEFORE[1]), False, True),
+        # It is not compared any more.
+        ((Part("passed"), JUDGE_BEFORE[1]), True, True),
+        ((JUDGE_BEFORE[0], Part("part", 40.0, ("aten::view",))), True, True),
+        ((JUDGE_BEFORE[0], Part("part", 40.0)), False, True),
+        (JUDGE_BEFORE[:1], True, True),
+        ((*JUDGE_BEFORE, Part("passed", 70.0)), False, True),
+        ((*JUDGE_BEFORE, Part("dies")), True, True),
+    ],
+)
+def test_a_part_that_gives_less_than_before_is_a_surprise_everywhere(
+    tmp_path: Path, now: tuple[Part, ...], surprise: bool, changed: bool
+) -> None:
+    judge = Judge(
+        Ledger("operators", "wheels"), "SM8650", tmp_path, Record("x", {"t": Recorded(1, 1, JUDGE_BEFORE)})
+    )
+    verdict = Verdict("t", "passed", parts=now)
+    assert (judge.is_surprise(verdict), bool(judge.changes(verdict))) == (surprise, changed)
+    counts = judge.counts([verdict])
+    assert (counts["passed"], counts["failed"], counts["unexpected_passes"]) == (not surprise, surprise, 0)
+    suite = ElementTree.fromstring(junit_text([verdict], judge, "test_upstream", "operators"))
+    assert suite.get("failures") == str(int(surprise))
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
+    judge.findings(stage, [verdict])
+    assert bool(stage.findings) == changed
+
+
+def test_an_unexpected_pass_is_counted_as_one_and_fails_in_junit(tmp_path: Path) -> None:
+    entry = Expected(test="t", outcome="wrong", cause="its outputs are wrong")
+    judge = Judge(Ledger("operators", "wheels", (entry,)), "SM8650", tmp_path)
+    counts = judge.counts([Verdict("t", "passed")])
+    assert (counts["passed"], counts["unexpected_passes"], counts["failed"]) == (1, 1, 0)
+    text = junit_text([Verdict("t", "passed")], judge, "test_upstream", "operators")
+    assert 'failures="1"' in text and "the ledger has it as wrong" in text
+
+
+def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
+    """They would be bound to another architecture, and its results taken for the chip's."""
+    with pytest.raises(UsageError, match="QCS8300"):
+        SUITES["rework-op"].check("QCS8300")
