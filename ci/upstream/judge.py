@@ -9,7 +9,18 @@ from pathlib import Path
 
 from ci.engine.workers.parent import tail
 from ci.upstream.adapters import GOOD, ORDER
-from ci.upstream.ledger import NOT_RUN, Ledger, Part, Record, Verdict, ledger_path, record_path
+from ci.upstream.ledger import (
+    NOT_RUN,
+    Ledger,
+    Part,
+    Record,
+    Verdict,
+    ledger_path,
+    load_ledger,
+    load_record,
+    locked,
+    record_path,
+)
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest
 from provisioning.base.files import replace_text
@@ -105,15 +116,24 @@ class Judge:
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
 
+    def gone(self, tests: Collection[str]) -> list[str]:
+        """What the ledger or the record names and the suite no longer has."""
+        named = {each.test for each in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
+        return sorted(named.difference(tests))
+
     def _again(self, stage: StageRun, verdict: Verdict, *flags: str) -> str:
         """The command that runs this test again."""
+        return self.command(stage, "-k", verdict.test.rpartition(".")[2], *flags)
+
+    def command(self, stage: StageRun, *flags: str) -> str:
+        """For this suite, profile and chip."""
         words = [] if self.ledger.suite == "delegate" else [self.ledger.suite]
-        words += ["-k", verdict.test.rpartition(".")[2]]
+        words += flags
         if self.ledger.profile != DEFAULT_PROFILE:
             words += ["--profile", self.ledger.profile]
         if self.soc != DEFAULT_SOC:
             words += ["--soc", self.soc]
-        return session(stage.stage, *words, *flags)
+        return session(stage.stage, *words)
 
     def _explanation(self, verdict: Verdict) -> Explanation | None:
         return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
@@ -135,17 +155,21 @@ class Judge:
         return total
 
     def updated(self, verdicts: Iterable[Verdict], tests: Collection[str], measured: str) -> Judge:
-        """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs."""
+        """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs, and
+        tests that the suite no longer has are removed."""
         verdicts = list(verdicts)
         causes = {each.test: self._cause(each) for each in verdicts if each.outcome != "passed"}
-        ledger = self.ledger.updated(verdicts, causes, self.soc)
-        record = self.record.with_verdicts(verdicts, measured).only(tests)
-        for path, text in (
-            (ledger_path(ledger.suite, ledger.profile), ledger.as_toml()),
-            (record_path(ledger.suite, ledger.profile, self.soc), record.as_json()),
-        ):
-            replace_text(path, text)
-            sys.stderr.write(f"wrote {path}\n")
+        suite, profile, known = self.ledger.suite, self.ledger.profile, set(tests)
+        with locked():
+            # Another run may have written since this one read them.
+            ledger = load_ledger(suite, profile).updated(verdicts, causes, self.soc).only(known)
+            record = load_record(suite, profile, self.soc).with_verdicts(verdicts, measured).only(known)
+            for path, text in (
+                (ledger_path(suite, profile), ledger.as_toml()),
+                (record_path(suite, profile, self.soc), record.as_json()),
+            ):
+                replace_text(path, text)
+                sys.stderr.write(f"wrote {path}\n")
         return replace(self, ledger=ledger, record=record)
 
     def _cause(self, verdict: Verdict) -> str:

@@ -3,11 +3,14 @@ and cost when it was recorded (<profile>-<chip>.json)."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -23,8 +26,8 @@ DIRECTORY = MANIFESTS / "upstream"
 HEADER = """\
 # What ExecuTorch's own tests ({suite}) do with the {profile} profile where one does not pass, and why.
 # `outcome`: dies (while lowering), wrong (outputs), failed (otherwise), crash, memory (more than the limit),
-# bad_test (a mistake in the test, which upstream skips or passes), absent (needs a module that is not
-# installed), not_run (skipped), expected_failure (marked so upstream).
+# timeout (no result within --timeout), bad_test (a mistake in the test, which upstream skips or passes),
+# absent (needs a module that is not installed), not_run (skipped), expected_failure (marked so upstream).
 # Without `socs` an entry holds for every chip. `nox -s {stage} -- --update-ledger` rewrites this file.
 schema = 1
 """
@@ -152,6 +155,13 @@ class Ledger:
                 expected.append(Expected(test=verdict.test, outcome=outcome, cause=cause, socs=(soc,)))
         return replace(self, expected=_joined(expected))
 
+    def only(self, names: Collection[str]) -> Ledger:
+        return replace(
+            self,
+            expected=tuple(each for each in self.expected if each.test in names),
+            sample=tuple(test for test in self.sample if test in names),
+        )
+
     def as_toml(self) -> str:
         stage = "test_delegate" if self.suite == "delegate" else "test_upstream"
         lines = [HEADER.format(suite=self.suite, profile=self.profile, stage=stage).rstrip()]
@@ -181,6 +191,21 @@ def _joined(entries: Iterable[Expected]) -> tuple[Expected, ...]:
         for (test, outcome, cause), socs in chips.items()
     )
     return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Keep other runs from writing ledgers, records and the table. It locks the folder: a file would show up
+    in git."""
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(DIRECTORY, os.O_RDONLY)
+    try:
+        # On a file system without locks, one run at a time still works.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def ledger_path(suite: str, profile: str) -> Path:

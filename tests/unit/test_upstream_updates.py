@@ -1,0 +1,69 @@
+"""What a run writes into the ledger and the record, beside other runs and after upstream's changes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ci.upstream import ledger as ledgers
+from ci.upstream.judge import Judge
+from ci.upstream.ledger import Part, Verdict, load_ledger, load_record, locked
+
+SOC = "SM8650"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(ledgers, "DIRECTORY", tmp_path / "manifests")
+    return tmp_path
+
+
+def judge(folder: Path) -> Judge:
+    """As a run makes it when it begins."""
+    return Judge(load_ledger("passes", "wheels"), SOC, folder, load_record("passes", "wheels", SOC))
+
+
+def verdict(test: str, outcome: str, seconds: float = 1.0) -> Verdict:
+    return Verdict(test, outcome, outcome, parts=(Part(outcome),), cpu_seconds=seconds, peak=1 << 20)
+
+
+def update(judge: Judge, *verdicts: Verdict, tests: tuple[str, ...] = ("a", "b")) -> Judge:
+    return judge.updated(verdicts, tests, "executorch 1")
+
+
+def test_two_runs_at_once_lose_nothing_of_each_other(folder: Path) -> None:
+    one, other = judge(folder), judge(folder)
+    update(one, verdict("a", "failed"))
+    update(other, verdict("b", "dies"))
+    last = judge(folder)
+    assert {each.test: each.outcome for each in last.ledger.expected} == {"a": "failed", "b": "dies"}
+    assert set(last.record.tests) == {"a", "b"}
+
+
+def test_a_run_waits_while_another_writes(folder: Path) -> None:
+    writer = threading.Thread(target=update, args=(judge(folder), verdict("a", "failed")))
+    with locked():
+        writer.start()
+        writer.join(0.5)
+        assert writer.is_alive() and not judge(folder).ledger.expected
+    writer.join(30)
+    assert judge(folder).expected("a") == "failed"
+    assert {path.name for path in ledgers.DIRECTORY.iterdir()} == {"passes"}
+
+
+def test_an_update_removes_what_upstream_has_removed(folder: Path) -> None:
+    update(judge(folder), verdict("a", "failed"), verdict("b", "passed"))
+    assert judge(folder).gone(["b"]) == ["a"]
+    assert judge(folder).gone(["a"]) == ["b"]
+    update(judge(folder), verdict("c", "passed"), tests=("c",))
+    last = judge(folder)
+    assert (last.ledger.expected, set(last.record.tests), last.gone(["c"])) == ((), {"c"}, [])
+
+
+def test_a_remembered_verdict_does_not_change_what_its_test_costs(folder: Path) -> None:
+    update(judge(folder), verdict("a", "passed", seconds=7.0))
+    remembered = Verdict("a", "passed", parts=(Part("whole", 60.0),), cpu_seconds=0.1, cached=True)
+    row = update(judge(folder), remembered).record.tests["a"]
+    assert (row.seconds, row.megabytes, row.parts) == (7.0, 1, (Part("whole", 60.0),))
