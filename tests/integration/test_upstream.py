@@ -81,6 +81,8 @@ def test_junit_has_a_case_for_every_test(whole: Bench) -> None:
     assert (suite.get("tests"), suite.get("failures")) == ("19", "14")
     failure = suite.find("testcase[@name='test_subtests']/failure")
     assert failure is not None and failure.text == "(i=1) AssertionError: 1 == 1"
+    allocates = suite.find("testcase[@name='test_allocates']/failure")
+    assert allocates is not None and allocates.get("type") == "memory"
 
 
 def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Bench) -> None:

@@ -1,0 +1,109 @@
+"""How ExecuTorch's suites are set up: the chip, the figures, the flows, and what our own cases draw."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ci.upstream import values
+from ci.upstream.adapters import EXACT, Backend, Rework, Values, built_otherwise, least_db
+from ci.upstream.value_cases import cases
+
+
+@pytest.fixture
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Stand-ins for modules of the executorch wheel."""
+
+    def add(name: str, **contents: Any) -> ModuleType:
+        module = ModuleType(f"executorch.backends.{name}")
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return module
+
+    for name in ("", ".backends"):
+        monkeypatch.setitem(sys.modules, f"executorch{name}", ModuleType(f"executorch{name}"))
+    for name in ("qualcomm", "qualcomm.tests", "qualcomm.tests.rework", "qualcomm.tests.rework.htp"):
+        add(name)
+    for name in ("test", "test.suite", "test.harness"):
+        add(name)
+    return add
+
+
+def test_rework_binds_its_tests_to_the_chosen_chip(
+    upstream: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = {
+        name: type(name, (), {"assert_close": None}) for name in ("Tolerance", "Sqnr", "CosineSimilarity")
+    }
+    upstream("qualcomm.tests.rework.conftest", **metrics)
+    upstream("qualcomm.export_utils", SimpleADB=type("SimpleADB", (), {}))
+    htp = upstream(
+        "qualcomm.tests.rework.htp.conftest",
+        _get_htp_arch=lambda: [(68, "SM8350"), (79, "SM8750")],
+        with_htp_context=lambda test, hw_arch: lambda request, kwargs: (hw_arch, kwargs.pop("expected")),
+    )
+    monkeypatch.setenv("QNN_SOC_MODEL", "SM8750")
+    monkeypatch.setattr(Rework, "watch", lambda *args: None)
+    Rework().prepare()
+    bound, kwargs = htp.with_htp_context(None, hw_arch=68), {"expected": "whole"}
+    # A test that runs a second time finds its parameters again.
+    assert [bound(None, kwargs) for _ in range(2)] == [(79, "whole")] * 2
+
+
+def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_reference_for_the_signal(
+    upstream: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    tester = upstream("qualcomm.tests.tester", ToEdgeTransformAndLower=lambda soc_model: soc_model)
+    upstream("test.suite.reporting", begin_test_session=lambda path, seed: seeds.append(seed))
+    statistics = upstream(
+        "test.harness.error_statistics", compute_sqnr=lambda signal, output: (signal, output)
+    )
+    monkeypatch.setenv("QNN_SOC_MODEL", "SM8750")
+    Backend().prepare()
+    assert tester.ToEdgeTransformAndLower() == "SM8750"
+    assert statistics.compute_sqnr("computed", "reference") == ("reference", "computed")
+    assert seeds == [0]
+
+
+@pytest.mark.parametrize(("scheme", "told"), [("use_8a8w", True), ("use_16a4w_block", False)])
+def test_a_flow_that_is_built_with_another_scheme_is_told(scheme: str, told: bool) -> None:
+    def factory_of(quant_dtype: Any) -> Callable[[], Any]:
+        return lambda: quant_dtype
+
+    factory = factory_of(SimpleNamespace(name=scheme))
+    assert bool(built_otherwise("qnn_16a4w_block", factory)) == told
+
+
+def test_the_least_figure_of_all_outputs_is_taken() -> None:
+    right = [torch.ones(8), torch.arange(8.0)]
+    assert least_db(right, right) == EXACT
+    assert least_db([right[0] * 1.1, right[1]], right) == pytest.approx(20, abs=0.1)
+    assert math.isnan(least_db([right[0] * math.nan, right[1]], right) or 0)
+    assert least_db([right[0]], right) is None
+
+
+def test_a_case_with_zeros_has_as_many_as_it_says() -> None:
+    torch.manual_seed(0)
+    by_name = {str(case): case for case in cases()}
+    drawn = values._draw(by_name["relu-zeros"])
+    assert 0.2 < float((drawn == 0).float().mean()) < 0.8
+    assert not (values._draw(by_name["relu-plain"]) == 0).any()
+
+
+def test_blocks_of_weights_are_tried_where_the_channels_are_whole_blocks() -> None:
+    by_name = {str(case): case for case in cases()}
+
+    def held(case: str, flow: str) -> bool:
+        parameters = {"case": by_name[case], "test_runner": SimpleNamespace(name=flow)}
+        return Values().holds(SimpleNamespace(callspec=SimpleNamespace(params=parameters)))  # type: ignore[arg-type]
+
+    assert held("conv2d-plain", "qnn_16a4w_block")
+    assert not held("conv2d-1x3x9x7", "qnn_16a4w_block") and held("conv2d-1x3x9x7", "qnn_16a4w")
+    assert not held("relu-plain", "qnn_16a4w_block")
