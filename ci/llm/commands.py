@@ -207,7 +207,7 @@ def _compiled(
     roots = roots_of(folder / "config.json", selection.store)
     memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=not args.no_cache)
     timeout = LONG if args.timeout == TIMEOUT else args.timeout
-    common = Common(memo, logs, timeout, basis_of(selection.store, qnn_environment))
+    common = Common(memo, logs, timeout, basis_of(roots, selection.store, qnn_environment))
     task = compile_task(order, common, selection.store)
     setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
     results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))

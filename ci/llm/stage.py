@@ -71,7 +71,7 @@ def work(
         case = name.partition("/")[0]
         return not list(model_findings(case, cases[case].perplexity, result))
 
-    common = Common(memo, logs, args.timeout, basis_of(selection.store))
+    common = Common(memo, logs, args.timeout, basis_of(roots, selection.store))
     trainings = {case: training(case, common) for case in cases}
     how = How("models", workers("train"), args.jobs, args.why, share=True)
     trained = do(list(trainings.values()), how, accept=accept)
@@ -86,7 +86,9 @@ def work(
     if qnn_environment:
         variables = executorch_environment(qnn_environment)
         other = Memo(selection.store, "llm-executorch", roots, environ=variables, reuse=reuse)
-        commons["executorch"] = Common(other, logs, args.timeout, basis_of(selection.store, qnn_environment))
+        commons["executorch"] = Common(
+            other, logs, args.timeout, basis_of(roots, selection.store, qnn_environment)
+        )
         lower = workers("lower", variables)
         special = {program.name: lower for program in programs if program.run.through == "executorch"}
     tasks = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import Digests, Touched, native_variables
+from ci.engine.inputs import Digests, Roots, Touched, search_key
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
@@ -137,12 +137,12 @@ class ModelTask:
         return Failure(gone.kind, gone.sentence(self.log), remedy, self.log, of_machine=gone.of_machine)
 
 
-def basis_of(store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:
+def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:
     """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     basis: dict[str, Metric] = {
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
-        "variables": native_variables(variables),
+        **search_key(roots, variables, ["PYTHONPATH"]),
     }
     if qnn_environment:
         basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, "compiles for the HTP", store))

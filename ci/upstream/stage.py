@@ -288,7 +288,7 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 
     The list is no verdict, so --no-cache does not apply."""
     memo = memo_of(plan, selection, reuse=True)
-    key = {"suite": plan.suite.name, "python": plan.machinery.versions["python"]}
+    key = {"suite": plan.suite.name, **plan.machinery.key(memo.roots)}
     answer = memo.find("the tests of the suite", key)
     if not isinstance(answer, Entry):
         tests, touched = workers.tests()
@@ -307,9 +307,9 @@ def run_tests(
     def is_surprise(test: str, result: Result) -> bool:
         return judge.is_surprise(verdict_of(test, result))
 
+    key = plan.machinery.key(memo.roots)
     tasks = [
-        TestTask(test, memo, plan.machinery.key(test), plan.job(test), judge.logs, args.keep)
-        for test in chosen
+        TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, args.keep) for test in chosen
     ]
 
     def work(tasks: Sequence[TestTask]) -> dict[str, Result]:

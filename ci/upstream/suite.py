@@ -14,6 +14,7 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
+    from ci.engine.inputs import Roots
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
@@ -160,16 +161,16 @@ class Machinery:
     """The optional modules that stand-ins replace."""
     build_id: str
 
-    def key(self, test: str) -> dict[str, Metric]:
-        """The inputs of a verdict that are known before the test runs."""
-        from ci.engine.inputs import native_variables
+    def key(self, roots: Roots) -> dict[str, Metric]:
+        """The inputs of a verdict that are known before the test runs. A folder that is new on PYTHONPATH is
+        nothing that a test touched before."""
+        from ci.engine.inputs import search_key
 
         return {
-            "test": test,
             "soc": self.soc,
             "sdk": self.build_id,
             "python": self.versions["python"],
-            "variables": native_variables(self.environment),
+            **search_key(roots, self.environment),
         }
 
     def measured_with(self) -> str:

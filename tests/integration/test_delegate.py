@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from ci.suites.operator_table import read
 from ci.upstream.ledger import load_ledger, load_record
-from provisioning.base.findings import Report
+from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 from tests.support.typed import typed
@@ -34,8 +36,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}
 
 
-def delegate(base: Path, *flags: str) -> tuple[int, Report]:
-    done = typed("test_delegate", *flags, "--reports", base / "reports", env=environment())
+def delegate(base: Path, *flags: str, **variables: str) -> tuple[int, Report]:
+    done = typed("test_delegate", *flags, "--reports", base / "reports", env=environment() | variables)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, Report.read(base / "reports" / "test_delegate.json")
 
@@ -55,6 +57,25 @@ def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path
     code, report = delegate(tmp_path, "-k", ONE)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 1)
     assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
+
+
+def test_an_operator_that_a_copy_of_executorch_lowers_wrongly_is_found(tmp_path: Path) -> None:
+    """What was remembered of the same test is not taken for it."""
+    code, _ = delegate(tmp_path, "-k", ONE)
+    assert code == 0
+    spec = importlib.util.find_spec("executorch")
+    assert spec and spec.submodule_search_locations
+    (installed,) = spec.submodule_search_locations
+    shutil.copytree(installed, tmp_path / "executorch", copy_function=os.link)
+    builder = tmp_path / "executorch" / "backends/qualcomm/builders/op_abs.py"
+    planted = builder.read_text().replace("OpElementWiseAbs", "OpElementWiseNeg")
+    assert planted != builder.read_text()
+    builder.unlink()  # It is one file with the installed one.
+    builder.write_text(planted)
+    code, report = delegate(tmp_path, "-k", ONE, PYTHONPATH=str(tmp_path))
+    (finding,) = [each for each in report.findings if each.severity is Severity.ERROR]
+    assert code == 1 and finding.subject.endswith("test_qnn_backend_abs")
+    assert report.metrics["failed"] == 1 and report.metrics["cached"] == 0
 
 
 @pytest.mark.whole
