@@ -265,7 +265,11 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
     lost = f"quantizing loses most in {lost_at(losses[0])}" if losses else ""
     names = (each["operator"] for each in compiled.get("nodes", {}).values())
-    known = [f"{each.message} ({each.command})" for each in inexact(names, program.run.scheme, program.soc)]
+    known = [
+        f"{each.message} ({each.command})"
+        for each in inexact(names, program.run.scheme, program.soc)
+        if each.compiles
+    ]
     lost = "; ".join([*([lost] if lost else []), *known])
     return [
         wrong(

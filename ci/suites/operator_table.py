@@ -1,6 +1,6 @@
 """The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
 
-`nox -s test_upstream -- operators values --table` writes it; docs/operators.md shows it.
+`nox -s test_upstream -- operators values rework-op --table` writes it; docs/operators.md shows it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from ci.suites.accuracy import LEAST_DB
-from ci.suites.precision import MEASURED_SCHEMES
+from ci.suites.operator_names import key_of, names_of
+from ci.suites.precision import MEASURED_SCHEMES, MeasuredScheme
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
@@ -24,7 +25,13 @@ from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
 
+PLAIN = "plain"
+"""Our own case of usual values and shape."""
+
 Result = Literal["crash", "dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
+
+FAILING = ("wrong", "dies", "crash")
+NOT_COMPILED = ("dies", "crash")
 
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "whole": ("whole", "all of it is one delegate on HTP"),
@@ -43,27 +50,49 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 """The word and the meaning of a result."""
 
 
+class Case(Model):
+    """What one of our own cases gave."""
+
+    result: Result
+    sqnr_db: float | None = None
+
+    def __str__(self) -> str:
+        """`WRONG -6 dB`, or `DIES`."""
+        return MEANINGS[self.result][0] + in_db(self.sqnr_db)
+
+
 class Cell(Model):
     """One operator in one scheme on one chip."""
 
     result: Result
-    """Of most of its cases."""
+    """Of most of ExecuTorch's tests and of our plain case."""
     sqnr_db: float | None = None
-    """The least of the cases with that result, compared with the quantized model on the CPU."""
+    """The least of all cases with that result, compared with the quantized model on the CPU."""
+    worst: str = ""
+    """The case with that figure: its inputs, or ExecuTorch's test. Empty if all are exact."""
+    float_db: float | None = None
+    """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
+    in it what quantizing itself loses."""
     models: Annotated[int, Field(ge=1)] = 1
     """How many cases were tried."""
     cpu: tuple[str, ...] = ()
     """The operators that stayed on the CPU."""
     others: Mapping[str, Result] = {}
     """Cases with another result: tests of ExecuTorch's suite, and our own plain one."""
-    bad: Mapping[str, float | None] = {}
-    """Cases of manifests/upstream/values.toml that are wrong, die or crash, with their SQNR in dB. A case is
-    named with its range or shape of inputs."""
+    elsewhere: Mapping[str, Result] = {}
+    """Ranges and shapes of manifests/upstream/values.toml that run elsewhere than the result says."""
+    bad: Mapping[str, Case] = {}
+    """Ranges and shapes of manifests/upstream/values.toml that are wrong, die or crash."""
+    default: Result | None = None
+    """On another chip than SM8650: what the same cases give there, where it is another result."""
+    suite: Literal["", "rework-op"] = ""
+    """The suite that was measured, if it is not `operators` or `values`."""
 
     def __str__(self) -> str:
         """`whole 58 dB`, `whole 43 dB (1 DIES)`, or `part 38 dB: unsqueeze_copy`."""
-        exact = self.sqnr_db is not None and self.sqnr_db >= EXACT
-        figure = "" if self.sqnr_db is None else " exact" if exact else f" {self.sqnr_db:.0f} dB"
+        figure = in_db(self.sqnr_db)
+        if self.float_db is not None:
+            figure += f",{in_db(self.float_db)} to float"
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
         counts = Counter[str](self.others.values())
@@ -71,21 +100,62 @@ class Cell(Model):
         others = f" ({', '.join(words)})" if words else ""
         return f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
 
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Each result that one of its cases gave, from the best to the worst."""
+        bad = {case.result for case in self.bad.values()}
+        every = {self.result, *self.others.values(), *self.elsewhere.values(), *bad}
+        return tuple(result for result in MEANINGS if result in every)
+
+    @property
+    def good(self) -> bool:
+        """Whole on HTP and exact, in all cases."""
+        return (
+            self.result == "whole"
+            and {*FAILING, "bad_test"}.isdisjoint(self.results)
+            and (self.float_db is None or self.float_db >= LEAST_DB)
+        )
+
 
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
+
+Place = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}( onnx)?$")]
+"""A chip; ` onnx` follows it where ONNX Runtime compiled."""
+ONLY: dict[str, Any] = {"additionalProperties": False}
+"""For JSON Schema: no other keys than those of the pattern."""
+Row = Mapping[MeasuredScheme, Cell]
+Rows = Annotated[Mapping[Place, Row], Field(json_schema_extra=ONLY)]
 
 
 class Table(Model):
     """The file."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
-    measured: Mapping[str, str] = {}
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    measured: Annotated[Mapping[Place, str], Field(json_schema_extra=ONLY)]
     """What each chip was measured with."""
-    upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]] = {}
+    upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]]
     """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
-    cells: Mapping[str, Mapping[str, Mapping[str, Cell]]] = {}
+    cells: Mapping[str, Rows]
     """By operator, chip and scheme. What ONNX Runtime compiled is under `SM8650 onnx`."""
+
+    def files(self, operator: str) -> tuple[str, ...]:
+        """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
+        words = {word for name in names_of(operator) for word in self.upstream.get(name, ())}
+        return tuple(sorted(words))
+
+    def contradiction(self, operator: str, scheme: str, cell: Cell) -> str:
+        """How the measurement differs from what ExecuTorch's files say; empty if it does not."""
+        files = self.files(operator)
+        if cell.result == "bad_test":
+            return ""
+        if scheme == "fp16":
+            return "has a builder, and is not whole" if "lowers" in files and cell.result != "whole" else ""
+        if "quantizes" in files and cell.result != "whole":
+            return "has a rule of the quantizer, and is not whole"
+        if files == ("lowers",) and cell.result == "whole":
+            return "has no rule of the quantizer, and runs quantized"
+        return ""
 
     def as_json(self) -> str:
         head = self.model_dump(mode="json", by_alias=True, exclude={"cells"})
@@ -99,7 +169,7 @@ class Table(Model):
 
 def read(path: Path = TABLE) -> Table:
     if not path.is_file():
-        return Table()
+        return Table.model_validate({"schema": 1, "measured": {}, "upstream": {}, "cells": {}})
     try:
         return Table.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -108,36 +178,29 @@ def read(path: Path = TABLE) -> Table:
             "cells",
             expected="a table of operators",
             found=str(error).splitlines()[0],
-            remedy="nox -s test_upstream -- operators values --table writes it again",
+            remedy="nox -s test_upstream -- operators values rework-op --table writes it again",
         ) from error
 
 
 @cache
-def _shipped() -> Table:
+def shipped() -> Table:
+    """The committed table."""
     return read()
 
 
-BETTER = ("16a8w", "16a16w", "8a8w", "fp16")
-"""What to use instead of a scheme that loses accuracy, the first that does not."""
-
-
 def in_db(figure: float | None) -> str:
-    """Of a bad case."""
-    return "fails" if figure is None else f"{figure:.0f} dB"
-
-
-def key_of(operator: str) -> str:
-    """The same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`."""
-    name = operator.removeprefix("aten.").partition(".")[0].removesuffix("_copy")
-    return name.replace("_", "")
+    """With a space before it."""
+    return "" if figure is None else " exact" if figure >= EXACT else f" {round(figure)} dB"
 
 
 class Inexact(NamedTuple):
-    """An operator that loses accuracy or fails in a scheme for some inputs, and the command that shows it."""
+    """An operator that loses accuracy or does not compile in a scheme for some inputs, and the command that
+    shows it."""
 
     operator: str
     message: str
     command: str
+    compiles: bool = True
 
 
 DELEGATED = re.compile(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
@@ -153,28 +216,102 @@ def inexact_in(log: str) -> list[Inexact]:
 def measured(operator: str, scheme: str) -> str:
     """The table's cell in words; empty if there is none."""
     name, chips = _row(operator)
-    cell = chips.get(DEFAULT_SOC, {}).get(scheme)
+    cell = _cell(chips, DEFAULT_SOC, scheme)
     return f"{name} at {scheme} on {DEFAULT_SOC}: {cell}" if cell else ""
 
 
-def _row(operator: str) -> tuple[str, Mapping[str, Mapping[str, Cell]]]:
-    wanted = key_of(operator)
-    rows = ((name, chips) for name, chips in _shipped().cells.items() if key_of(name) == wanted)
-    return next(rows, ("", {}))
+def _row(operator: str) -> tuple[str, Rows]:
+    """The row of the operator's own name, else the only one that has this name among its names."""
+    key, cells = key_of(operator), shipped().cells
+    own = [name for name in cells if key_of(name) == key]
+    names = own or [name for name in cells if key in names_of(name)]
+    return (names[0], cells[names[0]]) if len(names) == 1 else ("", {})
+
+
+def by_name(row: Row) -> Mapping[str, Cell]:
+    """For schemes that may not be among the measured ones."""
+    return dict[str, Cell](row.items())
+
+
+def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
+    return by_name(chips.get(soc, {})).get(scheme)
 
 
 def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
-    """Those of these operators, with the scheme to use instead."""
-    for operator in sorted(set(operators)):
-        name, chips = _row(operator)
-        row = chips.get(soc) or chips.get(DEFAULT_SOC, {})
-        if scheme not in row or not row[scheme].bad:
-            continue
-        exact = (each for each in BETTER if each in row and row[each].result == "whole" and not row[each].bad)
-        better = next(exact, "")
-        instead = f": keep it at {better}" if better else ""
-        cases = ", ".join(f"{case} ({in_db(figure)})" for case, figure in sorted(row[scheme].bad.items()))
-        message = f"{name} at {scheme} loses accuracy on the emulator with inputs {cases}{instead}"
-        yield Inexact(
-            operator, message, session("test_upstream", "values", "--flow", scheme, "-k", f"*-{name}-*")
-        )
+    """Those of these operators that lose accuracy, then those that do not compile, with the scheme to use
+    instead. Where all is well with a chip's own cases, those of SM8650 count: it has more."""
+    rows = {
+        name: (operator, chips) for operator in sorted(set(operators)) for name, chips in [_row(operator)]
+    }
+    for compiles in (True, False):
+        for name, (operator, chips) in rows.items():
+            own, usual = _cell(chips, soc, scheme), _cell(chips, DEFAULT_SOC, scheme)
+            place, cell, beside = soc, own, ""
+            if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
+                few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
+                place, cell, beside = DEFAULT_SOC, _without_plain(usual) if own else usual, f" ({few})"
+            results = ("wrong",) if compiles else NOT_COMPILED
+            words = cell and _where(cell, results)
+            if cell is None or not words:
+                continue
+            verb = "loses accuracy on the emulator of" if compiles else f"{_failure(cell)} for"
+            better = next((each for each in _better(scheme) if _is_good(chips, {soc, place}, each)), "")
+            instead = f": keep it at {better}" if better else ""
+            message = f"{name} at {scheme} {verb} {place}{beside} {words}{instead}"
+            yield Inexact(operator, message, _command(name, scheme, soc, cell, results), compiles)
+
+
+def _says_more(usual: Cell | None, own: Cell) -> bool:
+    """Not where most cases fail on SM8650 and this chip is better."""
+    return usual is not None and usual.models > own.models and usual.result not in FAILING
+
+
+def _without_plain(cell: Cell | None) -> Cell | None:
+    bad = (
+        {} if cell is None else {name: case for name, case in cell.bad.items() if not name.startswith(PLAIN)}
+    )
+    return cell and cell.model_copy(update={"bad": bad})
+
+
+def _where(cell: Cell, results: tuple[str, ...]) -> str:
+    """The inputs and tests that gave one of these results; empty if none did."""
+    cases = [
+        f"{case}{f' ({figure.strip()})' if (figure := in_db(found.sqnr_db)) else ''}"
+        for case, found in sorted(cell.bad.items())
+        if found.result in results
+    ]
+    tests = sorted(name for name, each in cell.others.items() if each in results and name != PLAIN)
+    parts = [f"with inputs {', '.join(cases)}"] if cases else []
+    if cell.result in results:
+        parts.append("in most of its tests")
+    elif tests:
+        parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
+    return " and ".join(parts)
+
+
+def _failure(cell: Cell) -> str:
+    words = {"dies": "does not compile", "crash": "crashes"}
+    return " or ".join(words[each] for each in NOT_COMPILED if each in cell.results)
+
+
+def _better(scheme: str) -> Iterator[str]:
+    """What to use instead: activations of the same width, then wider ones, then 8 bits, then float."""
+    narrow = scheme.startswith("8a")
+    order = ("8a8w", "16a8w", "16a16w", "fp16") if narrow else ("16a8w", "16a16w", "8a8w", "fp16")
+    yield from (each for each in order if each != scheme)
+
+
+def _is_good(chips: Rows, socs: Iterable[str], scheme: str) -> bool:
+    """On each of these chips that was measured."""
+    cells = [cell for soc in socs if (cell := _cell(chips, soc, scheme))]
+    return bool(cells) and all(cell.good for cell in cells)
+
+
+def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, ...]) -> str:
+    """Our own cases show it if there is one; else ExecuTorch's tests."""
+    chip = [] if soc == DEFAULT_SOC else ["--soc", soc]
+    if cell.suite:
+        return session("test_upstream", cell.suite, "-k", " or ".join(sorted(cell.others)) or name, *chip)
+    own = any(case.result in results for case in cell.bad.values())
+    suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
+    return session("test_upstream", suite, "--flow", scheme, "-k", expression, *chip)

@@ -52,7 +52,8 @@ ExecutorchScheme = Literal[
 ]
 """`qdq`: a model that is quantized already, taken as it is."""
 SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
-MEASURED_SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
+MeasuredScheme = Literal["fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w"]
+MEASURED_SCHEMES: tuple[MeasuredScheme, ...] = get_args(MeasuredScheme)
 """The columns of the table of operators."""
 
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}

@@ -6,19 +6,25 @@ import importlib.util
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from ci.suites.accuracy import LEAST_DB
 from ci.suites.baseline import Recorded, baseline_path, load_baseline
+from ci.suites.operator_names import REWORK, key_of, names_of
 from ci.suites.operator_table import (
     EXACT,
+    FAILING,
     MEANINGS,
+    PLAIN,
     TABLE,
+    Case,
     Cell,
+    Result,
     Table,
+    by_name,
     in_db,
-    key_of,
     read,
 )
 from ci.suites.precision import MEASURED_SCHEMES, PRECISIONS
@@ -30,24 +36,25 @@ from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.manifest import load_socs
 
-OPERATORS = ("operators", "values")
+NEWER = "rework-op"
+"""Qualcomm's newer tests. They count where the other suites measure nothing."""
+
+OPERATORS = ("operators", "values", NEWER)
 """The suites that the table is made from."""
-
-PLAIN = "plain"
-"""Our own case of usual values and shape."""
-
-FAILING = ("wrong", "dies", "crash")
 
 PAGE = ROOT / "docs" / "operators.md"
 
 THROUGH_ONNX = " onnx"
 """What follows a chip's name where ONNX Runtime compiled: its u8u8 stands under 8a8w, u16u8 under 16a8w."""
 
-INTRODUCTION = """\
+DIFFERS = "†"
+"""Marks what is not as ExecuTorch's files say."""
+
+INTRODUCTION = f"""\
 # Which operator works, in which scheme
 
 You want to know, before you build on an operator, whether HTP takes it, at which precision, and how exact
-it is. These are measurements: ExecuTorch's own suite for backends, lowered by the QNN compiler and run on the
+it is. These are measurements: ExecuTorch's own suites, lowered by the QNN compiler and run on the
 HTP emulator, each against the quantized model on the CPU. Repeat a row, or measure what is missing:
 
 ```console
@@ -55,13 +62,43 @@ $ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a4
 $ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
 ```
 
-A cell has what most cases gave, of ExecuTorch's suite and our own plain one, and the least signal-to-noise
-ratio of these. In parentheses is how many tests gave another result. A verdict depends on
-values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and shapes
-that are tried beside, and the second table has all cases that go wrong. `files`: whether ExecuTorch has a
-builder (`lowers`) and a rule of the quantizer (`quantizes`) under the operator's own name; operators that it
-decomposes have none.
+A cell has what most of ExecuTorch's tests and our own plain case gave, and the least signal-to-noise
+ratio of all cases with that result. In parentheses is how many tests gave another result. A verdict depends
+on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and
+shapes that are tried beside. Two tables below have the cases that go wrong, and those that run elsewhere than
+the cell says. reports/operators.html has the same with filters, and the worst case of each cell.
+
+Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
+model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses. One
+that passes below {LEAST_DB:g} dB tests nothing: its outputs may be wrong, or quantizing may lose so much.
+
+`files`: whether ExecuTorch has a builder (`lowers`) and a rule of the quantizer (`quantizes`) for the
+operator, or for what it becomes when it is exported; operators that it decomposes have none. {DIFFERS} marks
+a cell that is not as these files say: there is a builder or a rule, and it is not whole on HTP; or there is
+no rule, and it runs quantized.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one case of an operator gave."""
+
+    suite: str
+    test: str
+    part: Part
+    own: str = ""
+    """The name of our own case."""
+    case: str = ""
+    """The test of ExecuTorch's."""
+    float_db: float | None = None
+
+    @property
+    def result(self) -> Result:
+        return _result(self.part)
+
+    @property
+    def usual(self) -> bool:
+        return self.own in ("", PLAIN)
 
 
 def table_of(
@@ -70,25 +107,33 @@ def table_of(
     onnx: Mapping[str, Recorded],
 ) -> Table:
     """From records by suite and chip, and from the baseline of the plain cases in ONNX Runtime's lane."""
-    parts: dict[tuple[str, str, str], list[tuple[str, str, Part]]] = defaultdict(list)
+    rows: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    names: dict[str, str] = {}
     measured = {}
-    for chips in records.values():
-        for soc, record in chips.items():
-            for test, row in record.tests.items():
-                if row.parts and (key := _key(test)):
-                    operator, scheme, own, case = key
-                    parts[operator, soc, scheme] += [(own, case, part) for part in row.parts]
+    for suite in sorted(records, key=(*OPERATORS, *records).index):
+        for soc, record in records[suite].items():
+            for test, parts in record.tests.items():
+                for operator, scheme, row in _rows(suite, test, parts.parts):
+                    name = names.setdefault(key_of(operator), operator)
+                    rows[name, scheme][soc].append(row)
                     measured[soc] = record.versions()
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
-    for (operator, soc, scheme), rows in sorted(parts.items()):
-        cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = _cell(operator, rows)
+    for (operator, scheme), chips in sorted(rows.items()):
+        for soc, each in chips.items():
+            same = {row.test for row in _counted(each)}
+            usual = [row for row in chips.get(DEFAULT_SOC, ()) if row.test in same]
+            cell = _cell(operator, _counted(each))
+            if soc != DEFAULT_SOC and usual and (result := _cell(operator, usual).result) != cell.result:
+                cell = cell.model_copy(update={"default": result})
+            cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
     for program, costs in sorted(onnx.items()):
         operator, precision, soc = program.split("/")
         place, scheme = soc + THROUGH_ONNX, PRECISIONS[precision].executorch
         figure = costs.accuracy.get("reference_sqnr_db", costs.accuracy.get("sqnr_db"))
         result = "whole" if not costs.refused else "part" if costs.taken else "cpu"
         part = Part(result, None if figure is None else round(min(figure, EXACT), 1), costs.refused)
-        cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [(PLAIN, "", part)])
+        row = Row("", program, part, PLAIN)
+        cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [row])
         measured[place] = f"onnxruntime-qnn, QNN {costs.build_id}"
     files = {name: tuple(words) for name, words in upstream.items()}
     return Table.model_validate(
@@ -96,40 +141,109 @@ def table_of(
     )
 
 
-def _key(test: str) -> tuple[str, str, str, str] | None:
-    """Operator, scheme, case of our own and test of ExecuTorch's: abs, 8a8w, "", shapes for
-    `test_abs.test_abs_shapes[qnn_8a8w-…]`, and log, 8a8w, small, "" for `test_values[qnn_8a8w-log-small]`."""
-    flow, _, rest = test.partition("[")[2].rstrip("]").partition("-")
+def _rows(suite: str, test: str, parts: Sequence[Part]) -> Iterator[tuple[str, str, Row]]:
+    """Each part with its operator and scheme: abs, 8a8w, with the test shapes for
+    `test_abs.test_abs_shapes[qnn_8a8w-…]`, and log, 8a8w, with our case small for
+    `test_values[qnn_8a8w-log-small]`."""
+    head, _, identifier = test.partition("[")
+    flow, _, rest = identifier.rstrip("]").partition("-")
+    if suite == NEWER:
+        yield from _newer_rows(head, flow, test, parts)
+        return
     scheme = flow.removeprefix("qnn_") if flow != "qnn" else "fp16"
     if scheme not in MEASURED_SCHEMES:
-        return None
-    if test.startswith("test_values["):
-        operator, _, case = rest.partition("-")
-        return operator, scheme, case, ""
-    file, _, function = test.partition("[")[0].partition(".")
-    return file.removeprefix("test_"), scheme, "", function.removeprefix(f"{file}_").removeprefix("test_")
+        return
+    own, case = "", ""
+    if head == "test_values":
+        operator, _, own = rest.partition("-")
+    else:
+        file, _, function = head.partition(".")
+        operator = file.removeprefix("test_")
+        case = function.removeprefix(f"{file}_").removeprefix("test_")
+    for part in parts:
+        yield operator, scheme, Row(suite, test, part, own, case)
 
 
-def _cell(operator: str, rows: list[tuple[str, str, Part]]) -> Cell:
+NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}
+
+
+def _newer_rows(
+    function: str, identifier: str, test: str, parts: Sequence[Part]
+) -> Iterator[tuple[str, str, Row]]:
+    """gather, 8a8w for `test_gather[8a]`; conv1d, 16a4w for `test_conv1d[16a4w_pcq]`.
+
+    Such a test compares outputs only after it made sure that all is one delegate, so a part with a figure is
+    whole. It is no test of quantized outputs where it passes with ones that are far from the float model's.
+    One that passes without a figure expects an exception, and one that fails before it compares says nothing
+    of a place, unless lowering fails."""
+    name, _, kind = identifier.partition("_")
+    scheme = NEWER_SCHEMES.get(name, name) + ("_block" if kind == "lpbq" else "")
+    if scheme not in MEASURED_SCHEMES or "_unsupported" in function:
+        return
+    operator = function.removeprefix("test_")
+    for part in parts:
+        tested, float_db = part, None
+        if part.result in ("passed", "wrong", "bad_test") and part.sqnr_db is not None:
+            # Below -EXACT there is no signal, and no ratio.
+            figure = part.sqnr_db if part.sqnr_db > -EXACT else None
+            if scheme == "fp16":
+                tested = Part("wrong" if part.result == "wrong" else "whole", figure)
+            else:
+                far = part.result != "wrong" and figure is not None and figure < LEAST_DB
+                tested, float_db = Part("bad_test" if far else "whole"), figure
+        elif part.result not in ("dies", "crash", "memory", "timeout"):
+            continue
+        yield (
+            REWORK.get(operator, operator),
+            scheme,
+            Row(NEWER, test, tested, case=function, float_db=float_db),
+        )
+
+
+def _counted(rows: Sequence[Row]) -> Sequence[Row]:
+    """Without the newer tests where the others measure anything, and without tests that test nothing."""
+    first = [row for row in rows if row.suite != NEWER and row.result != "bad_test"]
+    newer = [row for row in rows if row.suite == NEWER]
+    return first or newer or rows
+
+
+def _cell(operator: str, rows: Sequence[Row]) -> Cell:
     """Most of the suite's own models and of the plain case decide. What is otherwise is named beside it: one
     unusual case that dies does not make an operator one that dies."""
     inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
-    judged = [row for row in rows if _result(row[2]) != "bad_test"] or rows
-    usual = [row for row in judged if row[0] in ("", PLAIN)] or judged
-    counts = Counter(_result(part) for _, _, part in usual)
+    judged = [row for row in rows if row.result != "bad_test" or row.float_db is not None] or rows
+    usual = [row for row in judged if row.usual] or judged
+    counts = Counter(row.result for row in usual)
     result = max(counts, key=lambda each: (counts[each], -ORDER.index(each)))
-    alike = [part for _, _, part in usual if _result(part) == result]
-    others: dict[str, str] = {}
-    for own, test, part in usual:
-        if (own in ("", PLAIN)) and (each := _result(part)) != result:
-            others[test or own] = min(each, others.get(test or own, each), key=ORDER.index)
+    alike = [row for row in judged if row.result == result]
+    least = min(
+        ((row.part.sqnr_db, row) for row in alike if row.part.sqnr_db is not None),
+        key=lambda each: each[0],
+        default=None,
+    )
+    others: dict[str, Result] = {}
+    for row in usual:
+        if row.usual and row.result != result:
+            name = row.case or row.own
+            others[name] = min(row.result, others.get(name, row.result), key=ORDER.index)
+    own = [(inputs.get(row.own, row.own), row) for row in judged if row.own]
     return Cell(
-        result=result,  # type: ignore[arg-type]
-        sqnr_db=min((part.sqnr_db for part in alike if part.sqnr_db is not None), default=None),
+        result=result,
+        sqnr_db=least and least[0],
+        worst=inputs.get(least[1].own, least[1].case) if least and least[0] < EXACT else "",
+        float_db=min((row.float_db for row in alike if row.float_db is not None), default=None),
         models=len(judged),
-        cpu=tuple(sorted({name for part in alike for name in part.cpu})),
-        others=others,  # type: ignore[arg-type]
-        bad={inputs.get(own, own): part.sqnr_db for own, _, part in judged if own and _fails(part)},
+        cpu=tuple(sorted({name for row in usual if row.result == result for name in row.part.cpu})),
+        others=others,
+        elsewhere={
+            name: row.result
+            for name, row in own
+            if not row.usual and row.result != result and row.result not in (*FAILING, "bad_test")
+        },
+        bad={
+            name: Case(result=row.result, sqnr_db=row.part.sqnr_db) for name, row in own if _fails(row.part)
+        },
+        suite="rework-op" if all(row.suite == NEWER for row in judged) else "",
     )
 
 
@@ -138,13 +252,15 @@ def _fails(part: Part) -> bool:
     return _result(part) in FAILING and (part.sqnr_db is None or part.sqnr_db < LEAST_DB)
 
 
-def _result(part: Part) -> str:
+def _result(part: Part) -> Result:
     if part.result in ("failed", "memory", "timeout"):
         return "dies"
     if part.result not in MEANINGS:
         return "bad_test"
     low = part.sqnr_db is not None and part.sqnr_db < LEAST_DB
-    return "wrong" if low and part.result not in ("crash", "dies", "bad_test") else part.result
+    if low and part.result not in ("crash", "dies", "bad_test"):
+        return "wrong"
+    return part.result  # type: ignore[return-value]
 
 
 def write_table(judge: Judge, verdicts: Iterable[Verdict], measured: str) -> list[Path]:
@@ -209,7 +325,12 @@ def upstream_files() -> dict[str, list[str]]:
 
 def markdown() -> str:
     """docs/operators.md."""
-    return "\n".join(_markdown(committed())) + "\n"
+    return markdown_of(committed())
+
+
+def markdown_of(table: Table) -> str:
+    """The page of a table."""
+    return "\n".join(_markdown(table)) + "\n"
 
 
 def _markdown(table: Table) -> Iterator[str]:
@@ -217,7 +338,9 @@ def _markdown(table: Table) -> Iterator[str]:
     yield from ("| word | meaning |", "| --- | --- |")
     yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
     yield from _whole_table(table, DEFAULT_SOC, MEASURED_SCHEMES)
+    yield from _unmeasured(table)
     yield from _bad_values(table)
+    yield from _elsewhere(table)
     yield from _other_chips(table)
     yield from _whole_table(table, DEFAULT_SOC + THROUGH_ONNX, ONNX_SCHEMES)
 
@@ -236,10 +359,25 @@ def _whole_table(table: Table, place: str, schemes: Sequence[str]) -> Iterator[s
         f"| --- |{' --- |' * len(schemes)} --- |",
     )
     for operator, chips in table.cells.items():
-        if row := chips.get(place):
-            texts = [str(row[scheme]) if scheme in row else "" for scheme in schemes]
-            files = ", ".join(table.upstream.get(key_of(operator), ()))
-            yield f"| {operator} | {' | '.join(texts)} | {files} |"
+        if row := by_name(chips.get(place, {})):
+            texts = [
+                _text(table, operator, place, name, row[name]) if name in row else "" for name in schemes
+            ]
+            yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
+
+
+def _text(table: Table, operator: str, place: str, scheme: str, cell: Cell) -> str:
+    """The cell, marked where ExecuTorch's files say something else."""
+    mark = place in load_socs() and table.contradiction(operator, scheme, cell)
+    return f"{cell} {DIFFERS}" if mark else str(cell)
+
+
+def _unmeasured(table: Table) -> Iterator[str]:
+    known = {name for operator in table.cells for name in names_of(operator)}
+    missing = sorted(set(table.upstream) - known)
+    if missing:
+        yield ""
+        yield f"Not measured, and ExecuTorch's files have a builder or a rule for it: {', '.join(missing)}."
 
 
 def _bad_values(table: Table) -> Iterator[str]:
@@ -249,13 +387,28 @@ def _bad_values(table: Table) -> Iterator[str]:
     for operator, chips in table.cells.items():
         schemes: dict[tuple[str, str], list[str]] = defaultdict(list)
         for scheme, cell in sorted(chips.get(DEFAULT_SOC, {}).items()):
-            for inputs, figure in cell.bad.items():
-                schemes[inputs, in_db(figure)].append(scheme)
+            for inputs, case in cell.bad.items():
+                schemes[inputs, str(case)].append(scheme)
             for test, result in cell.others.items():
                 if result in FAILING and test != PLAIN:
                     schemes[test, MEANINGS[result][0]].append(scheme)
         for (inputs, words), names in sorted(schemes.items()):
             yield f"| {operator} | {inputs} | {', '.join(names)} | {words} |"
+
+
+def _elsewhere(table: Table) -> Iterator[str]:
+    """A line for each scheme, shape and pair of results: operators stay apart by these, not by their kind."""
+    operators: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for operator, chips in table.cells.items():
+        for scheme, cell in chips.get(DEFAULT_SOC, {}).items():
+            for inputs, result in cell.elsewhere.items():
+                usual, here = MEANINGS[cell.result][0], MEANINGS[result][0]
+                operators[inputs, scheme, usual, here].append(operator)
+    yield from ("", "## Where values and shapes decide the place", "")
+    yield f"What runs on {DEFAULT_SOC}, and otherwise than its cell says."
+    yield from ("", "| inputs | scheme | cell | result | operators |", "| --- | --- | --- | --- | --- |")
+    for words, names in sorted(operators.items()):
+        yield f"| {' | '.join(words)} | {', '.join(names)} |"
 
 
 def _other_chips(table: Table) -> Iterator[str]:
@@ -266,19 +419,20 @@ def _other_chips(table: Table) -> Iterator[str]:
         "",
         "## Other chips",
         "",
-        f"One plain case a cell; shown where a result is not {DEFAULT_SOC}'s.",
+        "Plain cases and Qualcomm's newer tests; shown where one of these gives another result than on "
+        f"{DEFAULT_SOC}.",
         "",
     )
     yield from (f"- {soc} (V{load_socs()[soc].arch}): measured with {table.measured[soc]}" for soc in others)
     yield from ("", f"| operator | scheme | {DEFAULT_SOC} | {' | '.join(others)} |")
     yield f"| --- | --- | --- |{' --- |' * len(others)}"
     for operator, chips in table.cells.items():
-        usual = chips.get(DEFAULT_SOC, {})
         for scheme in MEASURED_SCHEMES:
-            rows = [chips.get(soc, {}).get(scheme) for soc in others]
-            if scheme in usual and any(cell and cell.result != usual[scheme].result for cell in rows):
-                texts = " | ".join(str(cell) if cell else "" for cell in rows)
-                yield f"| {operator} | {scheme} | {usual[scheme]} | {texts} |"
+            row = [chips.get(soc, {}).get(scheme) for soc in others]
+            if differing := [cell for cell in row if cell and cell.default]:
+                usual = chips[DEFAULT_SOC].get(scheme, MEANINGS[differing[0].default or "bad_test"][0])
+                texts = " | ".join(str(cell or "") for cell in row)
+                yield f"| {operator} | {scheme} | {usual} | {texts} |"
 
 
 STYLE = """
@@ -286,15 +440,16 @@ STYLE = """
   --half: #fbeecb; --bad: #f8d5d2 }
 @media (prefers-color-scheme: dark) { :root { --ground: #14171c; --ink: #e4e7ec; --faint: #2b313a;
   --good: #1d4029; --half: #4a3c12; --bad: #5a2422 } }
-body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--ground); color: var(--ink);
+body { margin: 0 auto; max-width: 1500px; padding: 1rem; background: var(--ground); color: var(--ink);
   font: 15px/1.45 system-ui, sans-serif }
 .filters { display: flex; flex-wrap: wrap; gap: .6rem; margin: .8rem 0 }
 input, select { font: inherit; padding: .3rem .5rem; background: var(--ground); color: var(--ink);
   border: 1px solid currentColor; border-radius: 4px; max-width: 100% }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
 th[scope=row] { position: sticky; left: 0; background: var(--ground) }
-table { table-layout: fixed; min-width: 900px } td, th { overflow-wrap: anywhere }
+table { table-layout: fixed; min-width: 1100px } td, th { overflow-wrap: anywhere }
 th, td { border: 1px solid var(--faint); padding: .25rem .5rem; text-align: left; vertical-align: top }
+small { display: block; opacity: .85; line-height: 1.3 }
 .whole { background: var(--good) } .float, .part, .cpu, .mixed { background: var(--half) }
 .wrong, .dies, .crash, .no_kernel { background: var(--bad) }
 """
@@ -303,18 +458,22 @@ SCRIPT = """
 const $ = id => document.getElementById(id);
 function show() {
   const word = $('word').value.toLowerCase(), scheme = $('scheme').value, result = $('result').value;
+  let count = 0;
   for (const row of document.querySelectorAll('tbody tr')) {
     const results = [...row.querySelectorAll('td[data-scheme]')]
       .filter(cell => !scheme || cell.dataset.scheme === scheme)
       .flatMap(cell => cell.dataset.results.split(' '));
     const named = row.querySelector('th').textContent.includes(word)
-      && row.dataset.soc.includes($('soc').value);
+      && (!$('soc').value || row.dataset.soc === $('soc').value);
     row.hidden = !(named && (!result || results.includes(result)));
+    count += !row.hidden;
   }
   for (const cell of document.querySelectorAll('[data-scheme]'))
     cell.hidden = scheme && cell.dataset.scheme !== scheme;
+  $('count').textContent = count + ' rows';
 }
 for (const id of ['word', 'scheme', 'result', 'soc']) $(id).addEventListener('input', show);
+show();
 """
 
 
@@ -322,54 +481,84 @@ def html_of(table: Table) -> str:
     """One self-contained file with filters by operator, scheme, chip and result."""
     rows = []
     for operator, chips in table.cells.items():
+        files = ", ".join(table.files(operator))
         for soc, row in chips.items():
-            usual = chips.get(DEFAULT_SOC, {})
-            cells = "".join(_html_cell(row.get(name), name, usual.get(name)) for name in MEASURED_SCHEMES)
-            head = f'<th scope="row">{escape(operator)}</th><td>{escape(soc)}</td>'
-            rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}</tr>')
-    heads = "".join(f'<th data-scheme="{scheme}">{scheme}</th>' for scheme in MEASURED_SCHEMES)
+            cells = "".join(
+                _html_cell(table, operator, soc, name, row[name]) if name in row else _empty(name)
+                for name in MEASURED_SCHEMES
+            )
+            head = f'<th scope="row">{_breakable(operator)}</th><td>{escape(soc)}</td>'
+            rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}<td>{files}</td></tr>')
+    heads = "".join(f'<th data-scheme="{scheme}">{_breakable(scheme)}</th>' for scheme in MEASURED_SCHEMES)
     measured = "; ".join(f"{soc}: {on}" for soc, on in sorted(table.measured.items()))
     legend = "".join(
         f'<li><span class="{name}">{word}</span>: {escape(text)}</li>'
         for name, (word, text) in MEANINGS.items()
     )
+    results = {name: word for name, (word, _) in MEANINGS.items()}
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Operators on HTP</title><style>{STYLE}</style></head><body>
 <h1>Operators on HTP</h1>
-<p>Measured on the emulator. {escape(measured)}. A cell has what most cases gave and their least
-signal-to-noise ratio against the quantized model on the CPU; in parentheses how many tests gave another
-result. An empty cell was not measured. ≠ marks what is not as on {DEFAULT_SOC}.
+<p>Measured on the emulator. {escape(measured)}.</p>
+<p>A cell has what most cases gave, and the least signal-to-noise ratio of all cases with that result, against
+the quantized model on the CPU; in parentheses how many tests gave another result. Below it are the case with
+that ratio, and the cases that gave something else. <q>to float</q>: Qualcomm's newer tests measured it, which
+compare with the float model. An empty cell was not measured. ≠ marks what is not as the same cases on
+{DEFAULT_SOC}. {DIFFERS} marks what is not as ExecuTorch's files say: it has a builder (lowers) or a rule of
+the quantizer (quantizes), and is not whole on HTP; or has no rule, and runs quantized.
 ONNX Runtime compiled what is under{THROUGH_ONNX}: u8u8 is under 8a8w, u16u8 under 16a8w.</p>
 <ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
 {_select("scheme", "every scheme", {s: s for s in MEASURED_SCHEMES})}
-{_select("result", "every result", {name: word for name, (word, _) in MEANINGS.items()})}
-{_select("soc", "every chip", {s: s for s in sorted(table.measured)})}</div>
-<div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}</tr></thead>
+{_select("result", "every result", {**results, UNLIKE_FILES: f"{DIFFERS} not as its files"})}
+{_select("soc", "every chip", {s: s for s in sorted(table.measured)})}
+<output id="count"></output></div>
+<div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}<th>files</th></tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>
 <script>{SCRIPT}</script></body></html>
 """
 
 
-def _html_cell(cell: Cell | None, scheme: str, usual: Cell | None) -> str:
-    if cell is None:
-        return f'<td data-scheme="{scheme}" data-results=""></td>'
-    differs = f"<br>≠ {escape(str(usual))}" if usual and usual.result != cell.result else ""
-    bad = "".join(f"<br>{escape(case)}: {in_db(figure)}" for case, figure in sorted(cell.bad.items()))
-    bad += "".join(
-        f"<br>{escape(test)}: {MEANINGS[result][0]}"
-        for test, result in sorted(cell.others.items())
-        if test != PLAIN
-    )
-    results = " ".join(sorted({cell.result, *cell.others.values()}))
-    mixed = cell.bad or not set(FAILING).isdisjoint(cell.others.values())
-    colour = "mixed" if mixed and cell.result not in FAILING else cell.result
+UNLIKE_FILES = "unlike-files"
+
+
+def _empty(scheme: str) -> str:
+    return f'<td data-scheme="{scheme}" data-results=""></td>'
+
+
+def _html_cell(table: Table, operator: str, place: str, scheme: str, cell: Cell) -> str:
+    text = _text(table, operator, place, scheme, cell)
+    results = [*cell.results, *([UNLIKE_FILES] if text.endswith(DIFFERS) else [])]
+    differs = not set(FAILING).isdisjoint(cell.results) or (cell.result == "whole" and not cell.good)
+    colour = "mixed" if differs and cell.result not in (*FAILING, "no_kernel") else cell.result
+    notes = "".join(f"<small>{escape(note)}</small>" for note in _notes(cell))
     return (
-        f'<td data-scheme="{scheme}" class="{colour}" data-results="{results}">'
-        f"{escape(str(cell))}{differs}{bad}</td>"
+        f'<td data-scheme="{scheme}" class="{colour}" data-results="{" ".join(results)}">'
+        f"{escape(text)}{notes}</td>"
     )
+
+
+def _notes(cell: Cell) -> Iterator[str]:
+    if cell.default:
+        yield f"≠ {MEANINGS[cell.default][0]}"
+    if cell.worst and cell.models > 1:
+        yield f"worst: {cell.worst}"
+    for result, (word, _) in MEANINGS.items():
+        bad = {name: case for name, case in sorted(cell.bad.items()) if case.result == result}
+        names = [
+            f"{name}{f' ({figure.strip()})' if (figure := in_db(case.sqnr_db)) else ''}"
+            for name, case in bad.items()
+        ]
+        names += [test for test, each in sorted(cell.others.items()) if each == result and test != PLAIN]
+        names += [name for name, each in sorted(cell.elsewhere.items()) if each == result]
+        if names:
+            yield f"{word}: {', '.join(names)}"
+
+
+def _breakable(name: str) -> str:
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _select(name: str, every: str, choices: Mapping[str, str]) -> str:

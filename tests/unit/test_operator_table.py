@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ci.suites.baseline import Recorded as Costs
+from ci.suites.operator_table import by_name
 from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
@@ -144,7 +145,7 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
         for word, figure in (("large", 45), ("small", 4))
     }
     table = table_of({"operators": {"SM8650": Record("x", tests | large)}}, {}, {})
-    assert list(table.cells["conv1d"]["SM8650"]["8a8w"].bad.values()) == [4]
+    assert [case.sqnr_db for case in table.cells["conv1d"]["SM8650"]["8a8w"].bad.values()] == [4]
     even = {name: row for name, row in tests.items() if "values" not in name and "basic" not in name}
     even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = Recorded(1, 1, (Part("dies"),))
     table = table_of({"operators": {"SM8650": Record("x", even)}}, {}, {})
@@ -169,5 +170,5 @@ def test_what_qnn_refuses_through_onnx_runtime_is_on_the_cpu() -> None:
     }
     cells = table_of({}, {}, baseline).cells
     schemes = {"erf": "fp16", "pool": "8a8w", "log": "16a8w"}
-    rows = [cells[name]["SM8650 onnx"][scheme] for name, scheme in schemes.items()]
+    rows = [by_name(cells[name]["SM8650 onnx"])[scheme] for name, scheme in schemes.items()]
     assert [str(row) for row in rows] == ["CPU: Erf", "part: Where", "WRONG 3 dB"]

@@ -1,0 +1,259 @@
+"""What the table of operators keeps of the records, and what its pages show of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ci.suites.operator_table import Cell, Table, by_name
+from ci.suites.precision import MEASURED_SCHEMES
+from ci.upstream.ledger import Part, Record, Recorded
+from ci.upstream.operators_page import html_of, markdown, markdown_of, table_of
+from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import load_socs
+
+BOTH = {"abs": ("lowers", "quantizes"), "isnan": ("lowers",)}
+
+
+def record(tests: Mapping[str, Part | tuple[Part, ...]]) -> Record:
+    rows = {name: each if isinstance(each, tuple) else (each,) for name, each in tests.items()}
+    return Record("x", {test: Recorded(1, 1, parts) for test, parts in rows.items()})
+
+
+def table(
+    operators: Mapping[str, Part | tuple[Part, ...]] | None = None,
+    newer: Mapping[str, Part | tuple[Part, ...]] | None = None,
+    files: Mapping[str, tuple[str, ...]] = BOTH,
+    chips: Mapping[str, Mapping[str, Part | tuple[Part, ...]]] | None = None,
+) -> Table:
+    """`chips`: what the newer tests gave on other chips."""
+    new = {soc: record(tests) for soc, tests in {"SM8650": newer or {}, **(chips or {})}.items()}
+    return table_of({"operators": {"SM8650": record(operators or {})}, "rework-op": new}, files, {})
+
+
+def cell(found: Table, operator: str, scheme: str = "8a8w", place: str = "SM8650") -> Cell:
+    return by_name(found.cells[operator][place])[scheme]
+
+
+def own(case: str, scheme: str = "qnn_8a8w") -> str:
+    return f"test_values[{scheme}-abs-{case}]"
+
+
+PLAIN, SMALL, RANK_6 = own("plain"), own("small"), own("1x2x1x3x7x5")
+SUITE = "test_abs.test_abs_shapes[qnn_8a8w]"
+
+
+def test_the_least_figure_is_that_of_all_cases_and_its_case_is_named() -> None:
+    tests = {SUITE: Part("whole", 52), PLAIN: Part("whole", 51), RANK_6: Part("whole", 33)}
+    found = cell(table(tests), "abs")
+    assert (found.sqnr_db, found.worst, str(found)) == (33, "shape 1x2x1x3x7x5", "whole 33 dB")
+    found = cell(table({**tests, SMALL: Part("whole", 30)}), "abs")
+    assert (found.sqnr_db, found.worst) == (30, "small [-0.01, 0.01]")
+    found = cell(table({**tests, SUITE: Part("whole", 21)}), "abs")
+    assert (found.sqnr_db, found.worst) == (21, "shapes")
+
+
+def test_a_case_that_runs_elsewhere_than_its_cell_says_is_named() -> None:
+    tests = {
+        PLAIN: Part("whole", 51),
+        RANK_6: Part("cpu"),
+        SMALL: Part("float", 60),
+        own("3x7"): Part("dies"),
+    }
+    found = table(tests)
+    assert cell(found, "abs").elsewhere == {"shape 1x2x1x3x7x5": "cpu", "small [-0.01, 0.01]": "float"}
+    assert [*cell(found, "abs").bad] == ["shape 3x7"]
+    text = markdown_of(found)
+    assert "| shape 1x2x1x3x7x5 | 8a8w | whole | CPU | abs |" in text
+
+
+NEWER_WHOLE = {"test_gather[8a]": Part("passed", 48.0), "test_gather[fp]": Part("passed", 72.0)}
+
+
+def test_newer_tests_give_the_place_and_a_figure_of_their_own_kind() -> None:
+    found = table(newer={**NEWER_WHOLE, "test_gather[16a]": Part("wrong", 4.0)})
+    assert [str(cell(found, "gather", scheme)) for scheme in ("fp16", "8a8w", "16a8w")] == [
+        "whole 72 dB",
+        "whole, 48 dB to float",
+        "whole, 4 dB to float",
+    ]
+    assert cell(found, "gather").good and not cell(found, "gather", "16a8w").good
+
+
+def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
+    skipped = {"test_gather.test_gather_a[qnn_8a8w]": Part("bad_test")}
+    measured = {"test_gather.test_gather_a[qnn_8a8w]": Part("part", 31)}
+    assert cell(table(skipped, NEWER_WHOLE), "gather").result == "whole"
+    assert str(cell(table(measured, NEWER_WHOLE), "gather")) == "part 31 dB"
+    # By another spelling it is the same operator.
+    spelt = {"test_adaptive_avgpool1d.test_a[qnn_8a8w]": Part("cpu")}
+    found = table(
+        spelt, {"test_adaptive_avg_pool_1d[8a]": Part("passed", 40), "test_less_than[8a]": Part("dies")}
+    )
+    assert [*found.cells] == ["adaptive_avgpool1d", "lt"] and cell(
+        found, "adaptive_avgpool1d"
+    ).result == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("test", "part"),
+    [
+        ("test_any[8a]", Part("passed")),  # it expects an exception
+        ("test_fold_unsupported_parameters[8a]", Part("passed", 40)),
+        ("test_layer_norm[8a]", Part("failed")),
+        ("test_linear_general[16a2w_pcq]", Part("passed", 40)),
+        ("test_conv2d_linear_like[fp16a8w_pcq]", Part("passed", 40)),
+    ],
+)
+def test_what_newer_tests_do_not_show_is_no_row(test: str, part: Part) -> None:
+    assert table(newer={test: part}).cells == {}
+
+
+def test_a_newer_test_that_passes_with_outputs_far_from_the_float_model_makes_nothing_whole() -> None:
+    far = Part("passed", 0.3)
+    for part in (far, Part("bad_test", 0.3)):
+        assert str(cell(table(newer={"test_gather[8a]": part}), "gather")) == "no test, 0 dB to float"
+        assert str(cell(table(newer={"test_gather[fp]": part}), "gather", "fp16")) == "WRONG 0 dB"
+    mixed = cell(table(newer={"test_gather[8a]": (Part("passed", 40), Part("passed", 41), far)}), "gather")
+    assert (str(mixed), mixed.good) == ("whole, 40 dB to float (1 no test)", False)
+
+
+def test_ids_of_newer_tests_name_their_scheme() -> None:
+    ids = {"16a4w_pcq": "16a4w", "16a16w_ptq": "16a16w", "16a4w_lpbq": "16a4w_block", "16a8w": "16a8w"}
+    for identifier, scheme in ids.items():
+        found = table(newer={f"test_embedding[{identifier}]": Part("passed", 40)})
+        assert [*found.cells["embedding"]["SM8650"]] == [scheme]
+
+
+def test_another_chip_is_compared_case_by_case() -> None:
+    ours = {"test_gather.test_gather_a[qnn_8a8w]": Part("part", 31), "test_abs.test_abs_a[qnn]": Part("dies")}
+    chips = {
+        "SM8350": {"test_gather[8a]": Part("dies"), "test_abs[fp]": Part("passed", 70)},
+        "SM8750": {"test_gather[8a]": Part("passed", 40), "test_abs[fp]": Part("dies")},
+    }
+    found = table(ours, {**NEWER_WHOLE, "test_abs[fp]": Part("passed", 60)}, chips=chips)
+    assert cell(found, "gather", place="SM8350").default == "whole"
+    assert cell(found, "gather", place="SM8750").default is None
+    assert cell(found, "abs", "fp16", "SM8750").default == "whole"
+    assert cell(found, "abs", "fp16", "SM8350").default is None
+    text = markdown_of(found).partition("## Other chips")[2]
+    rows = [line for line in text.splitlines() if line.startswith(("| gather", "| abs"))]
+    assert rows == [
+        "| abs | fp16 | DIES | whole 70 dB | DIES |",
+        "| gather | 8a8w | part 31 dB | DIES | whole, 40 dB to float |",
+    ]
+    assert "- SM8350 (V68): measured with x" in text
+    html = html_of(found)
+    assert html.count("<small>≠ whole</small>") == 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "part", "marked"),
+    [
+        ("qnn", Part("whole", 70), []),
+        ("qnn", Part("part", 70), ["abs", "is_nan"]),
+        ("qnn_8a8w", Part("whole", 50), ["is_nan"]),
+        ("qnn_8a8w", Part("float", 50), ["abs"]),
+        ("qnn_8a8w", Part("bad_test"), []),
+    ],
+)
+def test_a_cell_that_is_not_as_the_files_say_is_marked(scheme: str, part: Part, marked: list[str]) -> None:
+    found = table({f"test_{name}.test_a[{scheme}]": part for name in ("abs", "is_nan", "custom")})
+    rows = [line for line in markdown_of(found).splitlines() if line.startswith("| ") and "†" in line]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in rows] == marked
+    assert [name for name, row in html_rows(found).items() if "unlike-files" in row] == marked
+
+
+def test_the_files_of_an_operator_are_those_of_what_it_is_exported_as_too() -> None:
+    files = {"layernorm": ("quantizes",), "nativelayernorm": ("lowers", "quantizes")}
+    found = table({"test_layer_norm.test_a[qnn]": Part("cpu")}, files=files)
+    assert found.files("layer_norm") == ("lowers", "quantizes")
+    assert "unlike-files" in html_rows(found)["layer_norm"]
+
+
+def html_rows(found: Table, place: str = "SM8650") -> dict[str, str]:
+    rows = re.findall(rf'<tr data-soc="{place}"><th scope="row">(.*?)</th>(.*?)</tr>', html_of(found))
+    return {name.replace("<wbr>", ""): row for name, row in rows}
+
+
+def test_the_page_shows_each_cell_its_worst_case_and_the_files() -> None:
+    tests = {
+        "test_abs.test_abs_a[qnn_8a8w]": Part("cpu", None, ("aten::abs",)),
+        "test_acos.test_acos_a[qnn_8a8w]": Part("whole", 61),
+        "test_values[qnn_8a8w-acos-small]": Part("whole", 47),
+    }
+    found = html_rows(table(tests))
+    assert 'class="cpu" data-results="cpu unlike-files">CPU: abs †</td>' in found["abs"]
+    assert "<td>lowers, quantizes</td>" in found["abs"]
+    assert (
+        'class="whole" data-results="whole">whole 47 dB<small>worst: small [-0.01, 0.01]</small></td>'
+        in found["acos"]
+    )
+
+
+def test_the_filters_find_a_cell_by_what_any_of_its_cases_gave() -> None:
+    tests = {
+        PLAIN: Part("whole", 51),
+        SMALL: Part("wrong", 4),
+        RANK_6: Part("cpu"),
+        own("7"): Part("dies"),
+        "test_abs.test_a[qnn_8a8w]": Part("crash"),
+    }
+    row = html_rows(table({**tests, SUITE: Part("whole", 50)}))["abs"]
+    (results,) = re.findall(r'data-scheme="8a8w" class="mixed" data-results="([^"]*)"', row)
+    assert results.split() == ["whole", "cpu", "wrong", "dies", "crash"]
+    assert "<small>WRONG: small [-0.01, 0.01] (4 dB)</small>" in row
+    assert "<small>CPU: shape 1x2x1x3x7x5</small>" in row
+
+
+def test_the_filter_of_chips_takes_whole_names() -> None:
+    assert "row.dataset.soc === $('soc').value" in html_of(table(NEWER_WHOLE))
+
+
+def test_the_page_is_one_file_without_network() -> None:
+    assert not re.findall(r"https?:|<link|src=|@import|url\(", html_of(table({PLAIN: Part("whole", 51)})))
+
+
+def test_the_committed_page_has_the_operators_that_only_newer_tests_measure() -> None:
+    text = markdown()
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")}
+    assert {"gather", "index", "sort", "lt", "unbind", "upsample_bicubic2d", "scatter"} <= rows
+    (line,) = [line for line in text.splitlines() if line.startswith("Not measured, and ")]
+    assert "layernorm" not in line and "concat" not in line
+
+
+def schema_takes(document: Any) -> bool:
+    # It costs two seconds.
+    import jsonschema
+
+    rules = json.loads((MANIFESTS / "schema" / "operators.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(rules)
+    return bool(jsonschema.Draft202012Validator(rules).is_valid(document))
+
+
+def test_the_schema_takes_tables_and_nothing_else() -> None:
+    good = json.loads(table({PLAIN: Part("whole", 51), RANK_6: Part("dies")}).as_json())
+    committed = json.loads((MANIFESTS / "upstream" / "operators" / "table.json").read_text(encoding="utf-8"))
+    assert schema_takes(good) and schema_takes(committed)
+    row = good["cells"]["abs"]["SM8650"]
+    bad: list[dict[str, Any]] = [{name: good[name] for name in good if name != lacks} for lacks in good]
+    bad += [
+        {},
+        {**good, "cells": {"abs": {"no such chip": row}}},
+        {**good, "cells": {"abs": {"SM8650": {"9a9w": row["8a8w"]}}}},
+        {**good, "cells": {"abs": {"SM8650": {"8a8w": {"sqnr_db": 3}}}}},
+        {**good, "measured": {"no such chip": "x"}},
+    ]
+    assert [each for each in bad if schema_takes(each)] == []
+
+
+def test_the_schema_knows_every_chip_and_scheme() -> None:
+    good = json.loads(table({PLAIN: Part("whole", 51)}).as_json())
+    one = good["cells"]["abs"]["SM8650"]["8a8w"]
+    row = dict.fromkeys(MEASURED_SCHEMES, one)
+    places = [place for soc in load_socs() for place in (soc, f"{soc} onnx")]
+    assert schema_takes({**good, "cells": {"abs": dict.fromkeys(places, row)}})
