@@ -263,11 +263,14 @@ def _result(part: Part) -> Result:
     return part.result  # type: ignore[return-value]
 
 
-def write_table(judge: Judge, verdicts: Iterable[Verdict], measured: str) -> list[Path]:
-    """reports/operators/table.json and reports/operators.html: the records, and what ran now on top."""
+def write_table(runs: Sequence[tuple[Judge, Iterable[Verdict]]], measured: str) -> list[Path]:
+    """reports/operators/table.json and reports/operators.html: the records, and what these suites gave now
+    on top."""
+    judge, _ = runs[0]
     records = _records(judge.ledger.profile)
-    now = judge.record.with_verdicts(verdicts, measured)
-    records.setdefault(judge.ledger.suite, {})[judge.soc] = now
+    for each, verdicts in runs:
+        now = each.record.with_verdicts(verdicts, measured)
+        records.setdefault(each.ledger.suite, {})[each.soc] = now
     table = table_of(records, upstream_files() or read().upstream, _onnx(judge.ledger.profile))
     reports = judge.logs.parents[1]
     paths = [reports / "operators" / "table.json", reports / "operators.html"]

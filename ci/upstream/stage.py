@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ from ci.engine.workers.parent import Setup, Worker
 from ci.suites.expression import matcher
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
-from ci.upstream.ledger import UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record
+from ci.upstream.ledger import NOT_RUN, UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record, locked
 from ci.upstream.operators_page import OPERATORS, accept_table, write_table
 from ci.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of
 from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
@@ -86,12 +87,15 @@ def run_suites(
     if args.report_upstream:
         print_reports(selection.profile, [suite.name for suite in suites])
         return 0
-    runs = Runs(args, selection, environ, stage, set(args.expressions))
-    if args.list:
-        runs.run_all(suites)
-        return 0
-    with stage.reported(selection.reports, "delegate-not-measured"):
-        runs.run_all(suites)
+    with ExitStack() as started:
+        if args.list:
+            for run in prepare(suites, args, selection, environ, started):
+                _print_list(run.plan, run.chosen)
+            return 0
+        with stage.reported(selection.reports, f"{stage_name.removeprefix('test_')}-not-measured"):
+            runs = prepare(suites, args, selection, environ, started)
+            done = [_measure(stage, run, args, selection) for run in runs]
+            _write_tables(stage, runs, done, args)
     return stage.close(
         selection.reports,
         show=lambda report: terminal.show(
@@ -101,55 +105,63 @@ def run_suites(
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """What the runs of several suites share."""
+class Run:
+    """A suite whose tests are listed and chosen."""
 
-    args: argparse.Namespace
-    selection: Selection
-    environ: Mapping[str, str]
-    stage: StageRun
-    unmatched: set[str]
-    """Of several suites an expression need match in one alone."""
+    plan: Plan
+    workers: Workers
+    tests: Sequence[str]
+    chosen: Sequence[str]
 
-    def run_all(self, suites: Sequence[Suite]) -> None:
-        empty: list[NothingChosen] = []
-        for suite in suites:
-            try:
-                self._run(suite, last=suite is suites[-1])
-            except NothingChosen as error:
-                empty.append(error)
-        if self.unmatched or len(empty) == len(suites):
-            raise empty[-1]
 
-    def _run(self, suite: Suite, *, last: bool) -> None:
-        args, selection = self.args, self.selection
-        plan = make_plan(suite, args, selection, self.environ)
+def prepare(
+    suites: Sequence[Suite],
+    args: argparse.Namespace,
+    selection: Selection,
+    environ: Mapping[str, str],
+    started: ExitStack,
+) -> list[Run]:
+    """The suites with tests that the flags choose. All are listed before the first test runs, so that a
+    mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
+    runs: list[Run] = []
+    unmatched = set(args.expressions)
+    for suite in suites:
+        plan = make_plan(suite, args, selection, environ)
         workers = Workers(plan.setup)
-        try:
-            tests = list_tests(plan, selection, workers)
-            self.unmatched.difference_update(
-                [each for each in self.unmatched if any(map(matcher([each]), tests))]
-            )
-            if last and self.unmatched:
-                raise nothing_chosen(plan, "-k", min(self.unmatched))
-            chosen = choose(plan, args, tests)
-            if args.list:
-                _print_list(plan, chosen)
-                return
-            _announce(plan)
-            verdicts = run_tests(plan, selection, chosen, workers, args)
-        finally:
+        started.callback(workers.close)
+        tests = list_tests(plan, selection, workers)
+        if len(suites) > 1:
+            # The worker that listed the tests takes memory, and its suite's turn may be hours away.
             workers.close()
-        judge = plan.judge
-        if args.update_ledger or args.table:
-            judge = judge.updated(verdicts.values(), tests, plan.machinery.measured_with())
-            if args.table and plan.suite.name in OPERATORS:
-                accept_table()
-        _report(self.stage, plan, judge, verdicts, len(chosen))
+        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
+        if chosen := choose(plan, args, tests):
+            runs.append(Run(plan, workers, tests, chosen))
+    if unmatched or not runs:
+        flags = [word for each in sorted(unmatched or args.expressions) for word in ("-k", each)]
+        if not unmatched:
+            flags += ["--sample", args.sample] if args.sample is not None else []
+            flags += ["--shard", args.shard] if args.shard else []
+        version = plan.machinery.versions["executorch"]
+        raise UsageError(
+            f"no test of executorch {version} matches {quoted(*flags)}",
+            remedy=session(plan.suite.stage, "--list"),
+        )
+    return runs
 
 
-class NothingChosen(UsageError):
-    """The flags leave no test of the suite."""
+def _measure(
+    stage: StageRun, run: Run, args: argparse.Namespace, selection: Selection
+) -> tuple[Judge, Mapping[str, Verdict]]:
+    plan, judge = run.plan, run.plan.judge
+    updates = args.update_ledger or args.table
+    _announce(plan, has_record=updates or bool(judge.record.tests))
+    verdicts, killed = run_tests(plan, selection, run.chosen, run.workers, args)
+    if updates:
+        # What was killed from outside says nothing about a test.
+        expected = [verdict for test, verdict in verdicts.items() if test not in killed]
+        judge = judge.updated(expected, run.tests, plan.machinery.measured_with())
+    _report(stage, plan, judge, verdicts, run)
+    return judge, verdicts
 
 
 def _check(args: argparse.Namespace, selection: Selection) -> None:
@@ -161,21 +173,38 @@ def _check(args: argparse.Namespace, selection: Selection) -> None:
         raise UsageError(
             f"--soc {','.join(selection.socs)}: one chip at a time", remedy=quoted("--soc", selection.soc)
         )
+    if args.sample:
+        parse_shard(args.sample, "--sample")
+    if args.table and selection.profile != DEFAULT_PROFILE:
+        raise UsageError(
+            f"--table: docs/operators.md is about the profile {DEFAULT_PROFILE}, not {selection.profile}",
+            remedy="--update-ledger records without the table",
+        )
     if args.shard:
         parse_shard(args.shard)
+        if args.table or args.update_ledger:
+            flag = "--table" if args.table else "--update-ledger"
+            raise UsageError(
+                f"{flag} with --shard: shards have equal lengths, and {flag} changes the recorded lengths,"
+                " so that tests would be in no shard",
+                remedy=f"--sample {args.shard}, whose parts stay the same",
+            )
 
 
-def _report(
-    stage: StageRun,
-    plan: Plan,
-    judge: Judge,
-    verdicts: Mapping[str, Verdict],
-    selected: int,
-) -> None:
+def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Verdict], run: Run) -> None:
     judge.findings(stage, verdicts.values())
-    if missing := selected - len(verdicts):
+    for test in judge.gone(run.tests):
         stage.add(
-            "delegate-stopped",
+            f"{judge.rules}-gone",
+            Severity.ERROR,
+            test,
+            f"manifests/upstream/{plan.suite.name} has it, and executorch"
+            f" {plan.machinery.versions['executorch']} has no such test",
+            judge.command(stage, "--sample", "--update-ledger"),
+        )
+    if missing := len(run.chosen) - len(verdicts):
+        stage.add(
+            f"{judge.rules}-stopped",
             Severity.NOTE,
             stage.stage,
             f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
@@ -185,7 +214,7 @@ def _report(
     counts: dict[str, int | float] = {
         **judge.counts(verdicts.values()),
         "not_reached": missing,
-        "selected": selected,
+        "selected": len(run.chosen),
         "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
         "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
     }
@@ -193,16 +222,28 @@ def _report(
         before = stage.metrics.get(name, 0)
         stage.metrics[name] = count + before if isinstance(before, int | float) else count
     stage.metrics |= {"workers": plan.slots, "soc": judge.soc, **plan.machinery.as_metrics()}
-    if plan.suite.name in OPERATORS:
-        measured = plan.machinery.measured_with()
-        stage.artifacts += [
-            Artifact.of("table", path) for path in write_table(judge, verdicts.values(), measured)
-        ]
     junit = judge.logs / "junit.xml"
     junit.parent.mkdir(parents=True, exist_ok=True)
     text = junit_text(verdicts.values(), judge, stage.stage, plan.suite.path)
     junit.write_text(text, encoding="utf-8")
     stage.artifacts.append(Artifact.of("junit", junit))
+
+
+def _write_tables(
+    stage: StageRun,
+    runs: Sequence[Run],
+    done: Sequence[tuple[Judge, Mapping[str, Verdict]]],
+    args: argparse.Namespace,
+) -> None:
+    """Once, after all suites: the table has what each of them gave."""
+    tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in OPERATORS]
+    if not tabled:
+        return
+    if args.table:
+        with locked():
+            accept_table()
+    measured = runs[0].plan.machinery.measured_with()
+    stage.artifacts += [Artifact.of("table", path) for path in write_table(tabled, measured)]
 
 
 def make_plan(
@@ -230,50 +271,52 @@ def make_plan(
 
 
 def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[str]:
-    """The tests that the flags name, sorted. A ledger that names unknown tests is an error."""
-    ledger, version = plan.judge.ledger, plan.machinery.versions["executorch"]
-    named = {each.test for each in ledger.expected} | set(ledger.sample)
-    if unknown := sorted(named - set(tests)):
-        raise UsageError(
-            f"the ledger {ledger.profile} names {unknown[0]}, and executorch {version} has no such test",
-            remedy="remove it from the ledger",
-        )
+    """The tests that the flags name, sorted."""
     matches = matcher(args.expressions, whole=True)
     flows = tuple(f"[qnn_{flow}".removesuffix("_fp16") for flow in args.flows or ())
-    sample = sample_of(args.sample, tests, ledger)
+    sample = sample_of(args.sample, tests, plan.judge.ledger, plan.costs)
     jobs = [plan.job(test) for test in sample if matches(test) and (not flows or _of_flow(test, flows))]
-    chosen = sorted(job.name for job in shard(jobs, *parse_shard(args.shard or "1/1")))
-    if not chosen:
-        flags = [word for each in args.expressions for word in ("-k", each)]
-        flags += ["--sample", args.sample] if args.sample is not None else []
-        flags += ["--shard", args.shard] if args.shard else []
-        raise nothing_chosen(plan, *flags)
-    return chosen
-
-
-def nothing_chosen(plan: Plan, *flags: str) -> NothingChosen:
-    version = plan.machinery.versions["executorch"]
-    message = f"no test of executorch {version} matches {quoted(*flags)}"
-    return NothingChosen(message, remedy=session(plan.suite.stage, "--list"))
+    return sorted(job.name for job in shard(jobs, *parse_shard(args.shard or "1/1")))
 
 
 def _of_flow(test: str, flows: Sequence[str]) -> bool:
     return any(f"{flow}{end}" in test for flow in flows for end in ("-", "]"))
 
 
-SAMPLE = "1/25"
+SAMPLE = 40
+"""Of so many measured tests, `--sample` has one."""
 
 
-def sample_of(part: str | None, tests: Sequence[str], ledger: Ledger) -> Sequence[str]:
-    """The part that `--sample` names: the ledger's own choice, or every so-manieth test by its hash.
+UNMEASURED = ("bad_test", "no_kernel", *NOT_RUN)
+"""Results of parts that ran nothing, or compared nothing."""
+
+
+def sample_of(
+    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, Recorded]
+) -> Sequence[str]:
+    """The tests of `--sample`: the ledger's own choice, or some that measured something when they were
+    recorded. Of `--sample I/N`: every N-th of all tests; the N parts together are the whole.
 
     A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
     if part is None:
         return tests
-    if not part and ledger.sample:
-        return ledger.sample
-    index, count = parse_shard(part or SAMPLE)
-    return [test for test in tests if int(sha256(test.encode()).hexdigest(), 16) % count == index - 1]
+    if part:
+        index, count = parse_shard(part, "--sample")
+        return [test for test in tests if _hash(test) % count == index - 1]
+    known = set(tests)
+    if own := [test for test in ledger.sample if test in known]:
+        return own
+    measuring = [test for test in tests if (row := recorded.get(test)) is None or _measured(row)]
+    return [test for test in measuring if _hash(test) % SAMPLE == 0] or measuring[:1]
+
+
+def _measured(row: Recorded) -> bool:
+    """A record without parts does not tell."""
+    return not row.parts or any(part.result not in UNMEASURED for part in row.parts)
+
+
+def _hash(test: str) -> int:
+    return int(sha256(test.encode()).hexdigest(), 16)
 
 
 def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
@@ -298,8 +341,8 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 
 def run_tests(
     plan: Plan, selection: Selection, chosen: Sequence[str], workers: Workers, args: argparse.Namespace
-) -> dict[str, Verdict]:
-    """The verdicts, remembered or new.
+) -> tuple[dict[str, Verdict], set[str]]:
+    """The verdicts, remembered or new, and the tests that were killed from outside twice.
 
     A surprise runs again each time, so that its log and files can be read; not with --resume."""
     memo, judge = memo_of(plan, selection, reuse=not args.no_cache), plan.judge
@@ -326,7 +369,8 @@ def run_tests(
     # A kill from outside says nothing about a test.
     if killed := [task for task in tasks if is_killed(results.get(task.name))]:
         results |= work(killed)
-    return {test: verdict_of(test, result) for test, result in results.items()}
+    verdicts = {test: verdict_of(test, result) for test, result in results.items()}
+    return verdicts, {test for test, result in results.items() if is_killed(result)}
 
 
 WORDS = {
@@ -361,11 +405,17 @@ def _print_list(plan: Plan, tests: Sequence[str]) -> None:
     print(f"{len(tests)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 
 
-def _announce(plan: Plan) -> None:
+def _announce(plan: Plan, *, has_record: bool) -> None:
     on = plan.machinery
     absent = f"; stand-ins for {', '.join(on.absent)}" if on.absent else ""
     sys.stderr.write(
         f"executorch {on.versions['executorch']}, QNN {on.build_id}, {plan.judge.soc}, "
         f"{plan.slots} workers{absent}\n"
     )
+    if not has_record:
+        judge = plan.judge
+        sys.stderr.write(
+            f"no record of {plan.suite.name} for {judge.soc}: accuracy is not compared, and failures that are"
+            " known on other chips are errors; run with --update-ledger first\n"
+        )
     sys.stderr.flush()

@@ -270,6 +270,8 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
     "flags",
     [
         ("--shard", "3/2"),
+        ("--sample", "3/2"),
+        ("--shard", "1/2", "--update-ledger"),
         ("--target", "aarch64-linux"),
         ("--soc", "SM8650,SM8750"),
         ("-k", "no_such_test"),
@@ -282,9 +284,19 @@ def test_usage_errors_run_nothing(bench: Bench, flags: tuple[str, ...]) -> None:
     assert not bench.ran.exists()
 
 
-def test_a_ledger_that_names_no_test_is_refused(bench: Bench) -> None:
-    bench.ledger({"gone": "failed"})
-    assert bench.command() == 2
+def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(bench: Bench) -> None:
+    bench.ledger({"gone": "failed"}, sample=("missing", "abs"))
+    path = ledgers.record_path("delegate", "wheels", "SM8650")
+    bench.write(path, Record("x", {"TestOps.test_removed": Recorded(1, 1)}).as_json())
+    code, report = bench.run("--sample")
+    removed = dict.fromkeys(("gone", "missing", "removed"), ("delegate-gone", Severity.ERROR))
+    assert (code, findings(report), bench.executed) == (1, removed, {"abs"})
+    assert report.findings[0].remedy == "nox -s test_delegate -- --sample --update-ledger"
+    code, report = bench.run("--sample", "--update-ledger")
+    assert (code, findings(report)) == (0, {})
+    book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
+    assert (book.expected, book.sample) == ((), ("TestOps.test_abs",))
+    assert set(load_record("delegate", "wheels", "SM8650").tests) == {"TestOps.test_abs"}
 
 
 def test_tests_that_cannot_be_imported_are_an_environment_error(bench: Bench) -> None:

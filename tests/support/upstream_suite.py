@@ -198,16 +198,15 @@ class Bench:
         book = Ledger("delegate", "wheels", rows, tuple(f"TestOps.test_{name}" for name in sample))
         self.write(ledgers.ledger_path("delegate", "wheels"), book.as_toml())
 
-    def run(self, *flags: str) -> tuple[int, Report]:
+    def run(self, *flags: str, stage: str = "test_delegate") -> tuple[int, Report]:
         """The exit code and the report; `self.executed` has what ran."""
         self.ran.write_text("", encoding="utf-8")
-        code = self.command(*flags)
-        return code, Report.read(self.root / "reports" / "test_delegate.json")
+        code = self.command(*flags, stage=stage)
+        return code, Report.read(self.root / "reports" / f"{stage}.json")
 
-    def command(self, *flags: str) -> int:
+    def command(self, *flags: str, stage: str = "test_delegate") -> int:
         folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
-        verbs = {"test_delegate": VERBS["test_delegate"]}
-        return main("python -m ci", "", verbs, ["test_delegate", *folders, "--jobs", "1", *flags])
+        return main("python -m ci", "", {stage: VERBS[stage]}, [stage, *flags, *folders, "--jobs", "1"])
 
     def executed_so_far(self) -> str:
         return self.ran.read_text(encoding="utf-8") if self.ran.exists() else ""

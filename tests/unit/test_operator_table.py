@@ -16,7 +16,6 @@ from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
 from ci.upstream.operators_page import table_of
-from ci.upstream.stage import sample_of
 from ci.upstream.worker import verdict_of
 from provisioning.base.stage_run import StageRun
 
@@ -116,12 +115,6 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),), "x") and both.tests.keys() == {"a", "b"}
     assert both.versions() == "y; 1 tests with x"
     assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),), "z")
-
-
-def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
-    tests = [f"test_{number}" for number in range(100)]
-    parts = [set(sample_of(f"{index}/4", tests, Ledger("operators", "wheels"))) for index in (1, 2, 3, 4)]
-    assert set.union(*parts) == set(tests) and sum(map(len, parts)) == len(tests)
 
 
 def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> None:

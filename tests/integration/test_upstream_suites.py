@@ -1,0 +1,139 @@
+"""`test_upstream` on two small suites, through the command: choice of tests, the table, what is recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.upstream import ledger as ledgers
+from ci.upstream import operators_page, stage
+from ci.upstream.ledger import load_ledger, load_record
+from provisioning.base.findings import Report
+from tests.support.upstream_suite import Bench
+
+TABLE, PAGE = "manifests/table.json", "operators.md"
+
+TESTS = """\
+import os, signal, time
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def ran(request):
+    with open(os.environ["RAN"], "a") as ran:
+        ran.write(request.node.originalname + "\\n")
+
+
+flow = pytest.mark.parametrize("flow", ["qnn_8a8w"])
+"""
+
+PASSES = """
+@flow
+def test_relu(flow):
+    pass
+
+
+def test_hangs():
+    time.sleep(600)
+
+
+def test_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+TRAINING = """
+@flow
+def test_conv1d(flow):
+    pass
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(tmp_path, monkeypatch)
+    tests = bench.package / "executorch/backends/qualcomm/tests"
+    bench.write(tests / "test_passes.py", TESTS + PASSES)
+    bench.write(tests / "test_conv_bn_qat.py", TESTS + TRAINING)
+    monkeypatch.setattr(operators_page, "DIRECTORY", ledgers.DIRECTORY)
+    monkeypatch.setattr(operators_page, "TABLE", tmp_path / TABLE)
+    monkeypatch.setattr(operators_page, "PAGE", tmp_path / PAGE)
+    for module in (operators_page, stage):
+        monkeypatch.setattr(module, "OPERATORS", ("passes", "qat"))
+    return bench
+
+
+def both(bench: Bench, *flags: str) -> tuple[int, Report]:
+    return bench.run("passes", "qat", *flags, stage="test_upstream")
+
+
+def measured(table: Path) -> set[str]:
+    cells = json.loads(table.read_text(encoding="utf-8"))["cells"]
+    return {operator for operator, chips in cells.items() if "SM8650" in chips}
+
+
+def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(bench: Bench) -> None:
+    code, _ = both(bench, "-k", "conv1d", "-k", "relu")
+    assert (code, bench.executed) == (0, {"conv1d", "relu"})
+    bench.ran.unlink()
+    assert bench.command("passes", "qat", "-k", "relu", "-k", "convv1d", stage="test_upstream") == 2
+    assert not bench.ran.exists()
+    code, _ = both(bench, "-k", "conv1d")
+    assert (code, bench.executed) == (0, set())
+
+
+def test_the_table_of_a_run_has_all_its_suites(bench: Bench) -> None:
+    code, report = both(bench, "-k", "relu or conv1d")
+    assert code == 0
+    (table,) = (each.path for each in report.artifacts if each.path.endswith("table.json"))
+    assert measured(Path(table)) == {"relu", "conv1d"}
+    assert not (bench.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
+
+
+def test_an_accepted_table_has_what_all_suites_recorded(bench: Bench) -> None:
+    both(bench, "-k", "relu or conv1d", "--table")
+    assert measured(bench.root / TABLE) == {"relu", "conv1d"}
+    page = (bench.root / PAGE).read_text(encoding="utf-8")
+    assert "| relu |" in page and "| conv1d |" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--profile", "onnx"), "is about the profile wheels, not onnx"),
+        (("--shard", "1/2"), "--table with --shard"),
+    ],
+)
+def test_a_table_of_another_profile_or_of_a_shard_is_a_usage_error(
+    bench: Bench, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    assert bench.command("passes", "-k", "relu", "--table", *flags, stage="test_upstream") == 2
+    assert message in capsys.readouterr().err and not bench.ran.exists()
+
+
+def test_a_kill_from_outside_is_no_expectation_and_a_time_limit_is_one_in_words(bench: Bench) -> None:
+    code, report = both(bench, "-k", "hangs or killed", "--timeout", "1", "--update-ledger")
+    (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
+    assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 1 s")
+    assert "test_killed" not in load_record("passes", "wheels", "SM8650").tests
+    rules = {each.subject: each.rule for each in report.findings}
+    assert (code, rules["test_killed"]) == (1, "upstream-failed")
+
+
+def test_rules_have_the_name_of_their_stage(bench: Bench) -> None:
+    _, report = bench.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
+    assert [each.rule for each in report.findings if each.subject == "test_upstream"] == ["upstream-stopped"]
+    bench.write(bench.package / "executorch/backends/qualcomm/tests/test_passes.py", "import nothing")
+    code, report = both(bench)
+    assert (code, [each.rule for each in report.findings]) == (3, ["upstream-not-measured"])
+
+
+def test_a_chip_without_a_record_is_named(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = ("qat", "--soc", "SM8750")
+    bench.run(*chosen, stage="test_upstream")
+    assert "no record of qat for SM8750: " in capfd.readouterr().err
+    bench.run(*chosen, "--update-ledger", stage="test_upstream")
+    bench.run(*chosen, stage="test_upstream")
+    assert "no record" not in capfd.readouterr().err

@@ -1,0 +1,53 @@
+"""Which tests of a suite a run takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ci.engine.jobs import parse_shard
+from ci.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record
+from ci.upstream.stage import UNMEASURED, sample_of
+from provisioning.base.errors import UsageError
+
+TESTS = [f"test_{number}" for number in range(400)]
+LEDGER = Ledger("operators", "wheels")
+
+
+def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
+    recorded = {test: Recorded(1, 1, (Part("bad_test"),)) for test in TESTS[:300]}
+    parts = [set(sample_of(f"{index}/4", TESTS, LEDGER, recorded)) for index in (1, 2, 3, 4)]
+    assert set.union(*parts) == set(TESTS) and sum(map(len, parts)) == len(TESTS)
+
+
+def test_a_sample_without_a_number_has_no_test_that_measured_nothing() -> None:
+    all_of_them = sample_of("", TESTS, LEDGER, {})
+    measured = Recorded(1, 1, (Part("bad_test"), Part("wrong", 3.0)))
+    recorded = dict.fromkeys(all_of_them, measured)
+    assert sample_of("", TESTS, LEDGER, recorded) == all_of_them
+    nothing = [Recorded(1, 1, (Part(result),)) for result in UNMEASURED]
+    recorded |= dict(zip(all_of_them, nothing, strict=False))
+    assert sample_of("", TESTS, LEDGER, recorded) == all_of_them[len(nothing) :]
+    assert len(all_of_them) > len(nothing)
+
+
+def test_a_small_suite_has_a_sample_too() -> None:
+    assert sample_of("", TESTS[:1], LEDGER, {}) == TESTS[:1]
+
+
+def test_the_ledgers_own_sample_goes_before() -> None:
+    own = Ledger("operators", "wheels", sample=("test_7", "test_gone"))
+    assert sample_of("", TESTS, own, {}) == ["test_7"]
+
+
+def test_the_sample_of_pull_requests_measures_and_is_quick() -> None:
+    recorded = load_record("operators", "wheels", "SM8650").tests
+    chosen = sample_of("", sorted(recorded), load_ledger("operators", "wheels"), recorded)
+    assert len(chosen) >= 40 and sum(recorded[test].seconds for test in chosen) <= 200
+    assert not any("16a4w_block" in test for test in chosen)
+
+
+@pytest.mark.parametrize("flag", ["--shard", "--sample"])
+def test_a_part_that_is_none_is_refused_by_its_own_flag(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"^{flag} 3/2: ") as error:
+        parse_shard("3/2", flag)
+    assert error.value.remedy == f"{flag} 1/4 is the first"
