@@ -1,0 +1,226 @@
+"""What audit, diagnose and test_emulator say of operators that go wrong in a scheme, from the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ci.engine.work import Result
+from ci.executorch import audit
+from ci.executorch.emulate import findings_of
+from ci.executorch.suite import SHIPPED, programs_of
+from ci.suites import operator_table
+from ci.suites.audit_table import as_text
+from ci.suites.operator_table import Inexact, Table, inexact, read
+from provisioning.base.settings import Selection
+
+WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}
+LOW = {"across [0.5, 2.5]": {"result": "wrong", "sqnr_db": -6}}
+RANK_6 = {"shape 1x2x1x3x7x5": {"result": "dies"}}
+
+Cells = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the table: the rows of an operator by chip."""
+
+    def put(name: str = "log", **chips: Cells) -> None:
+        document = {
+            "schema": 1,
+            "measured": dict.fromkeys(chips, "x"),
+            "upstream": {},
+            "cells": {name: chips},
+        }
+        monkeypatch.setattr(operator_table, "shipped", lambda: Table.model_validate(document))
+
+    return put
+
+
+def only(operator: str, scheme: str, soc: str = "SM8650") -> Inexact:
+    (found,) = inexact([operator], scheme, soc)
+    return found
+
+
+def test_lost_accuracy_and_a_failure_to_compile_are_two_messages(given: Any) -> None:
+    given(SM8650={"16a4w": {**WHOLE, "bad": {**LOW, **RANK_6}}, "16a8w": WHOLE})
+    accuracy, compiling = inexact(["aten.log.default"], "16a4w")
+    assert accuracy.message == (
+        "log at 16a4w loses accuracy on the emulator of SM8650 with inputs across [0.5, 2.5] (-6 dB): "
+        "keep it at 16a8w"
+    )
+    assert compiling.message == (
+        "log at 16a4w does not compile for SM8650 with inputs shape 1x2x1x3x7x5: keep it at 16a8w"
+    )
+    assert (accuracy.compiles, compiling.compiles) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "good", "better"),
+    [
+        ("16a4w", ("fp16", "8a8w", "16a16w", "16a8w"), "16a8w"),
+        ("16a4w", ("fp16", "8a8w", "16a16w"), "16a16w"),
+        ("16a4w", ("fp16", "8a8w"), "8a8w"),
+        ("16a4w", ("fp16",), "fp16"),
+        ("8a8w", ("fp16", "16a8w"), "16a8w"),
+        ("8a4w", ("16a8w", "8a8w"), "8a8w"),
+        ("fp16", ("8a8w", "16a8w"), "16a8w"),
+    ],
+)
+def test_the_scheme_to_keep_has_activations_as_wide_if_one_is_good(
+    given: Any, scheme: str, good: tuple[str, ...], better: str
+) -> None:
+    given(SM8650={scheme: {**WHOLE, "bad": LOW}, **dict.fromkeys(good, WHOLE)})
+    assert only("log", scheme).message.endswith(f": keep it at {better}")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {**WHOLE, "bad": RANK_6},
+        {**WHOLE, "others": {"ceil_mode": "dies"}},
+        {**WHOLE, "result": "part"},
+        {**WHOLE, "result": "wrong"},
+        {"result": "whole", "float_db": 5},
+    ],
+)
+def test_no_scheme_that_goes_wrong_itself_is_one_to_keep(given: Any, cell: dict[str, Any]) -> None:
+    given(SM8650={"16a4w": {**WHOLE, "bad": LOW}, "16a8w": cell, "8a8w": WHOLE})
+    assert only("log", "16a4w").message.endswith(": keep it at 8a8w")
+    given(SM8650={"16a4w": {**WHOLE, "bad": LOW}, "16a8w": cell})
+    assert "keep" not in only("log", "16a4w").message
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ({"result": "wrong"}, "loses accuracy on the emulator of SM8650 in most of its tests"),
+        ({"result": "dies"}, "does not compile for SM8650 in most of its tests"),
+        (
+            {**WHOLE, "others": {"ceil_mode": "wrong"}},
+            "loses accuracy on the emulator of SM8650 in ExecuTorch's tests ceil_mode",
+        ),
+        ({**WHOLE, "others": {"batch": "crash"}}, "crashes for SM8650 in ExecuTorch's tests batch"),
+    ],
+)
+def test_what_goes_wrong_in_executorchs_tests_alone_is_named(
+    given: Any, cell: dict[str, Any], words: str
+) -> None:
+    given("maxpool3d", SM8650={"fp16": cell})
+    found = only("aten.max_pool3d.default", "fp16")
+    assert found.message == f"maxpool3d at fp16 {words}"
+    assert found.command == "nox -s test_upstream -- operators --flow fp16 -k test_maxpool3d."
+
+
+def test_what_is_good_is_not_named(given: Any) -> None:
+    given(SM8650={"8a8w": WHOLE, "16a8w": {**WHOLE, "result": "part", "others": {"a": "cpu"}}})
+    assert [
+        *inexact(["log", "log", "unknown"], "8a8w"),
+        *inexact(["log"], "16a8w"),
+        *inexact(["log"], "4a4w"),
+    ] == []
+
+
+def test_another_chip_is_named_and_is_in_the_command(given: Any) -> None:
+    few = {**WHOLE, "models": 1}
+    bad = {**WHOLE, "bad": {**LOW, "plain [0.01, 1.0]": {"result": "wrong", "sqnr_db": 2}}}
+    ours = {"16a4w": bad, "8a8w": WHOLE}
+    given(
+        SM8650=ours, SM8750={"16a4w": {"result": "wrong"}, "8a8w": WHOLE}, SM8350={"16a4w": few, "8a8w": few}
+    )
+    found = only("log", "16a4w", "SM8750")
+    assert "on the emulator of SM8750 in most of its tests: keep it at 8a8w" in found.message
+    assert found.command == "nox -s test_upstream -- operators --flow 16a4w -k test_log. --soc SM8750"
+    # Its plain case is good, and SM8650 has more cases.
+    found = only("log", "16a4w", "SM8350")
+    assert (
+        "of SM8650 (SM8350 was measured with fewer cases) with inputs across [0.5, 2.5] (-6 dB):"
+        in found.message
+    )
+    assert found.command == "nox -s test_upstream -- values --flow 16a4w -k '*-log-*' --soc SM8350"
+    found = only("log", "16a4w", "SM8550")
+    assert "of SM8650 (SM8550 was not measured) with inputs across [0.5, 2.5] (-6 dB), plain" in found.message
+    assert "--soc" not in only("log", "16a4w").command
+
+
+def test_a_chip_that_is_better_than_sm8650_is_not_told_of_it(given: Any) -> None:
+    given(SM8650={"16a4w": {"result": "wrong", "models": 9}}, SM8750={"16a4w": {**WHOLE, "models": 1}})
+    assert list(inexact(["log"], "16a4w", "SM8750")) == []
+
+
+def test_the_scheme_to_keep_is_good_on_the_chip_that_is_asked_for(given: Any) -> None:
+    given(
+        SM8650={"16a4w": {**WHOLE, "bad": LOW}, "16a8w": WHOLE, "8a8w": WHOLE},
+        SM8350={"16a8w": {"result": "dies"}},
+    )
+    assert only("log", "16a4w", "SM8350").message.endswith(": keep it at 8a8w")
+
+
+def test_an_operator_is_found_by_what_it_is_exported_as(given: Any) -> None:
+    given("layer_norm", SM8650={"8a8w": {"result": "dies"}})
+    assert only("aten.native_layer_norm.default", "8a8w").message.startswith("layer_norm at 8a8w")
+
+
+def test_newer_tests_are_repeated_by_their_own_suite(given: Any) -> None:
+    cell = {"result": "dies", "others": {"test_sdpa": "whole"}, "suite": "rework-op"}
+    given("scaled_dot_product_attention", SM8650={"8a8w": cell})
+    command = only("aten.scaled_dot_product_attention.default", "8a8w").command
+    assert command == "nox -s test_upstream -- rework-op -k test_sdpa"
+
+
+def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
+    assert read().cells["log"]["SM8650"]["16a4w"].bad
+    assert (
+        "log at 16a4w loses accuracy on the emulator of SM8650" in only("aten.log.default", "16a4w").message
+    )
+
+
+def test_audit_names_them_with_the_command(
+    given: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given(SM8350={"16a8w": {**WHOLE, "bad": LOW}, "8a8w": WHOLE})
+    nodes = {"log": {"operator": "aten.log.default"}, "q": {"operator": "quantized_decomposed.quantize"}}
+    facts: dict[str, Any] = {
+        "nodes": nodes,
+        "kept_on_cpu": None,
+        "left": [],
+        "delegates": 1,
+        "ddr": {"read": 1, "written": 1},
+    }
+    compiled = Result(facts, tmp_path)
+    plan = SimpleNamespace(compiled=lambda environ: {})
+    for name, value in {
+        "pytorch_model": SimpleNamespace(quantized=False),
+        "scheme_of": "16a8w",
+        "samples_folder": None,
+        "program_of": SimpleNamespace(),
+        "plan_of_models": plan,
+        "require_done": compiled,
+    }.items():
+        monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)
+    args = argparse.Namespace(model="m", precision=["16a8w"], calibrate=None, measure=False)
+    rows = audit.audited(args, Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path))
+    text = "\n".join(as_text(rows))
+    assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
+    assert "→ nox -s test_upstream -- values --flow 16a8w -k '*-log-*' --soc SM8350" in text
+    assert json.loads(json.dumps(rows))["16a8w"]["inexact"][0]["operator"] == "aten.log.default"
+
+
+def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
+    program = next(
+        each for each in programs_of(SHIPPED) if each.run.effective_thresholds and each.run.scheme == "8a8w"
+    )
+    given(SM8650={"8a8w": {**WHOLE, "bad": {**LOW, **RANK_6}}, "16a8w": WHOLE})
+    compiled = {"nodes": {"log": {"operator": "aten.log.default"}}}
+    facts = {"rule": "", "message": "", "figures": {"cosine": 0.0, "sqnr_db": -9.0, "max_abs_error": 1e9}}
+    (found,) = findings_of(program, Result(facts), compiled)
+    assert "log at 8a8w loses accuracy on the emulator of SM8650 with inputs across" in found.message
+    assert "nox -s test_upstream -- values --flow 8a8w -k '*-log-*'" in found.message
+    # It compiled.
+    assert "does not compile" not in found.message
