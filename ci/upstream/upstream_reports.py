@@ -41,16 +41,20 @@ class Reports(Model):
 
 def print_reports(profile: str, suites: Collection[str]) -> None:
     """Each report of these suites, as an issue."""
-    for each in load(REPORTS, Reports).report:
-        if not set(suites).isdisjoint(each.suites()):
-            sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
-            if each.test:
-                ledgers = (load_ledger(suite, profile) for suite in each.suites())
-                tests = sorted(test for ledger in ledgers for test in tests_of(each, ledger))
-                more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
-                shown = ", ".join(tests[:3]) or "none in the ledger: measure them, or remove this report"
-                sys.stdout.write(f"Tests: {shown}{more}\n\n")
-            sys.stdout.write(f"    {each.command}\n\n")
+    reports = [each for each in load(REPORTS, Reports).report if not set(suites).isdisjoint(each.suites())]
+    if not reports:
+        sys.stderr.write(
+            f"{', '.join(suites)}: no mistake of upstream is known (manifests/upstream/reports.toml)\n"
+        )
+    for each in reports:
+        sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
+        if each.test:
+            ledgers = (load_ledger(suite, profile) for suite in each.suites())
+            tests = sorted(test for ledger in ledgers for test in tests_of(each, ledger))
+            more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
+            shown = ", ".join(tests[:3]) or "none in the ledger: measure them, or remove this report"
+            sys.stdout.write(f"Tests: {shown}{more}\n\n")
+        sys.stdout.write(f"    {each.command}\n\n")
 
 
 def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:

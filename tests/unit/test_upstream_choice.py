@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ci.engine.gate_table import gate_table
 from ci.engine.jobs import parse_shard
 from ci.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record
 from ci.upstream.stage import UNMEASURED, sample_of
 from provisioning.base.errors import UsageError
+from provisioning.base.settings import MANIFESTS
 
 TESTS = [f"test_{number}" for number in range(400)]
+SLOWER, CORES = 2, 2
+"""GitHub's cores may be half as fast as those that the lengths were recorded on."""
+
 LEDGER = Ledger("operators", "wheels")
 
 
@@ -44,6 +49,20 @@ def test_the_sample_of_pull_requests_measures_and_is_quick() -> None:
     chosen = sample_of("", sorted(recorded), load_ledger("operators", "wheels"), recorded)
     assert len(chosen) >= 40 and sum(recorded[test].seconds for test in chosen) <= 200
     assert not any("16a4w_block" in test for test in chosen)
+
+
+def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> None:
+    nightly = set()
+    for row in gate_table().row.values():
+        if row.stage != "test_upstream" or row.when != "nightly":
+            continue
+        suites = row.arguments.split()
+        nightly.update(suites)
+        costs = [load_record(suite, "wheels", "SM8650").tests.values() for suite in suites]
+        seconds = sum(each.seconds for rows in costs for each in rows)
+        assert seconds * SLOWER / CORES / max(row.shards, 1) <= 60 * 60, row
+    recorded = {path.parent.name for path in (MANIFESTS / "upstream").glob("*/wheels.toml")}
+    assert nightly == recorded - {"delegate"}
 
 
 @pytest.mark.parametrize("flag", ["--shard", "--sample"])

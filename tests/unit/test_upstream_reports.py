@@ -44,3 +44,9 @@ def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.Captu
     (prelu,) = (issue for issue in issues if "prelu" in issue.splitlines()[0])
     assert "Tests: test_prelu.test_prelu_f32_per_channel_parameter[qnn]," in prelu
     assert prelu.splitlines()[-1].startswith("    nox -s test_upstream -- operators -k ")
+
+
+def test_suites_without_a_report_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    upstream_reports.print_reports("wheels", ["genai", "imports"])
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.partition(":")[0]) == ("", "genai, imports")
