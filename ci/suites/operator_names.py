@@ -92,9 +92,15 @@ REWORK: Mapping[str, str] = {
 """Operators by the tests of the suite rework-op, where these have another name."""
 
 
+INDEX_COPY = "index_copy"
+"""No copy of what `index` gives."""
+
+
 def key_of(operator: str) -> str:
-    """The same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`."""
-    name = operator.removeprefix("aten.").partition(".")[0].removesuffix("_copy")
+    """The same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`, `view` and `view_copy`."""
+    name = operator.removeprefix("aten.").partition(".")[0]
+    if name != INDEX_COPY:
+        name = name.removesuffix("_copy")
     return name.replace("_", "")
 
 

@@ -493,7 +493,10 @@ def html_of(table: Table) -> str:
             head = f'<th scope="row">{_breakable(operator)}</th><td>{escape(soc)}</td>'
             rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}<td>{files}</td></tr>')
     heads = "".join(f'<th data-scheme="{scheme}">{_breakable(scheme)}</th>' for scheme in MEASURED_SCHEMES)
-    measured = "; ".join(f"{soc}: {on}" for soc, on in sorted(table.measured.items()))
+    places: dict[str, list[str]] = defaultdict(list)
+    for place, versions in sorted(table.measured.items()):
+        places[versions].append(place)
+    measured = "; ".join(f"{', '.join(names)}: {versions}" for versions, names in places.items())
     legend = "".join(
         f'<li><span class="{name}">{word}</span>: {escape(text)}</li>'
         for name, (word, text) in MEANINGS.items()

@@ -99,6 +99,12 @@ def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
     ).result == "cpu"
 
 
+def test_operators_of_like_names_are_two_and_copies_of_views_one() -> None:
+    names = ("index", "index_copy", "slice_copy", "slice")
+    tests = {f"test_{name}[8a]": Part("passed", 40) for name in names}
+    assert [*table(newer=tests).cells] == ["index", "index_copy", "slice_copy"]
+
+
 @pytest.mark.parametrize(
     ("test", "part"),
     [
@@ -149,6 +155,7 @@ def test_another_chip_is_compared_case_by_case() -> None:
     assert "- SM8350 (V68): measured with x" in text
     html = html_of(found)
     assert html.count("<small>≠ whole</small>") == 2
+    assert "SM8350, SM8650, SM8750: x." in html
 
 
 @pytest.mark.parametrize(
