@@ -21,7 +21,7 @@ BOTH = {"abs": ("lowers", "quantizes"), "isnan": ("lowers",)}
 
 def record(tests: Mapping[str, Part | tuple[Part, ...]]) -> Record:
     rows = {name: each if isinstance(each, tuple) else (each,) for name, each in tests.items()}
-    return Record("x", {test: Recorded(1, 1, parts) for test, parts in rows.items()})
+    return Record("x", {test: Recorded(1, 1, parts, "x") for test, parts in rows.items()})
 
 
 def table(
