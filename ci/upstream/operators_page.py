@@ -243,7 +243,7 @@ def _cell(operator: str, rows: Sequence[Row]) -> Cell:
         bad={
             name: Case(result=row.result, sqnr_db=row.part.sqnr_db) for name, row in own if _fails(row.part)
         },
-        suite="rework-op" if all(row.suite == NEWER for row in judged) else "",
+        newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
 
 

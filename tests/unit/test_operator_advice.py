@@ -18,6 +18,8 @@ from ci.executorch.suite import SHIPPED, programs_of
 from ci.suites import operator_table
 from ci.suites.audit_table import as_text
 from ci.suites.operator_table import Inexact, Table, inexact, read
+from ci.upstream.ledger import Part, Record, Recorded
+from ci.upstream.operators_page import table_of
 from provisioning.base.settings import Selection
 
 WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}
@@ -38,7 +40,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Any:
             "upstream": {},
             "cells": {name: chips},
         }
-        monkeypatch.setattr(operator_table, "shipped", lambda: Table.model_validate(document))
+        monkeypatch.setattr(
+            operator_table, "shipped", lambda: Table.model_validate_json(json.dumps(document))
+        )
 
     return put
 
@@ -168,10 +172,14 @@ def test_an_operator_is_found_by_what_it_is_exported_as(given: Any) -> None:
 
 
 def test_newer_tests_are_repeated_by_their_own_suite(given: Any) -> None:
-    cell = {"result": "dies", "others": {"test_sdpa": "whole"}, "suite": "rework-op"}
-    given("scaled_dot_product_attention", SM8650={"8a8w": cell})
-    command = only("aten.scaled_dot_product_attention.default", "8a8w").command
-    assert command == "nox -s test_upstream -- rework-op -k test_sdpa"
+    found = table_of(
+        {"rework-op": {"SM8650": Record("x", {"test_less_than[8a]": Recorded(1, 1, (Part("dies"),))})}},
+        {},
+        {},
+    )
+    given("lt", **found.model_dump(mode="json")["cells"]["lt"])
+    command = only("aten.lt.Tensor", "8a8w").command
+    assert command == "nox -s test_upstream -- rework-op -k 'test_less_than['"
 
 
 def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
