@@ -174,7 +174,7 @@ class Judge:
 
     def _cause(self, verdict: Verdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""
-        if verdict.outcome == "wrong":
+        if verdict.outcome == "wrong" and verdict.problems:
             return "its outputs are not those of the model that it is compared with"
         if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"
