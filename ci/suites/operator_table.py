@@ -44,7 +44,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     ),
     "bad_test": ("no test", "ExecuTorch's test does not test it"),
     "wrong": ("WRONG", f"lowers and runs, and its outputs are wrong or below {LEAST_DB:g} dB"),
-    "dies": ("DIES", "the partitioner takes it, and lowering fails"),
+    "dies": ("DIES", "it is taken, and quantizing, lowering or running it fails"),
     "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
 }
 """The word and the meaning of a result."""
