@@ -13,7 +13,17 @@ REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")
 
 
 @pytest.mark.parametrize(
-    "suite", ["operators", "delegate", "utils", "passes", "rework-feature", "rework-utils"]
+    "suite",
+    [
+        "operators",
+        "values",
+        "delegate",
+        "utils",
+        "passes",
+        "rework-op",
+        "rework-feature",
+        "rework-utils",
+    ],
 )
 def test_each_entry_of_the_ledger_that_is_no_choice_of_upstream_has_a_report(suite: str) -> None:
     ledger = load_ledger(suite, "wheels")
