@@ -45,11 +45,16 @@ def tests_of(worker: Worker) -> list[str]:
     return [str(name) for name in reply["tests"]]
 
 
-def touched(reply: Mapping[str, object]) -> Touched:
-    result = Touched.of(reply)
+def worker_of(setup: Setup) -> Worker:
+    worker = Worker(setup)
+    _forget_places(worker.touched)
+    return worker
+
+
+def _forget_places(touched: Mapping[str, Any]) -> None:
+    """Another clone has its files in other places. The files count, by their place below the roots."""
     for name in PATH_VARIABLES:
-        result.environment.pop(name, None)
-    return result
+        touched.get("environment", {}).pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,9 @@ class TestTask:
             return Failure("memory", reply["reason"], of_machine=True)
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
-        return Done({name: reply[name] for name in FACTS}, touched(reply["touched"]), own=(self.logs,))
+        _forget_places(reply["touched"])
+        facts = {name: reply[name] for name in FACTS}
+        return Done(facts, Touched.of(reply["touched"]), own=(self.logs,))
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         log = self.logs / f"{self.name}.log"

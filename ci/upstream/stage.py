@@ -22,7 +22,7 @@ from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
 from ci.upstream.ledger import NOT_RUN, UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record, locked
 from ci.upstream.operators_page import OPERATORS, accept_table, write_table
-from ci.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of
+from ci.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
 from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
 from ci.upstream.upstream_reports import print_reports
 from provisioning.base import units
@@ -62,7 +62,7 @@ class Workers:
         self._idle: list[Worker] = []
 
     def tests(self) -> tuple[list[str], Touched]:
-        worker = Worker(self._setup)
+        worker = worker_of(self._setup)
         self._idle.append(worker)
         return tests_of(worker), Touched.of(worker.touched)
 
@@ -70,7 +70,7 @@ class Workers:
         try:
             return self._idle.pop()
         except IndexError:
-            return Worker(self._setup)
+            return worker_of(self._setup)
 
     def close(self) -> None:
         while self._idle:

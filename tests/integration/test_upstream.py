@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -168,6 +169,15 @@ def test_a_test_runs_again_for_another_chip_or_variable(
     monkeypatch.setenv("QNN_BACKEND", "gpu")
     remembered.run("-k", "*_abs")
     assert remembered.executed == {"abs"}
+
+
+def test_a_runner_in_another_place_is_as_good(remembered: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another clone."""
+    remembered.run("-k", "*_abs")
+    shutil.copytree(remembered.root / "dist", remembered.root / "moved")
+    monkeypatch.setenv("QNN_EXECUTOR_RUNNER", str(remembered.root / "moved/bin/qnn_executor_runner"))
+    remembered.run("-k", "*_abs")
+    assert remembered.executed == set()
 
 
 def test_a_surprise_runs_each_time_until_the_ledger_expects_it(bench: Bench) -> None:

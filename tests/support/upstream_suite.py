@@ -23,6 +23,8 @@ import torchvision
 from executorch.backends.qualcomm import qnn_preprocess
 from executorch.backends.qualcomm.tests.utils import TestQNN
 
+os.environ["QNN_BUILD_FOLDER"]  # before any test, as a suite's own set-up reads it
+
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "spec").write_text("written while the tests are collected, as executorch does")
     Path(folder, "spec").read_text()
