@@ -426,14 +426,22 @@ def _other_chips(table: Table) -> Iterator[str]:
         f"{DEFAULT_SOC}.",
         "",
     )
-    yield from (f"- {soc} (V{load_socs()[soc].arch}): measured with {table.measured[soc]}" for soc in others)
+    differing = 0
+    for soc in others:
+        cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
+        count = sum(cell.default is not None for cell in cells)
+        arch, measured = load_socs()[soc].arch, table.measured[soc]
+        yield f"- {soc} (V{arch}): {count or 'none'} of {len(cells)} cells; {measured}"
+        differing += count
+    if not differing:
+        return
     yield from ("", f"| operator | scheme | {DEFAULT_SOC} | {' | '.join(others)} |")
     yield f"| --- | --- | --- |{' --- |' * len(others)}"
     for operator, chips in table.cells.items():
         for scheme in MEASURED_SCHEMES:
             row = [chips.get(soc, {}).get(scheme) for soc in others]
-            if differing := [cell for cell in row if cell and cell.default]:
-                usual = chips[DEFAULT_SOC].get(scheme, MEANINGS[differing[0].default or "bad_test"][0])
+            if defaults := [cell.default for cell in row if cell and cell.default]:
+                usual = chips[DEFAULT_SOC].get(scheme, MEANINGS[defaults[0]][0])
                 texts = " | ".join(str(cell or "") for cell in row)
                 yield f"| {operator} | {scheme} | {usual} | {texts} |"
 

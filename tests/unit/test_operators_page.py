@@ -152,7 +152,10 @@ def test_another_chip_is_compared_case_by_case() -> None:
         "| abs | fp16 | DIES | whole 70 dB | DIES |",
         "| gather | 8a8w | part 31 dB | DIES | whole, 40 dB to float |",
     ]
-    assert "- SM8350 (V68): measured with x" in text
+    assert "- SM8350 (V68): 1 of 2 cells; x" in text
+    alike = table(newer=NEWER_WHOLE, chips={"SM8350": {"test_gather[8a]": Part("passed", 47.0)}})
+    text = markdown_of(alike).partition("## Other chips")[2].partition("\n## ")[0]
+    assert "- SM8350 (V68): none of 1 cells; x" in text and "|" not in text
     html = html_of(found)
     assert html.count("<small>≠ whole</small>") == 2
     assert "SM8350, SM8650, SM8750: x." in html
