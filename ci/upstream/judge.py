@@ -53,6 +53,8 @@ class Judge:
         return self.ledger.outcome(test, self.soc)
 
     def is_surprise(self, verdict: Verdict) -> bool:
+        if verdict.outcome == "passed" and self._is_unsteady(verdict.test):
+            return False
         return verdict.outcome != self.expected(verdict.test) or any(
             worse for _, worse in self.changes(verdict)
         )
@@ -60,7 +62,12 @@ class Judge:
     def changes(self, verdict: Verdict) -> list[tuple[str, bool]]:
         """Each part that gave something else when it was recorded: both values, and whether it is worse."""
         recorded = self.record.tests.get(verdict.test)
-        if recorded is None or not recorded.parts or recorded.parts == verdict.parts:
+        if (
+            self._is_unsteady(verdict.test)
+            or recorded is None
+            or not recorded.parts
+            or recorded.parts == verdict.parts
+        ):
             return []
         old, new = recorded.parts, verdict.parts
         changes = [
@@ -72,6 +79,10 @@ class Judge:
             worse = len(new) < len(old) or any(part.result not in GOOD for part in new[len(old) :])
             changes.append((f"had {len(old)} parts when it was recorded, and has {len(new)}", worse))
         return changes
+
+    def _is_unsteady(self, test: str) -> bool:
+        entry = self.ledger.entry(test, self.soc)
+        return entry is not None and entry.unsteady
 
     def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""

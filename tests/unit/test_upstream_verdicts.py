@@ -15,7 +15,7 @@ from ci.suites.accuracy import EXACT_DB
 from ci.upstream.adapters import Comparison, Plain
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
-from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict
+from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger
 from ci.upstream.suite import SUITES
 from ci.upstream.worker import part_of_report
 from provisioning.base.errors import UsageError
@@ -114,6 +114,23 @@ def test_an_unexpected_pass_is_counted_as_one_and_fails_in_junit(tmp_path: Path)
     assert (counts["passed"], counts["unexpected_passes"], counts["failed"]) == (1, 1, 0)
     text = junit_text([Verdict("t", "passed")], judge, "test_upstream", "operators")
     assert 'failures="1"' in text and "the ledger has it as wrong" in text
+
+
+@pytest.mark.parametrize(("outcome", "surprise"), [("passed", False), ("wrong", False), ("dies", True)])
+def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
+    tmp_path: Path, outcome: str, surprise: bool
+) -> None:
+    entry = Expected(test="t", outcome="wrong", cause="now and then", unsteady=True)
+    record = Record("x", {"t": Recorded(1, 1, (Part("whole", 88),))})
+    path = tmp_path / "wheels.toml"
+    path.write_text(Ledger("values", "wheels", (entry,)).as_toml(), encoding="utf-8")
+    book = load_ledger("values", "wheels", path)
+    judge = Judge(book, "SM8650", tmp_path, record)
+    verdict = Verdict("t", outcome, parts=(Part("wrong", 13.6),))
+    assert judge.is_surprise(verdict) == surprise
+    assert judge.counts([verdict])["failed"] == surprise
+    if not surprise:
+        assert book.updated([verdict], {"t": "?"}, "SM8650") == book
 
 
 def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
