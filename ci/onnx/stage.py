@@ -152,6 +152,8 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
             **costs_of(results[name]),
             "peak_mb": int(results[name].facts["peak"]) >> 20,
             "accuracy": figures,
+            "refused": (),
+            "taken": (),
             "build_id": build_id_of(results[name]),
         }
         for name, figures in figures_of(results).items()

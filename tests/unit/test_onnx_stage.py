@@ -134,6 +134,16 @@ class TestStage:
         assert self.stage(tmp_path) == 1
         assert self.rules(tmp_path) == {"cost-context-bytes"}
 
+    def test_what_qnn_refused_before_and_takes_now_is_no_longer_agreed_as_refused(
+        self, tmp_path: Path
+    ) -> None:
+        path = baseline_path(tmp_path / "onnx.toml", "wheels")
+        row = {"build_id": "v2.51.0.260929181845", "refused": ["Erf"], "taken": ["Add"]}
+        path.write_text(json.dumps({"schema": 1, "programs": {"net/u16u8/SM8650": row}}))
+        self.stage(tmp_path, "--update-baseline")
+        recorded = load_baseline(path).programs["net/u16u8/SM8650"]
+        assert (recorded.refused, recorded.taken, recorded.context_bytes) == ((), (), 50_000)
+
     def test_thresholds_are_written_and_a_lost_top1_needs_a_reason(self, tmp_path: Path) -> None:
         near = facts()["beside"]["near"]
         self.answers = facts(near={**near, "top1": 0.0})
