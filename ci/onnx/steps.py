@@ -358,8 +358,9 @@ def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
         )
     if refused != set(run.refused):
         raise CheckFailed(
-            f"QNN refuses {', '.join(sorted(refused))}, and the suite says that it refuses {expected}",
-            remedy="correct refused of this run",
+            f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, and the suite says that it"
+            f" refuses {expected}",
+            remedy=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
         )
     operators = {node.op_type for node in load_graph(Path(order["model"])).graph.node}
     taken = operators.difference(WITHOUT_PLACE, refused)

@@ -274,7 +274,10 @@ class Record:
     def versions(self) -> str:
         """Those of all tests, the last ones first."""
         older = Counter(row.measured for row in self.tests.values() if row.measured != self.measured)
-        return "; ".join([self.measured, *(f"{count} tests with {name}" for name, count in older.items())])
+        of = len(self.tests)
+        return "; ".join(
+            [self.measured, *(f"{count} of {of} tests with {name}" for name, count in older.items())]
+        )
 
     def only(self, names: Collection[str]) -> Record:
         return Record(self.measured, {test: row for test, row in self.tests.items() if test in names})

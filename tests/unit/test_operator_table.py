@@ -115,7 +115,7 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     crashed = Verdict("a", "crash", parts=(Part("crash"),))
     both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
     assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),), "x") and both.tests.keys() == {"a", "b"}
-    assert both.versions() == "y; 1 tests with x"
+    assert both.versions() == "y; 1 of 2 tests with x"
     assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),), "z")
 
 
