@@ -33,8 +33,11 @@ def ending_at(module: Any, node: Node) -> Any:
     whole = copy.deepcopy(module)
     names = {each.name: each for each in whole.graph.nodes}
     end = names[last_of(node).name]
-    (output,) = (each for each in whole.graph.nodes if each.op == "output")
+    (output,) = whole.graph.find_nodes(op="output")
     output.args = ((end,),)
+    # An operator that works in place is never dead code: behind the end, it would change the output.
+    while (last := output.prev) is not end:
+        whole.graph.erase_node(last)
     whole.graph.set_codegen(torch.fx.graph.CodeGen())
     whole.graph.eliminate_dead_code()
     whole.recompile()

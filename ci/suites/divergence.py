@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,11 +20,13 @@ class Cuts(Generic[N]):
         """`pairs` gives the outputs of both; without a node, those of the whole program."""
         self.name, self.pairs = name, pairs
         self.known: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+        """Why a program has no SQNR."""
 
     def of(self, node: N | None) -> float | None:
         """None if that program does not compile or run."""
         name = "" if node is None else self.name(node)
-        if name not in self.known:
+        if name not in self.known and name not in self.failed:
             try:
                 self.known[name] = compare(self.pairs(node), non_finite=True)["sqnr_db"]
             except Unusable:
@@ -33,9 +34,8 @@ class Cuts(Generic[N]):
             except Exception as error:
                 if node is None:
                     raise
-                sys.stderr.write(f"the program that ends at {name} does not run: {error}\n")
-                return None
-        return self.known[name]
+                self.failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
+        return self.known.get(name)
 
     def search(
         self,
@@ -60,7 +60,7 @@ class Cuts(Generic[N]):
                 "operands": {self.name(each): value for each, value in operands},
             }
         cuts = {name: value for name, value in self.known.items() if name}
-        return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts}
+        return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
 
 
 def first_different(
@@ -69,7 +69,7 @@ def first_different(
     sqnr: Callable[[N], float | None],
     operands_of: Callable[[N], Sequence[N]],
     least: float,
-) -> tuple[N, list[tuple[N, float]]] | None:
+) -> tuple[N, list[tuple[N, float | None]]] | None:
     """The first operator whose output differs while its operands agree, and these operands."""
 
     def differs(node: N) -> bool:
@@ -87,8 +87,7 @@ def first_different(
     # In a model with branches, the node before it in the list need not be its operand.
     while worse := [each for each in operands_of(node) if each in nodes and differs(each)]:
         node = worse[0]
-    operands = [(each, sqnr(each)) for each in operands_of(node) if each in nodes]
-    return node, [(each, value) for each, value in operands if value is not None]
+    return node, [(each, sqnr(each)) for each in operands_of(node) if each in nodes]
 
 
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
@@ -102,8 +101,13 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     else:
         where = f" in {first['module']}" if first["module"][:1] not in ("", "(") else ""
         where += f" at {first['source']} `{first['code']}`" if first["source"] else ""
-        operands = ", ".join(f"{name} {value:.1f} dB" for name, value in first["operands"].items())
+        operands = ", ".join(
+            f"{name} not measured" if value is None else f"{name} {value:.1f} dB"
+            for name, value in first["operands"].items()
+        )
         operands = operands or "the inputs"
         yield f"first different: {first['operator']} ({first['node']}){where}"
         yield (f"  programs that end there: {first['sqnr_db']:.1f} dB; at its operands: {operands}")
         yield f"  {len(result['cuts'])} programs were cut, compiled and run"
+        for name, error in result["failed"].items():
+            yield f"  the program that ends at {name} does not compile or run: {error}"

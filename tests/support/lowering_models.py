@@ -195,6 +195,11 @@ class Logarithm(nn.Module):
         return self.last(torch.tanh(torch.log(y)))
 
 
+def in_place() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.Hardswish(inplace=True), nn.Linear(16, 4)).eval(), _inputs
+
+
 def logarithm() -> Any:
     torch.manual_seed(0)
     return Logarithm().eval(), _inputs

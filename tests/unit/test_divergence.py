@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 
-from ci.suites.divergence import first_different
+from ci.suites.accuracy import Pair
+from ci.suites.divergence import Cuts, as_text, first_different
 
 OPERANDS = {"conv": [], "resize": ["conv"], "linear": ["conv"], "mean": ["resize"]}
 """A model with the outputs resize, mean and linear."""
@@ -22,3 +24,19 @@ def test_whichever_output_differs_its_operator_is_found(wrong: str) -> None:
         30.0,
     )
     assert found == (wrong, [(each, 60.0) for each in OPERANDS[wrong]])
+
+
+def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
+    def pairs(node: str | None) -> list[Pair]:
+        if node == "conv":
+            raise ValueError("no kernel\nat all")
+        return [("", numpy.ones(4), numpy.zeros(4) if node == "linear" or node is None else numpy.ones(4))]
+
+    cuts = Cuts[str](str, pairs)
+    described = {"operator": "aten.linear.default", "module": "", "source": "", "code": ""}
+    result = cuts.search(
+        lambda: list(OPERANDS), lambda: ["linear"], lambda node: OPERANDS[node], lambda _: described, 30.0
+    )
+    assert result["first"] == {**described, "node": "linear", "sqnr_db": 0.0, "operands": {"conv": None}}
+    text = "\n".join(as_text({**result, "reference": "the float model"}))
+    assert "conv not measured" in text and "no kernel" in text
