@@ -33,6 +33,7 @@ LIBRARIES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    operator: str
     supported: bool
     reason: str
 
@@ -67,9 +68,8 @@ class Watch:
             self.current = node
             supported = bool(original(checker, submodules, node))
             self.current = None
-            self.decisions[node.name] = Decision(
-                supported, "" if supported else _reason(messages, self.printed(), node)
-            )
+            reason = "" if supported else _reason(messages, self.printed(), node)
+            self.decisions[node.name] = Decision(operator_name(node), supported, reason)
             return supported
 
         support.is_node_supported = watched

@@ -134,7 +134,7 @@ def _reload(
     again = reloads(
         plan, runnable, plan.environment.merged(environ), jobs=args.jobs, timeout=args.run_timeout
     )
-    stage.findings += judged(plan, again)
+    stage.findings += judged(plan, runnable, again)
     stage.metrics["loaded again"] = len(again)
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ci.engine.workers.child import size_of, text_since
 from ci.executorch import DIES_OF, NATIVE_ERROR
-from ci.executorch.decisions import Watch, is_glue, module_of, operator_name, source_of
+from ci.executorch.decisions import Watch, is_glue, is_quantizer, module_of, operator_name, source_of
 from ci.executorch.parts import Partition, smallest_failing
 from provisioning.base.diagnosis import with_names_of_data_types
 
@@ -46,7 +46,8 @@ MANY = 3
 ATTEMPTS = 5
 """How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
 SEARCHED_SECONDS = 60
-"""CPU seconds, since a busy machine must change no finding. After a longer compile no search is made."""
+"""CPU seconds, since a busy machine must change no finding. After a longer compile, operators are tried alone
+and nothing is lowered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class Search:
     def __init__(self, log: Path, watch: Watch) -> None:
         self.log, self.watch = log, watch
         self.partition: Partition | None = None
+        self.later: list[Any] = []
+        """The programs of the partitions that come after it, with what they are compiled for."""
         self.visited = ""
         self.begin = 0
 
@@ -95,7 +98,6 @@ class Search:
     def installed(self) -> Iterator[None]:
         backend = qnn_preprocess.QnnBackend
         whole, build = backend.preprocess_multimethod, backend._build_op_wrappers
-        specs: dict[int, Any] = {}
         handler = logging.Handler()
 
         def visit(record: logging.LogRecord) -> None:
@@ -103,13 +105,18 @@ class Search:
                 self.visited = match[1]
 
         def preprocess(programs: Any, compile_specs: Any) -> Any:
-            for method, of_method in programs.items():
-                specs.update({id(each): compile_specs[method][n] for n, each in enumerate(of_method)})
+            self.later = [
+                each
+                for method, of_method in programs.items()
+                for each in zip(of_method, compile_specs[method], strict=True)
+            ]
             return whole(programs, compile_specs)
 
         def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
             self.begin, self.visited = size_of(self.log), ""
-            self.partition = Partition(edge_program, specs[id(edge_program)])
+            (spec,) = (spec for program, spec in self.later if program is edge_program)
+            self.later = [each for each in self.later if each[0] is not edge_program]
+            self.partition = Partition(edge_program, spec)
             wrappers = build(edge_program, *rest, **options)
             self.visited = ""
             return wrappers
@@ -135,8 +142,10 @@ class Search:
         calls = (node for node in self.partition.calls if not is_glue(node))
         return next((node for node in calls if node.name == self.visited), None)
 
-    def suspects(self, error: BaseException) -> list[Suspect]:
-        """The nodes at which the lowering with this error fails, and all others of their kind."""
+    def suspects(self, error: BaseException, *, alone: bool = False) -> list[Suspect]:
+        """The nodes at which the lowering with this error fails, and all others of their kind.
+
+        With `alone`, only those that fail alone are found: nothing larger is compiled."""
         node, partition = self.node, self.partition
         if node is not None:
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
@@ -146,11 +155,13 @@ class Search:
             return []
         calls = [node for node in partition.calls if not is_glue(node)]
         if not partition.inputs:
-            return [self._constants_alone(calls)]
+            reason = "QNN cannot compile a partition that holds nothing but constants"
+            return [self._handed_out(calls, reason), *self._later_constants()]
         by_name = {node.name: node for node in calls}
         words = self._errors(self.begin)
         named = [node for error in words for name, node in by_name.items() if _names(error, name)]
         messages: dict[str, str] = {}
+        deadline = time.process_time() + SEARCHED_SECONDS
 
         def fails(nodes: Sequence[Node]) -> bool:
             begin = size_of(self.log)
@@ -160,6 +171,13 @@ class Search:
                 messages[nodes[0].name] = _in_words(self._errors(begin))
             return failed
 
+        if alone:
+            failing = []
+            for alike in _kinds(partition.operators):
+                if time.process_time() < deadline and fails(alike[:1]):
+                    failing += alike
+                    messages.update(dict.fromkeys((each.name for each in alike), messages[alike[0].name]))
+            return self._all_proved(failing, messages, "", partition)
         company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
         if not company:
             return []
@@ -169,22 +187,35 @@ class Search:
             alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
             failing += [node for node in alike if node is not guilty and fails([node])]
         together = ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1])
-        return [
+        return self._all_proved(failing, messages, together, partition)
+
+    def _all_proved(
+        self, nodes: Collection[Node], messages: Mapping[str, str], together: str, partition: Partition
+    ) -> list[Suspect]:
+        suspects = [
             self._proved(node, messages.get(node.name, ""), together, partition)
-            for node in sorted(failing, key=partition.calls.index)
+            for node in sorted(nodes, key=partition.calls.index)
+        ]
+        return suspects if partition.live.issuperset(nodes) else [*suspects, *self._later_constants()]
+
+    def _later_constants(self) -> list[Suspect]:
+        """The constants that a partition which was not compiled yet hands out: it would fail next."""
+        partitions = [Partition(program, spec) for program, spec in self.later]
+        return [
+            self._proved(node, "", "", partition)
+            for partition in partitions
+            for node in partition.operators
+            if node not in partition.live
         ]
 
     def _proved(self, node: Node, words: str, together: str, partition: Partition) -> Suspect:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
-            return self._handed_out(nodes, "QNN cannot hand out a constant that an operator on the CPU needs")
+            return self._handed_out(nodes, "QNN cannot hand out a constant")
         reason = f"QNN compiles it neither in the model nor alone{words}, with {_operands(node)}"
         if together:
             reason = f"QNN does not compile it after {together}"
         return _suspect(nodes, reason, _more_bits(node))
-
-    def _constants_alone(self, calls: Sequence[Node]) -> Suspect:
-        return self._handed_out(calls, "QNN cannot compile a partition that holds nothing but constants")
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Suspect:
         """Also says why the operator that uses the constant is on the CPU."""
@@ -192,9 +223,12 @@ class Search:
         for user in users:
             decision = self.watch.decisions.get(user)
             if decision and not decision.supported and user not in {node.name for node in nodes}:
-                reason += f"; {user} needs it, and stays on the CPU: {decision.reason}"
+                reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
                 break
-        suspect = _suspect(nodes, reason, "make the constant in __init__ with register_buffer, or an input")
+        instead = "make the constant in __init__ with register_buffer, or an input"
+        if is_quantizer(nodes[0]):
+            instead = _more_bits(nodes[0])
+        suspect = _suspect(nodes, reason, instead)
         if ASSIGNMENT.search(suspect.line):
             suspect = replace(suspect, instead=WITHOUT_ASSIGNMENT)
         elif not suspect.line:
@@ -210,34 +244,44 @@ class Remedy:
     """What must stay on the CPU, and the lowering that proves it."""
 
     suspects: tuple[Suspect, ...]
-    lowered: Any
     cpu_nodes: list[str]
     """As a suite names them."""
+    lowered: Any
+    """None: it is not known that the rest lowers."""
+    tried: str = ""
+    """What is known instead."""
 
 
-def remedy_of(search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any]) -> Remedy | None:
+def remedy_of(
+    search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any], *, brief: bool
+) -> Remedy | None:
     """What must stay on the CPU so that the rest lowers; None if not found.
 
-    Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails."""
+    Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
+    is called only after a `brief` lowering."""
     chosen: list[Suspect] = []
-    names: set[str] = set()
+    lowered, tried = None, "not tried, as this lowering takes long"
     begun = time.process_time()
     for _ in range(ATTEMPTS):
-        suspects = [one for one in search.suspects(error) if not names.issuperset(one.nodes)]
-        if not suspects or time.process_time() - begun > SEARCHED_SECONDS:
-            return None
+        names = {name for one in chosen for name in one.nodes}
+        suspects = [one for one in search.suspects(error, alone=not brief) if not names.issuperset(one.nodes)]
+        if not suspects:
+            break
         chosen += suspects
         names.update(name for one in suspects for name in one.nodes)
         # For readers of the log, in case the compiler crashes next.
         sys.stderr.write(f"{DIES_OF}{Suspect.in_words(chosen)}\n")
+        if not brief or time.process_time() - begun > SEARCHED_SECONDS:
+            break
         try:
             with search.installed():
                 lowered = lower(frozenset(names))
-            return Remedy(tuple(chosen), lowered, _patterns(names, search.watch.users))
+            break
         except Exception as another:
             sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
-            error = another
-    return None
+            error, tried = another, f"tried, and the rest does not lower either: {another}"
+    every = {name for one in chosen for name in one.nodes}
+    return Remedy(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
 
 
 def restore_builtins() -> None:
@@ -267,6 +311,16 @@ def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
         all_of_them = len(alike) > MANY and alike <= set(names)
         patterns[f"{stem}*" if all_of_them else name] = None
     return list(patterns)
+
+
+def _kinds(nodes: Iterable[Node]) -> list[list[Node]]:
+    """Nodes that differ in nothing but their place and the values of their constants are of one kind."""
+    kinds: dict[tuple[str, ...], list[Node]] = {}
+    for node in dict.fromkeys(nodes):
+        rest = [each for each in node.args if not isinstance(each, Node)]
+        kind = operator_name(node), _operands(node), str(rest), str(node.kwargs)
+        kinds.setdefault(kind, []).append(node)
+    return list(kinds.values())
 
 
 def _names(error: str, name: str) -> bool:

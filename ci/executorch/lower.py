@@ -545,25 +545,29 @@ def _with_remedy(
             raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
-        if is_memory(error) or not brief or not (remedy := remedy_of(search, error, lower_again)):
+        if is_memory(error) or not (remedy := remedy_of(search, error, lower_again, brief=brief)):
             raise
+        if remedy.lowered is None:
+            raise _failed(remedy, remedy.tried) from error
         return remedy.lowered, remedy
 
 
 def _dies_of(
     remedy: Remedy, parts: Sequence[Mapping[str, object]], cpu_operators: Sequence[CpuOperator]
 ) -> Failed:
-    nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
-    fix = (
-        f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): tried, the rest lowers"
-    )
+    cost = ", but nothing is left for the NPU"
     if delegates:
-        fix += f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
-    else:
-        fix += ", but nothing is left for the NPU"
-    if lacking := sorted({each.operator for each in cpu_operators if not each.kernel}):
+        cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
+    lacking = sorted({each.operator for each in cpu_operators if not each.kernel})
+    return _failed(remedy, f"tried, the rest lowers{cost}", lacking)
+
+
+def _failed(remedy: Remedy, tried: str, lacking: Sequence[str] = ()) -> Failed:
+    nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
+    fix = f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): {tried}"
+    if lacking:
         fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
     for instead in dict.fromkeys(one.instead for one in remedy.suspects if one.instead):
         fix += f"; or {instead}"

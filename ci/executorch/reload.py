@@ -58,7 +58,8 @@ def reloads(
     jobs: int | None,
     timeout: float,
 ) -> dict[str, Result]:
-    """The result of every program that ran, by name."""
+    """The result of every program that ran and can be loaded, by name."""
+    programs = {name: each for name, each in programs.items() if not absent_kernels(each)}
     known = {program.name: program for program in plan.programs}
     store, reuse = plan.settings.store, plan.settings.cache
     memos = memos_of(plan.programs, "reload", store, environment, reuse=reuse)
@@ -88,6 +89,12 @@ def reloads(
     return do(tasks, How("programs loaded again", worker, jobs, plan.settings.why), accept=accept)
 
 
+def absent_kernels(compiled: Result) -> list[str]:
+    """The operators on the CPU that the runner can compute, and Python's runtime cannot."""
+    on_cpu = {str(each["operator"]) for each in compiled.facts["left"]}
+    return sorted(each for each in on_cpu if each.startswith("quantized_decomposed."))
+
+
 def neighbour_of(
     name: str, programs: Mapping[str, Result], socs: Mapping[str, str]
 ) -> tuple[str, Result] | None:
@@ -115,7 +122,7 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
         )
 
 
-def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
+def judged(plan: Plan, programs: Mapping[str, Result], results: Mapping[str, Result]) -> list[Finding]:
     """The findings of all programs, and one note on how the runtime handles a program that is loaded
     twice."""
     names = {program.name: program for program in plan.programs}
@@ -129,6 +136,17 @@ def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
         for name, result in results.items()
         if result.facts.get("released")
     }
+    findings += [
+        Finding(
+            "emulator-reload-not-run",
+            Severity.WARNING,
+            name,
+            f"not loaded again: Python's runtime has no kernel of {', '.join(absent)}",
+            "change what leaves it on the CPU: nox -s test_lowering names it",
+        )
+        for name, compiled in programs.items()
+        if (absent := absent_kernels(compiled))
+    ]
     return [*findings, *_release_note(broken, len(results))]
 
 

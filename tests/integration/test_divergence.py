@@ -24,7 +24,15 @@ def divergence(tmp_path: Path, model: str, *arguments: str) -> tuple[dict[str, A
     answer = tmp_path / "found.json"
     done = typed(
         "divergence",
-        *("--suite", suite(tmp_path, {"net": case}), "-k", "net/16a8w/SM8650", "--json", answer, *arguments),
+        *(
+            "--suite",
+            suite(tmp_path, {"net": case}),
+            "-k",
+            "net/16a8w/SM8650",
+            "--json",
+            str(answer),
+            *arguments,
+        ),
         env=environment(QNN_CI_STORE=str(tmp_path / "store"), QNN_CI_REPORTS=str(tmp_path / "reports")),
     )
     assert done.returncode == 1, done.stderr

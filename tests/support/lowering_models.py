@@ -195,6 +195,13 @@ class Logarithm(nn.Module):
         return self.last(torch.tanh(torch.log(y)))
 
 
+def normed() -> Any:
+    """No norm is behind a convolution, which would absorb it, and HTP has none with weights of 4 bits."""
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)) for _ in range(6))
+    return nn.Sequential(*blocks).eval(), (torch.randn(1, 8, 8, 8),)
+
+
 def in_place() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 16), nn.Hardswish(inplace=True), nn.Linear(16, 4)).eval(), _inputs
