@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.executorch.decisions import module_of, source_of
 from ci.suites.accuracy import Unusable, compare, decibels
+from ci.suites.decisions import module_of, source_of
 from ci.suites.user_model import BadFactory
 
 MOST_DB = 120.0

@@ -17,10 +17,10 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, line_of
 from ci.engine.workers.parent import Gone, Setup, Worker
-from ci.executorch import DIES_OF
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
 from ci.suites.baseline import Baseline
+from ci.suites.compiler_log import DIES_OF
 from ci.suites.own_packages import OwnPackages
 from ci.suites.stage import by_packages, memos_of
 from provisioning.base.command_line import TIMEOUT

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.executorch.decisions import is_quantizer, module_of, source_of
-from ci.executorch.guilty import restore_builtins
 from ci.executorch.lower import Patterns, calibration_of, compiler_spec, inputs_of, quantized_model
 from ci.executorch.suite import ordered
 from ci.suites.accuracy import Pair
+from ci.suites.decisions import is_quantizer, module_of, source_of
 from ci.suites.divergence import Cuts
 from ci.suites.factory import copied, make, run_copied
+from ci.suites.guilty import restore_builtins
 
 
 def ending_at(module: Any, node: Node) -> Any:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.work import Failure, Result
-from ci.executorch import NATIVE_ERROR, PROGRAM
+from ci.executorch import PROGRAM
 from ci.executorch.compile import LOG
 from ci.executorch.suite import SUITES, Program
 from ci.suites.baseline import Baseline, Tolerances, growth
+from ci.suites.compiler_log import NATIVE_ERROR
 from ci.suites.findings import not_in_fp16
 from ci.suites.programs.program import Context, Delegate, read
 from ci.suites.programs.program import Program as Inside

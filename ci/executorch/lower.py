@@ -33,10 +33,12 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ci.engine.workers.child import size_of, text_since
-from ci.executorch import DIES_OF, PROGRAM, QUANTIZED, lpai
+from ci.engine.workers.child import new_text, size_of, text_since
+from ci.executorch import PROGRAM, QUANTIZED, lpai
 from ci.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
-from ci.executorch.decisions import (
+from ci.executorch.suite import Case, Input, Run
+from ci.suites.compiler_log import DIES_OF, total, traffic
+from ci.suites.decisions import (
     DELEGATE,
     CpuOperator,
     Watch,
@@ -48,9 +50,6 @@ from ci.executorch.decisions import (
     partition_of,
     source_of,
 )
-from ci.executorch.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
-from ci.executorch.suite import Case, Input, Run
-from ci.suites.compiler_log import total, traffic
 from ci.suites.factory import (
     CALIBRATION_SEED,
     Inputs,
@@ -67,6 +66,7 @@ from ci.suites.factory import (
     run_copied,
     where_input_changes,
 )
+from ci.suites.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
 from ci.suites.user_model import BadFactory
 
 SEGMENT_ALIGNMENT = 4096
@@ -175,7 +175,7 @@ def lower(
         if on_lpai["lacks"]:
             return {**on_lpai, "losses": losses, "notes": [list(note) for note in loaded.notes]}
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
-    watch = Watch(_new_text(log))
+    watch = Watch(new_text(log))
     search = Search(log, watch)
     spec = compiler_spec(soc, run, backend)
     begin = 0
@@ -576,15 +576,3 @@ def _failed(remedy: Remedy, tried: str, lacking: Sequence[str] = ()) -> Failed:
 
 def _kept(remedy: Remedy) -> dict[str, object]:
     return {"nodes": remedy.cpu_nodes, "because": f"{DIES_OF}{Suspect.in_words(remedy.suspects)}"}
-
-
-def _new_text(log: Path) -> Any:
-    """Returns what was written to the log since the last call."""
-    position = 0
-
-    def read() -> str:
-        nonlocal position
-        begin, position = position, size_of(log)
-        return text_since(log, begin)
-
-    return read

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ci.executorch.accuracy_losses import figures_in_torch
 from ci.executorch.backends import lpai_library
-from ci.executorch.decisions import is_quantizer, operator_name, source_of
+from ci.suites.decisions import is_quantizer, operator_name, source_of
 from provisioning.components import KINDS, QNN_SDK
 
 ANNOTATION = "quantization_annotation"

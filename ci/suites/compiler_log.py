@@ -1,9 +1,15 @@
-"""The memory traffic of each graph, from the HTP compiler's output."""
+"""What the HTP compiler prints: its errors, and the memory traffic of each graph."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+
+NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
+"""The start of QNN's own messages in a log; the first one is nearest to the cause."""
+
+DIES_OF = "the compiler dies of "
+"""The start of a log line that names operators."""
 
 SUMMARY = re.compile(r"=+ DDR bandwidth summary =+\s*\n((?:\s*\w+=\d+\s*\n)+)")
 FIGURE = re.compile(r"(\w+)=(\d+)")

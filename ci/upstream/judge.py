@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.engine.workers.parent import tail
+from ci.suites.compiler_log import DIES_OF
 from ci.upstream.adapters import GOOD, ORDER
 from ci.upstream.ledger import (
     NOT_RUN,
@@ -187,6 +188,8 @@ class Judge:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""
         if verdict.outcome == "wrong" and verdict.problems:
             return "its outputs are not those of the model that it is compared with"
+        if DIES_OF in verdict.reason:
+            return verdict.reason
         if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"
         return verdict.reason or verdict.outcome

@@ -38,6 +38,8 @@ class Suite:
     """How its tests are set up and judged (ci.upstream.adapters)."""
     socs: tuple[str, ...] = ()
     """The chips that its tests know; any if empty."""
+    models: bool = False
+    """Whether they have models, for which it is searched what the compiler dies of."""
     warm_up: str = ""
     """A quick test that each worker runs before it starts to fork."""
 
@@ -100,6 +102,7 @@ SUITES = {
             "models in float and quantized",
             classes=("TestQNNFloatingPointModel", "TestQNNQuantizedModel"),
             adapter="delegate",
+            models=True,
             warm_up="TestQNNFloatingPointModel.test_qnn_backend_example_models",
         ),
         Suite(
@@ -109,7 +112,13 @@ SUITES = {
             classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
             adapter="delegate",
         ),
-        Suite("zoo", "backends/test/suite/models", "torchvision's and others' models", adapter="backend"),
+        Suite(
+            "zoo",
+            "backends/test/suite/models",
+            "torchvision's and others' models",
+            adapter="backend",
+            models=True,
+        ),
         Suite(
             "values",
             "ci/upstream/values.py",

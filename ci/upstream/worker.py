@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -106,6 +107,7 @@ class Tests:
         # pytest.main would run all tests; pytest-xdist creates its session in the same way.
         from _pytest.config import _prepareconfig
 
+        self._models = suite.models
         self._adapter = adapter = ADAPTERS[suite.adapter]()
         adapter.prepare()
         self._recorder = Recorder(adapter)
@@ -129,7 +131,7 @@ class Tests:
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
 
-    def run(self, name: str, scratch: Path) -> dict[str, object]:
+    def run(self, name: str, scratch: Path, log: Path | None = None) -> dict[str, object]:
         """Run one test in its own folder and with the same random numbers each time."""
         scratch.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(scratch)
@@ -144,12 +146,23 @@ class Tests:
         if reason := self._adapter.unfit(item):
             parts = [part("bad_test", error=reason)]
         else:
-            # Without a next item, pytest tears down the class and the module too.
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            with self._naming_guilty(log):
+                # Without a next item, pytest tears down the class and the module too.
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             parts = self._recorder.all_parts()
         figures = meter.read()
         verdict = verdict_of(self._recorder.reports, shims.touched(), parts)
         return {"test": name, **verdict, "parts": parts, **figures}
+
+    @contextlib.contextmanager
+    def _naming_guilty(self, log: Path | None) -> Iterator[None]:
+        if log is None or not self._models:
+            yield
+            return
+        from ci.suites.guilty import naming
+
+        with naming(log):
+            yield
 
 
 def _name(item: pytest.Item, place: Path) -> str:
@@ -267,7 +280,7 @@ def start() -> Answer:
             return {"tests": list(tests)}
         # In a fork, so this worker keeps what it had.
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
-        return tests.run(order["test"], Path(order["scratch"]))
+        return tests.run(order["test"], Path(order["scratch"]), Path(order["log"]))
 
     return answer
 

@@ -22,17 +22,9 @@ def divergence(tmp_path: Path, model: str, *arguments: str) -> tuple[dict[str, A
         "thresholds": "sqnr_db = 1, reference_sqnr_db = 50",
     }
     answer = tmp_path / "found.json"
+    words = ["--suite", str(suite(tmp_path, {"net": case})), "-k", "net/16a8w/SM8650", *arguments]
     done = typed(
-        "divergence",
-        *(
-            "--suite",
-            suite(tmp_path, {"net": case}),
-            "-k",
-            "net/16a8w/SM8650",
-            "--json",
-            str(answer),
-            *arguments,
-        ),
+        *("divergence", *words, "--json", str(answer)),
         env=environment(QNN_CI_STORE=str(tmp_path / "store"), QNN_CI_REPORTS=str(tmp_path / "reports")),
     )
     assert done.returncode == 1, done.stderr

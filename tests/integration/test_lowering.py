@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.findings import Severity
+from provisioning.base.settings import ROOT
 from tests.support import whole
 from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
@@ -137,6 +140,41 @@ def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_
     assert kept.code == 0 and "lowering-kept-on-cpu" in kept.rules("gru")
     assert run("test_lowering", tmp_path, "--suite", one, "--keep-going").cached() == {"gru"}
     assert run("test_lowering", tmp_path, "--suite", one).code == 1
+
+
+LOWERED_ELSEWHERE = """
+import sys
+from pathlib import Path
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from ci.suites.guilty import naming
+from tests.support.lowering_models import normed
+
+model, inputs = normed()
+quantizer = QnnQuantizer()
+quantizer.set_default_quant_config(QuantDtype.use_16a4w)
+module = prepare_pt2e(torch.export.export(model, inputs, strict=True).module(), quantizer)
+module(*inputs)
+htp = utils.generate_htp_compiler_spec(use_fp16=False)
+spec = utils.generate_qnn_executorch_compiler_spec(soc_model=QcomChipset.SM8650, backend_options=htp)
+with naming(Path(sys.argv[1])):
+    utils.to_edge_transform_and_lower_to_qnn(convert_pt2e(module), inputs, spec)
+"""
+
+
+@pytest.mark.whole
+def test_a_lowering_that_is_not_ours_says_what_it_dies_of_too(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", LOWERED_ELSEWHERE, str(log)]
+    environ = environment(LD_LIBRARY_PATH=str(sdk_root() / "lib/x86_64-linux-clang"))
+    with log.open("w") as into:
+        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=into, stderr=into, check=False)
+    error = log.read_text().splitlines()[-1]
+    assert done.returncode == 1 and error.startswith("AssertionError: Failed to generate Qnn context binary:")
+    assert "aten._native_batch_norm_legit_no_training.default needs it" in error
 
 
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:

@@ -206,6 +206,18 @@ def text_since(log: Path, begin: int) -> str:
         return stream.read().decode("utf-8", "replace")
 
 
+def new_text(log: Path) -> Callable[[], str]:
+    """Returns what this process printed to its log since the last call."""
+    position = 0
+
+    def read() -> str:
+        nonlocal position
+        begin, position = position, size_of(log)
+        return text_since(log, begin)
+
+    return read
+
+
 def memory_of_process(field: str = "VmRSS") -> int:
     """This process's memory in bytes, as the kernel counts it."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from ci.executorch.decisions import GLUE, is_quantizer, operator_name
+from ci.suites.decisions import GLUE, is_quantizer, operator_name
 
 
 class Partition:

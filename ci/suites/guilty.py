@@ -20,10 +20,10 @@ from typing import Any
 from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
-from ci.engine.workers.child import size_of, text_since
-from ci.executorch import DIES_OF, NATIVE_ERROR
-from ci.executorch.decisions import Watch, is_glue, is_quantizer, module_of, operator_name, source_of
-from ci.executorch.parts import Partition, smallest_failing
+from ci.engine.workers.child import new_text, size_of, text_since
+from ci.suites.compiler_log import DIES_OF, NATIVE_ERROR
+from ci.suites.decisions import Watch, is_glue, is_quantizer, module_of, operator_name, source_of
+from ci.suites.parts import Partition, smallest_failing
 from provisioning.base.diagnosis import with_names_of_data_types
 
 VISITING = re.compile(r"Visiting: (\S+), ")
@@ -282,6 +282,26 @@ def remedy_of(
             error, tried = another, f"tried, and the rest does not lower either: {another}"
     every = {name for one in chosen for name in one.nodes}
     return Remedy(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
+
+
+@contextmanager
+def naming(log: Path) -> Iterator[None]:
+    """The error of a lowering that fails meanwhile says which operators fail alone."""
+    watch = Watch(new_text(log))
+    search, backend = Search(log, watch), qnn_preprocess.QnnBackend
+    with watch.installed(), search.installed():
+        lower = backend.preprocess_multimethod
+
+        def named(*programs: Any) -> Any:
+            try:
+                return lower(*programs)
+            except Exception as error:
+                if suspects := search.suspects(error, alone=True):
+                    error.args = (f"{str(error).rstrip('.')}: {DIES_OF}{Suspect.in_words(suspects)}",)
+                raise
+
+        backend.preprocess_multimethod = staticmethod(named)
+        yield
 
 
 def restore_builtins() -> None:

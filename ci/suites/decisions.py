@@ -16,7 +16,7 @@ import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
-from ci.executorch import NATIVE_ERROR
+from ci.suites.compiler_log import NATIVE_ERROR
 from ci.suites.model_lines import relative_path, user_frame
 from provisioning.base.diagnosis import with_names_of_data_types
 
