@@ -24,6 +24,8 @@ class UpstreamReport(Model):
     """Names of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
     outcome: Kind | tuple[Kind, ...] = ()
     """How they end."""
+    socs: tuple[str, ...] = ()
+    """Only tests that end so on these chips and no others."""
     title: str
     text: str
     command: str
@@ -59,12 +61,16 @@ def print_reports(profile: str, suites: Collection[str]) -> None:
 
 def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
     """The tests in the ledger that show it."""
-    return sorted({each.test for each in ledger.expected if _shows(each, report)})
+    return sorted({each.test for each in ledger.expected if shows(each, report)})
 
 
-def _shows(entry: Expected, report: UpstreamReport) -> bool:
+def shows(entry: Expected, report: UpstreamReport) -> bool:
+    """Whether this entry of a ledger is one of the report's."""
     outcomes = [report.outcome] if isinstance(report.outcome, str) else report.outcome
     names = [report.test] if isinstance(report.test, str) else report.test
-    return entry.outcome in outcomes and any(
-        fnmatchcase(entry.test, name.replace("[", "[[]")) for name in names
+    chips = not report.socs or (entry.socs and set(entry.socs) <= set(report.socs))
+    return (
+        bool(chips)
+        and entry.outcome in outcomes
+        and any(fnmatchcase(entry.test, name.replace("[", "[[]")) for name in names)
     )
