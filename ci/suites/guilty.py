@@ -177,7 +177,7 @@ class Search:
                 if time.process_time() < deadline and fails(alike[:1]):
                     failing += alike
                     messages.update(dict.fromkeys((each.name for each in alike), messages[alike[0].name]))
-            return self._all_proved(failing, messages, "", partition)
+            return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
         company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
         if not company:
             return []
@@ -186,14 +186,16 @@ class Search:
         if len(company) == 1:
             alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
             failing += [node for node in alike if node is not guilty and fails([node])]
-        together = ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1])
-        return self._all_proved(failing, messages, together, partition)
+        reason = "QNN compiles it neither in the model nor alone"
+        if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1]):
+            reason, messages = f"QNN does not compile it after {together}", {}
+        return self._all_proved(failing, messages, reason, partition)
 
     def _all_proved(
-        self, nodes: Collection[Node], messages: Mapping[str, str], together: str, partition: Partition
+        self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
     ) -> list[Suspect]:
         suspects = [
-            self._proved(node, messages.get(node.name, ""), together, partition)
+            self._proved(node, f"{reason}{messages.get(node.name, '')}", partition)
             for node in sorted(nodes, key=partition.calls.index)
         ]
         return suspects if partition.live.issuperset(nodes) else [*suspects, *self._later_constants()]
@@ -202,20 +204,17 @@ class Search:
         """The constants that a partition which was not compiled yet hands out: it would fail next."""
         partitions = [Partition(program, spec) for program, spec in self.later]
         return [
-            self._proved(node, "", "", partition)
+            self._proved(node, "", partition)
             for partition in partitions
             for node in partition.operators
             if node not in partition.live
         ]
 
-    def _proved(self, node: Node, words: str, together: str, partition: Partition) -> Suspect:
+    def _proved(self, node: Node, reason: str, partition: Partition) -> Suspect:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
-        reason = f"QNN compiles it neither in the model nor alone{words}, with {_operands(node)}"
-        if together:
-            reason = f"QNN does not compile it after {together}"
-        return _suspect(nodes, reason, _more_bits(node))
+        return _suspect(nodes, f"{reason}, with {_operands(node)}", _more_bits(node))
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Suspect:
         """Also says why the operator that uses the constant is on the CPU."""
