@@ -175,9 +175,9 @@ class Search:
             failing = []
             for alike in _kinds(partition.operators):
                 # Without an error of QNN's, it is not QNN that fails.
-                if time.process_time() < deadline and fails(alike[:1]) and (words := messages[alike[0].name]):
+                if time.process_time() < deadline and fails(alike[:1]) and (said := messages[alike[0].name]):
                     failing += alike
-                    messages.update(dict.fromkeys((each.name for each in alike), words))
+                    messages.update(dict.fromkeys((each.name for each in alike), said))
             return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
         company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
         if not company:
