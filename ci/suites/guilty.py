@@ -167,17 +167,18 @@ class Search:
             begin = size_of(self.log)
             failed = bool(partition.error_of(nodes))
             restore_builtins()
-            if failed and len(nodes) == 1:
-                messages[nodes[0].name] = _in_words(self._errors(begin))
-            return failed
+            # Without an error of QNN's, it is not QNN that fails, but memory or our own part of a graph.
+            errors = self._errors(begin) if failed else []
+            if errors and len(nodes) == 1:
+                messages[nodes[0].name] = _in_words(errors)
+            return bool(errors)
 
         if alone:
             failing = []
             for alike in _kinds(partition.operators):
-                # Without an error of QNN's, it is not QNN that fails.
-                if time.process_time() < deadline and fails(alike[:1]) and (said := messages[alike[0].name]):
+                if time.process_time() < deadline and fails(alike[:1]):
                     failing += alike
-                    messages.update(dict.fromkeys((each.name for each in alike), said))
+                    messages.update(dict.fromkeys((each.name for each in alike), messages[alike[0].name]))
             return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
         company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
         if not company:
