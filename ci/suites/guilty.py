@@ -113,10 +113,13 @@ class Search:
             return whole(programs, compile_specs)
 
         def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
+            specs = [spec for program, spec in self.later if program is edge_program]
+            if not specs:
+                # It is a part that the search compiles.
+                return build(edge_program, *rest, **options)
             self.begin, self.visited = size_of(self.log), ""
-            (spec,) = (spec for program, spec in self.later if program is edge_program)
             self.later = [each for each in self.later if each[0] is not edge_program]
-            self.partition = Partition(edge_program, spec)
+            self.partition = Partition(edge_program, specs[0])
             wrappers = build(edge_program, *rest, **options)
             self.visited = ""
             return wrappers

@@ -151,9 +151,9 @@ from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ci.suites.guilty import naming
-from tests.support.lowering_models import normed
+from tests.support import lowering_models
 
-model, inputs = normed()
+model, inputs = getattr(lowering_models, sys.argv[2])()
 quantizer = QnnQuantizer()
 quantizer.set_default_quant_config(QuantDtype.use_16a4w)
 module = prepare_pt2e(torch.export.export(model, inputs, strict=True).module(), quantizer)
@@ -166,15 +166,22 @@ with naming(Path(sys.argv[1])):
 
 
 @pytest.mark.whole
-def test_a_lowering_that_is_not_ours_says_what_it_dies_of_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("normed", "aten._native_batch_norm_legit_no_training.default needs it"),
+        ("volume", "dies of aten.convolution.default (aten_convolution_default)"),
+    ],
+)
+def test_a_lowering_that_is_not_ours_says_what_it_dies_of_too(tmp_path: Path, model: str, words: str) -> None:
     log = tmp_path / "log"
-    command = [sys.executable, "-c", LOWERED_ELSEWHERE, str(log)]
+    command = [sys.executable, "-c", LOWERED_ELSEWHERE, str(log), model]
     environ = environment(LD_LIBRARY_PATH=str(sdk_root() / "lib/x86_64-linux-clang"))
     with log.open("w") as into:
         done = subprocess.run(command, cwd=ROOT, env=environ, stdout=into, stderr=into, check=False)
     error = log.read_text().splitlines()[-1]
     assert done.returncode == 1 and error.startswith("AssertionError: Failed to generate Qnn context binary:")
-    assert "aten._native_batch_norm_legit_no_training.default needs it" in error
+    assert words in error and (model == "normed" or "QNN does not compile it alone" in error)
 
 
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:
