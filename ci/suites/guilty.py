@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -337,10 +337,10 @@ def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
     return list(patterns)
 
 
-def _kinds(nodes: Iterable[Node]) -> list[list[Node]]:
+def _kinds(nodes: Sequence[Node]) -> list[list[Node]]:
     """Nodes that differ in nothing but their place and the values of their constants are of one kind."""
     kinds: dict[tuple[str, ...], list[Node]] = {}
-    for node in dict.fromkeys(nodes):
+    for node in nodes:
         rest = [each for each in node.args if not isinstance(each, Node)]
         kind = operator_name(node), _operands(node), str(rest), str(node.kwargs)
         kinds.setdefault(kind, []).append(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ci.upstream import upstream_reports
-from ci.upstream.ledger import load_ledger
+from ci.upstream.ledger import Expected, load_ledger
 from ci.upstream.upstream_reports import REPORTS, Reports, UpstreamReport
 from provisioning.base.documents import load
 
@@ -47,6 +47,17 @@ def test_a_report_can_name_several_patterns_and_outcomes() -> None:
         "test_adaptive_maxpool3d.test_adaptive_maxpool3d_dtype[qnn-float32]",
         "test_maxpool3d.test_maxpool3d_batch_sizes[qnn]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("socs", "shown"), [(("SM8350",), True), (("SM8350", "SM8650"), False), ((), False), (("SM8650",), False)]
+)
+def test_a_report_of_a_chip_is_of_what_fails_there_alone(socs: tuple[str, ...], shown: bool) -> None:
+    report = UpstreamReport(
+        suite="rework-op", test="*[fp]", outcome="dies", socs=("SM8350",), title="", text="", command=""
+    )
+    entry = Expected(test="test_atan[fp]", outcome="dies", cause="no kernel", socs=socs)
+    assert upstream_reports.shows(entry, report) is shown
 
 
 def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.suites.compiler_log import DIES_OF
 from ci.upstream import ledger as ledgers
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Part, Verdict, load_ledger, load_record, locked
@@ -40,6 +41,14 @@ def test_two_runs_at_once_lose_nothing_of_each_other(folder: Path) -> None:
     last = judge(folder)
     assert {each.test: each.outcome for each in last.ledger.expected} == {"a": "failed", "b": "dies"}
     assert set(last.record.tests) == {"a", "b"}
+
+
+def test_a_cause_that_names_the_operator_is_no_guess_from_the_log(folder: Path) -> None:
+    named = f"AssertionError: Failed to generate Qnn context binary: {DIES_OF}aten.add.Tensor"
+    (folder / "a.log").write_text("AssertionError: Failed to generate Qnn context binary\n")
+    update(judge(folder), Verdict("a", "dies", named, parts=(Part("dies"),)))
+    (entry,) = judge(folder).ledger.expected
+    assert entry.cause == named
 
 
 def test_a_run_waits_while_another_writes(folder: Path) -> None:
