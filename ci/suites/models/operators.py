@@ -47,9 +47,16 @@ class CallsTwo(nn.Module):
 
 
 def alone(expression: str, is_module: bool = False) -> tuple[nn.Module, int]:
-    """An operator alone, of manifests/upstream/values.toml, and how many inputs it has."""
+    """An operator alone, of manifests/upstream/values.toml, and how many inputs it has.
+
+    Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn.
+    """
     if is_module:
-        return eval(expression, {"torch": torch}).eval(), 1  # noqa: S307
+        model = eval(expression, {"torch": torch}).eval()  # noqa: S307
+        for weights in model.parameters():
+            if weights.unique().tolist() in ([0.0], [1.0]):
+                nn.init.uniform_(weights, 0.5, 1.5)
+        return model, 1
     two = re.search(r"\by\b", expression) is not None
     function = eval(f"lambda {'x, y' if two else 'x'}: {expression}", {"torch": torch})  # noqa: S307
     return (CallsTwo if two else Calls)(function).eval(), 1 + two
