@@ -21,6 +21,7 @@ REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")
         "utils",
         "passes",
         "models",
+        "zoo",
         "rework-op",
         "rework-feature",
         "rework-utils",
