@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ci.suites.models.operators import alone
 from ci.upstream import values
 from ci.upstream.adapters import EXACT, Backend, Rework, Values, built_otherwise, least_db
 from ci.upstream.value_cases import cases
@@ -95,6 +96,12 @@ def test_a_case_with_zeros_has_as_many_as_it_says() -> None:
     drawn = values._draw(by_name["relu-zeros"])
     assert 0.2 < float((drawn == 0).float().mean()) < 0.8
     assert not (values._draw(by_name["relu-plain"]) == 0).any()
+
+
+def test_a_norm_of_a_case_multiplies_and_adds_something() -> None:
+    case = next(case for case in cases() if case.operator == "batch_norm2d")
+    norm, _ = alone(case.expression, case.is_module)
+    assert all(weights.unique().numel() > 1 for weights in norm.parameters())
 
 
 def test_blocks_of_weights_are_tried_where_the_channels_are_whole_blocks() -> None:
