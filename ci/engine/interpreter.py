@@ -215,6 +215,18 @@ def touched_since() -> dict[str, Any]:
     return {"environment": dict(_read), "modules": modules, "queries": _queries_made()}
 
 
+def all_that_may_be_touched() -> dict[str, Any]:
+    """What a fork that crashed may have asked Python for: every variable, and whatever is in the folders of
+    the search path or installed there. Its files were watched."""
+    folders = {os.path.abspath(each) for each in sys.path if os.path.isdir(each)}
+    return {
+        "environment": {name: digest_of_value(_initial[name]) for name in _lasting(_initial)}
+        | {ALL: names_of(_initial)},
+        "listed": {folder: listing_of(folder) for folder in folders},
+        "queries": {folder: [ALL] for folder in folders},
+    }
+
+
 def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]) -> dict[str, list[str]]:
     """By directory of the search path, the modules that would shadow what was imported if they were added
     there.

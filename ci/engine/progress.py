@@ -38,7 +38,7 @@ class JobProgress(Generic[R]):
         what: str,
         jobs: Sequence[Job],
         slots: int,
-        line: Callable[[R], Line],
+        line: Callable[[str, R], Line],
         out: TextIO,
         display: Display | None,
     ) -> None:
@@ -69,7 +69,7 @@ class JobProgress(Generic[R]):
     def ended(self, job: Job, result: R, taken: float) -> None:
         self._estimate.ended(job, taken)
         self._done += 1
-        line = self._line(result)
+        line = self._line(job.name, result)
         self._looks += line.look
         width = len(str(self._total))
         time_shown = taken if line.seconds is None else line.seconds
@@ -99,8 +99,8 @@ class JobProgress(Generic[R]):
 
 
 def progress(
-    what: str, jobs: Sequence[Job], slots: int, line: Callable[[R], Line], out: TextIO | None = None
+    what: str, jobs: Sequence[Job], slots: int, line: Callable[[str, R], Line], out: TextIO | None = None
 ) -> JobProgress[R]:
-    """`what` names the jobs on the bar; `line` gives the line for a job that ended."""
+    """`what` names the jobs on the bar; `line` gives the line for a job of this name that ended."""
     stream = out or sys.stderr
     return JobProgress(what, jobs, slots, line, stream, display_for(stream))

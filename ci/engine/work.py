@@ -111,7 +111,7 @@ class How:
     """By group: what starts its worker instead of `worker`."""
 
 
-def line_of(result: Result) -> Line:
+def line_of(name: str, result: Result) -> Line:
     if result.failure:
         return failed(f"{result.failure.kind}: {result.failure.message}")
     return Line("passed")
@@ -122,7 +122,7 @@ def do(
     how: How,
     *,
     accept: Callable[[str, Result], bool] = lambda name, result: True,
-    line: Callable[[Result], Line] = line_of,
+    line: Callable[[str, Result], Line] = line_of,
     stop_after: Callable[[str, Result], bool] = lambda group, result: False,
     remember_all: bool = False,
 ) -> dict[str, Result]:
@@ -191,7 +191,7 @@ def _run(
     how: How,
     reasons: Mapping[str, str],
     accept: Callable[[str, Result], bool],
-    line: Callable[[Result], Line],
+    line: Callable[[str, Result], Line],
     stop_after: Callable[[str, Result], bool],
     remember_all: bool,
 ) -> dict[str, Result]:

@@ -216,11 +216,11 @@ def _compile_with(
 
     how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
 
-    def line(result: Result) -> Line:
+    def line(name: str, result: Result) -> Line:
         if result.failure and settings.errors_follow:
             return failed(result.failure.kind)
         if not (lacks := result.facts.get("lacks")):
-            return line_of(result)
+            return line_of(name, result)
         return Line(
             "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
         )

@@ -197,7 +197,7 @@ def measure(
     return results
 
 
-def line_of(result: Result) -> Line:
+def line_of(name: str, result: Result) -> Line:
     if result.failure:
         return failed(f"{result.failure.kind}: {result.failure.message}")
     facts = result.facts

@@ -11,7 +11,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, make_exports_faster, serve
+from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
 MEMORY = "QNN_CI_WORKER_MEMORY"

@@ -8,7 +8,8 @@ import sys
 import traceback
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, make_exports_faster, serve
+from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, ToolkitError
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,14 @@ class TestTask:
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         log, scratch = self.logs / f"{self.name}.log", self.logs / self.name
         shutil.rmtree(scratch, ignore_errors=True)
-        reply = worker.ask({"do": "run", "test": self.name, "log": str(log), "scratch": str(scratch)})
+        began = time.monotonic()
+        try:
+            reply = worker.ask({"do": "run", "test": self.name, "log": str(log), "scratch": str(scratch)})
+        except Gone as gone:
+            end = self.ended(gone, shared)
+            if end.kind != "crash" or gone.touched is None:
+                raise
+            reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
         if any(NO_MEMORY.search(each["what"]) for each in reply["problems"]):
             return Failure("memory", reply["reason"], of_machine=True)
         if not reply["problems"] and not self.keep:
@@ -88,6 +96,22 @@ class TestTask:
         log = self.logs / f"{self.name}.log"
         kind = "memory" if NO_MEMORY.search(tail(log)) else "killed" if killed(gone.how) else gone.kind
         return Failure(kind, gone.sentence(log), of_machine=gone.of_machine or kind == "memory")
+
+
+def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) -> dict[str, Any]:
+    """In the form of a worker's reply. The ledger decides whether it is expected, as of any other result."""
+    return {
+        "test": test,
+        "outcome": "crash",
+        "reason": message,
+        "problems": [{"where": "", "what": message}],
+        "subtests": 0,
+        "parts": [asdict(Part("crash"))],
+        "seconds": round(seconds, 3),
+        "cpu_seconds": 0.0,
+        "peak": 0,
+        "touched": dict(touched),
+    }
 
 
 FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")

@@ -1,7 +1,7 @@
-"""Stand-ins for heavy modules that ExecuTorch's QNN tests import and seldom use.
+"""What ExecuTorch's QNN tests want and do not get: heavy modules that are not installed, and the network.
 
-A stand-in can be imported and its names bound. Using one raises `NotAvailableHere`, so that a missing module
-does not count as a failed test. An installed module is never replaced.
+A stand-in for a module can be imported and its names bound. Using one raises `NotAvailableHere`, so that a
+missing module does not count as a failed test. An installed module is never replaced.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ OPTIONAL = ("graphviz", "pydot", "timm", "torchaudio", "torchsr", "torchvision")
 
 
 class NotAvailableHere(Exception):
-    """A test used a module that is not installed."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is used, and {name.partition('.')[0]} is not installed here")
-        self.name = name
+    """A test used a module that is not installed, or the network."""
 
 
 _touched: list[str] = []
 
 
 def touched() -> list[str]:
-    """The names used since `forget`, even where the exception was caught."""
+    """What was used since `forget` and is not here, in sentences, even where the exception was caught."""
     return list(_touched)
 
 
@@ -64,6 +60,24 @@ def define_vision_operators() -> None:
             _vision[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
+def refuse_network() -> None:
+    """For good: a verdict must not depend on a server, nor a test run what it downloads. No OSError, as for
+    these some tests' libraries try again and again."""
+    sys.addaudithook(_refuse_network)
+
+
+def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    elif event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    else:
+        return
+    host = host.decode() if isinstance(host, bytes) else host
+    if host and host != "localhost" and not host.startswith(("127.", "::1")):
+        _lack(f"it wants {host}, and tests run without network")
+
+
 _vision: list[Any] = []
 """The definitions end with this object."""
 
@@ -78,8 +92,12 @@ def remove() -> None:
 
 
 def _use(name: str) -> NoReturn:
-    _touched.append(name)
-    raise NotAvailableHere(name)
+    _lack(f"{name} is used, and {name.partition('.')[0]} is not installed here")
+
+
+def _lack(what: str) -> NoReturn:
+    _touched.append(what)
+    raise NotAvailableHere(what)
 
 
 class _Absent:

@@ -37,6 +37,9 @@ from provisioning.environment import resolve
 RUNNER_MEMORY = 256 << 20
 """Memory beside the worker's own."""
 
+START_SECONDS = 15.0
+"""A worker's start. Less work than this is not shared."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -356,11 +359,13 @@ def run_tests(
     ]
 
     def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
+        worth = 1 + int(sum(task.cost.seconds for task in tasks) / START_SECONDS)
+        slots = min(plan.slots, worth)
         return do(
             tasks,
-            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(), plan.slots),
+            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(), slots),
             accept=lambda test, result: args.resume or not is_surprise(test, result),
-            line=lambda result: _line(result, judge),
+            line=lambda test, result: _line(verdict_of(test, result), judge),
             stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
             remember_all=True,
         )
@@ -388,8 +393,7 @@ WORDS = {
 }
 
 
-def _line(result: Result, judge: Judge) -> Line:
-    verdict = verdict_of(str(result.facts.get("test", "")), result)
+def _line(verdict: Verdict, judge: Judge) -> Line:
     surprise = judge.is_surprise(verdict)
     note = "" if verdict.outcome == "passed" else verdict.reason
     return Line(WORDS[verdict.outcome] + ("!" if surprise else ""), note, surprise, verdict.seconds)

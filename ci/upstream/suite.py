@@ -103,7 +103,7 @@ SUITES = {
             classes=("TestQNNFloatingPointModel", "TestQNNQuantizedModel"),
             adapter="delegate",
             models=True,
-            warm_up="TestQNNFloatingPointModel.test_qnn_backend_example_models",
+            warm_up="TestQNNFloatingPointModel.test_qnn_backend_simple_model",
         ),
         Suite(
             "utils",

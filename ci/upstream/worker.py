@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from ci.engine.workers.child import Answer, Meter, forget_torch, make_exports_faster, serve
+from ci.engine.workers.child import Answer, Meter, forget_torch, serve
+from ci.engine.workers.faster_exports import make_exports_faster
 from ci.upstream import shims
 from ci.upstream.adapters import (
     ADAPTERS,
@@ -190,7 +191,7 @@ def verdict_of(
     ]
     if problems and (touched or missing or tools):
         outcome = "absent"
-        reason = str(shims.NotAvailableHere(touched[0])) if touched else missing or tools[0]
+        reason = touched[0] if touched else missing or tools[0]
     elif (result := worst(parts)) in OUTCOMES:
         guilty = next(each for each in parts if each["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
@@ -264,7 +265,12 @@ def start() -> Answer:
     tempfile.tempdir = str(scratch)
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
+    shims.refuse_network()
     shims.define_vision_operators()
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
     make_exports_faster()
     tests = Tests(suite)
     if suite.warm_up in tests:
@@ -280,6 +286,7 @@ def start() -> Answer:
             return {"tests": list(tests)}
         # In a fork, so this worker keeps what it had.
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return tests.run(order["test"], Path(order["scratch"]), Path(order["log"]))
 
     return answer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ci.engine.workers.child import make_exports_faster
+from ci.engine.workers.faster_exports import make_exports_faster
 from ci.suites.factory import find, infer_all, make
 from ci.suites.user_model import BadFactory
 

@@ -151,7 +151,7 @@ FILES = {
     "executorch/backends/qualcomm/tests/__init__.py": "",
     "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py": TESTS,
     "executorch/backends/qualcomm/tests/utils.py": SHARED,
-    "torch/__init__.py": "def manual_seed(seed): ...\n",
+    "torch/__init__.py": "def manual_seed(seed): ...\ndef set_num_threads(count): ...\n",
     "torch/_dynamo.py": "def reset(): ...\n",
 }
 

@@ -135,45 +135,6 @@ def forget_torch() -> None:
     gc.freeze()
 
 
-def make_exports_faster() -> None:
-    """Spare torch what it does again and again: half the time of a model's lowering."""
-    with contextlib.suppress(ImportError):  # Another torch than the locked one is as fast as it is.
-        _collect_operators_once()
-        _share_node_sources()
-
-
-def _share_node_sources() -> None:
-    """Every pass copies where each node came from, with all of its past. Nothing changes these records."""
-    from torch.fx.traceback import NodeSource
-
-    NodeSource.__deepcopy__ = lambda self, memo: self
-
-
-def _collect_operators_once() -> None:
-    """torch asks its dispatcher for all composite operators again for each of some forty namespaces, and no
-    operator is registered meanwhile."""
-    import typing
-
-    import torch
-    from torch._export import utils
-    from torch._export.utils import _collect_all_valid_cia_ops as collect
-    from torch._export.utils import _materialize_cpp_cia_ops as ask
-    from torch.export import decomp_utils, exported_program
-
-    def collect_once() -> Any:
-        ask()
-        utils._materialize_cpp_cia_ops = lambda: None
-        try:
-            return collect()
-        finally:
-            utils._materialize_cpp_cia_ops = ask
-
-    for module in (utils, decomp_utils, exported_program):
-        module._collect_all_valid_cia_ops = collect_once
-    # An annotation that torch evaluates some ten thousand times for each export; typing remembers it.
-    torch._ops.Callable = typing.Callable
-
-
 def end_with(parent: int) -> None:
     """End this process and everything it started when the stage ends, even if the stage is killed."""
     while os.getppid() == parent:

@@ -57,9 +57,13 @@ class Setup:
 class Gone(Exception):
     """The worker ended during an order, or was ended because no reply came in time."""
 
-    def __init__(self, kind: Literal["crash", "timeout"], how: str) -> None:
+    def __init__(
+        self, kind: Literal["crash", "timeout"], how: str, touched: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(f"{kind}: {how}")
         self.kind, self.how = kind, how
+        self.touched = touched
+        """What the fork touched that did the order, if it crashed."""
 
     @property
     def of_machine(self) -> bool:
@@ -154,7 +158,7 @@ class Worker:
         if "late" in reply:
             raise Gone("timeout", f"no result after {timeout:g} s")
         if "died" in reply:
-            raise Gone("crash", how_it_ended(reply["died"]))
+            raise Gone("crash", how_it_ended(reply["died"]), reply["touched"])
         return reply
 
     def end(self, grace: float = 0) -> str:

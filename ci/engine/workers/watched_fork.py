@@ -34,6 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def in_watched_fork(work: Callable[[], dict[str, Any]], temporary: str, timeout: float) -> dict[str, Any]:
     """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
+    What died cannot tell which variables and modules it asked for, so `touched` has all of them.
 
     `temporary` is the work's own directory for temporary files, and is removed. Everything that the work
     started has ended when this returns."""
@@ -59,15 +60,18 @@ def in_watched_fork(work: Callable[[], dict[str, Any]], temporary: str, timeout:
     if code is None:
         return {"late": timeout}
     if code or not text:
-        return {"died": code}
-    reply: dict[str, Any] = json.loads(text)
-    path, homes, absent = reply["touched"].pop("modules")
-    reply["touched"]["unoffered"] = interpreter.unoffered(path, homes, absent)
+        reply: dict[str, Any] = {"died": code, "touched": interpreter.all_that_may_be_touched()}
+    else:
+        reply = json.loads(text)
+        path, homes, absent = reply["touched"].pop("modules")
+        reply["touched"]["unoffered"] = interpreter.unoffered(path, homes, absent)
     if supervisor is None:
         reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
     else:
         supervisor.close()
-        reply["touched"] |= _seen(supervisor, temporary)
+        seen = _seen(supervisor, temporary)
+        listed = {**reply["touched"].get("listed", {}), **seen["listed"]}
+        reply["touched"] |= {**seen, "listed": listed}
     return reply
 
 

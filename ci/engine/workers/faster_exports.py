@@ -1,0 +1,133 @@
+"""Spare torch what it does again and again: more than half the time of a small model's lowering.
+
+Each of these gives what torch gives. Another torch than the locked one may lack what is replaced here, and is
+then as fast as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+
+def make_exports_faster() -> None:
+    with contextlib.suppress(ImportError):
+        _collect_operators_once()
+        _override_operators_from_memory()
+        _share_node_sources()
+        _compile_sources_once()
+        _seek_trained_norms_only_where_they_can_be()
+
+
+def _collect_operators_once() -> None:
+    """torch asks its dispatcher for all composite operators again for each of some forty namespaces, and no
+    operator is registered meanwhile."""
+    import torch
+    from torch._export import utils
+    from torch._export.utils import _collect_all_valid_cia_ops as collect
+    from torch._export.utils import _materialize_cpp_cia_ops as ask
+    from torch.export import decomp_utils, exported_program
+
+    def collect_once() -> Any:
+        ask()
+        utils._materialize_cpp_cia_ops = lambda: None
+        try:
+            return collect()
+        finally:
+            utils._materialize_cpp_cia_ops = ask
+
+    for module in (utils, decomp_utils, exported_program):
+        module._collect_all_valid_cia_ops = collect_once
+    # An annotation that torch evaluates some ten thousand times for each export; typing remembers it.
+    torch._ops.Callable = typing.Callable
+
+
+def _override_operators_from_memory() -> None:
+    """Each decomposition registers twenty kernels for each of 500 composite operators, and takes them away
+    again. Here they are put back as they were the last time, with this time's decomposition."""
+    from torch._C import DispatchKey
+    from torch._subclasses.fake_impls import op_implementations_dict as rules
+    from torch.export import exported_program
+    from torch.export.exported_program import _override_composite_implicit_decomp as override
+
+    composite = DispatchKey.CompositeImplicitAutograd
+    known: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
+    """By operator: its kernels before and after, and its rule for tensors without data."""
+
+    @contextlib.contextmanager
+    def override_again(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+        again: dict[Any, Callable[..., Any]] = {}
+        new: dict[Any, Callable[..., Any]] = {}
+        for operator, decomposition in decompositions.items():
+            same = operator in known and known[operator][0] == operator.py_kernels
+            (again if same else new)[operator] = decomposition
+        # torch takes a rule away that it did not put there: only the first time differs.
+        before = {operator: operator.py_kernels.copy() for operator in new if operator not in rules}
+        with override(new):
+            for operator, kernels in before.items():
+                known[operator] = kernels, operator.py_kernels.copy(), rules[operator]
+            try:
+                for operator, decomposition in again.items():
+                    _, after, rule = known[operator]
+                    _replace(operator, {**after, composite: decomposition})
+                    rules.setdefault(operator, rule)
+                yield
+            finally:
+                for operator in again:
+                    _replace(operator, known[operator][0])
+                    rules.pop(operator, None)
+
+    exported_program._override_composite_implicit_decomp = override_again
+
+
+def _replace(operator: Any, kernels: Mapping[Any, Any]) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()
+
+
+def _share_node_sources() -> None:
+    """Every pass copies where each node came from, with all of its past. Nothing changes these records."""
+    from torch.fx.traceback import NodeSource
+
+    NodeSource.__deepcopy__ = lambda self, memo: self
+
+
+def _compile_sources_once() -> None:
+    """Every pass compiles its graph's Python code again, and nine times of ten nothing in it has changed."""
+    from torch.fx import graph_module
+
+    code_of = functools.lru_cache(512)(
+        functools.partial(compile, filename="", mode="exec", dont_inherit=True)
+    )
+
+    def copy(code: CodeType, filename: str) -> CodeType:
+        """With a name and objects of its own: dynamo remembers what it did by code object."""
+        parts = (copy(each, filename) if isinstance(each, CodeType) else each for each in code.co_consts)
+        return code.replace(co_filename=filename, co_consts=tuple(parts))
+
+    def compile_once(source: str, filename: str, mode: str, *, dont_inherit: bool) -> CodeType:
+        return copy(code_of(source), filename)
+
+    graph_module.compile = compile_once
+
+
+def _seek_trained_norms_only_where_they_can_be() -> None:
+    """Converting a quantized model with a batch norm exports 96 patterns of convolutions that were trained
+    quantized, to fold them. All compute a square root, so a graph without one has none of them."""
+    import torch
+    from torchao.quantization.pt2e import qat_utils
+    from torchao.quantization.pt2e.qat_utils import _fold_conv_bn_qat_helper as fold
+
+    def fold_if_any(model: Any, *rest: Any, **named: Any) -> Any:
+        any_root = any(node.target is torch.ops.aten.sqrt.default for node in model.graph.nodes)
+        qat_utils.itertools.product = itertools.product if any_root else lambda *options: ()
+        return fold(model, *rest, **named)
+
+    qat_utils.itertools = SimpleNamespace(**vars(itertools))
+    qat_utils._fold_conv_bn_qat_helper = fold_if_any
