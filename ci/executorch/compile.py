@@ -16,9 +16,10 @@ from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, line_of
+from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.suite import Program
-from ci.executorch.worker import MEMORY, WARM
+from ci.executorch.worker import MEMORY
 from ci.suites.baseline import Baseline
 from ci.suites.compiler_log import DIES_OF
 from ci.suites.own_packages import OwnPackages

@@ -11,15 +11,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.child import WARM, Answer, Meter, serve
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
 MEMORY = "QNN_CI_WORKER_MEMORY"
 """The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
-
-WARM = "QNN_CI_WORKER_WARM"
-"""Whether to lower a small model first, which halves the time of every program."""
 
 
 def start() -> Answer:

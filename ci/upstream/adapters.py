@@ -110,6 +110,7 @@ class Backend(Plain):
         statistics.compute_sqnr = lambda computed, reference: sqnr(reference, computed)
         # Without a session each run draws another seed.
         reporting.begin_test_session(None, seed=0)
+        _skip_only_what_is_left_on_the_cpu(importlib.import_module("executorch.backends.test.suite.runner"))
 
     def unfit(self, item: pytest.Item) -> str:
         flow: Any = item.callspec.params["test_runner"]  # type: ignore[attr-defined]
@@ -119,6 +120,21 @@ class Backend(Plain):
         runner = getattr(item, "funcargs", {}).get("test_runner")
         flow = str(getattr(runner, "_flow", ""))
         return [part_of(summary, flow) for summary in getattr(runner, "_results", ())]
+
+
+def _skip_only_what_is_left_on_the_cpu(runner: Any) -> None:
+    """ExecuTorch has no CPU kernel of a convolution in five dimensions, and upstream skips models that had
+    one before they were lowered, even where HTP took it."""
+    count, has_one = runner.count_ops, runner._graph_has_unsupported_patterns
+    left: Mapping[str, int] = {}
+
+    def count_ops(programs: Any) -> Any:
+        nonlocal left
+        left = count(programs)
+        return left
+
+    runner.count_ops = count_ops
+    runner._graph_has_unsupported_patterns = lambda program: "aten::convolution" in left and has_one(program)
 
 
 class Values(Backend):

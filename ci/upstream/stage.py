@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 from ci.engine.inputs import Roots, Touched
 from ci.engine.installed import ready_runner
-from ci.engine.jobs import Job, default_slots, parse_shard, shard
+from ci.engine.jobs import Calls, Job, default_slots, parse_shard, run_jobs, shard
 from ci.engine.memo import Entry, Memo
-from ci.engine.progress import Line
+from ci.engine.progress import Line, progress
 from ci.engine.work import How, Result, do
+from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Setup, Worker
 from ci.suites.expression import matcher
 from ci.upstream.judge import Judge
@@ -58,22 +59,32 @@ class Plan:
 
 
 class Workers:
-    """Starts workers. The worker that listed the tests is taken first."""
+    """Starts workers. A worker that listed the tests and is warm is taken first."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, *, to_list_alone: bool) -> None:
+        self._setup, self._to_list_alone = setup, to_list_alone
         self._idle: list[Worker] = []
 
     def tests(self) -> tuple[list[str], Touched]:
-        worker = worker_of(self._setup)
+        worker = self._start(warm=not self._to_list_alone)
         self._idle.append(worker)
-        return tests_of(worker), Touched.of(worker.touched)
+        tests, touched = tests_of(worker), Touched.of(worker.touched)
+        if self._to_list_alone:
+            # It takes memory, and its suite's turn may be hours away.
+            self.close()
+        return tests, touched
 
-    def take(self) -> Worker:
+    def take(self, count: int) -> Worker:
+        """For this many tests."""
         try:
             return self._idle.pop()
         except IndexError:
-            return worker_of(self._setup)
+            # Warming up takes as long as it saves the first test.
+            return self._start(warm=count > 1)
+
+    def _start(self, *, warm: bool) -> Worker:
+        variables = {**self._setup.environment, WARM: "1" if warm else ""}
+        return worker_of(replace(self._setup, environment=variables))
 
     def close(self) -> None:
         while self._idle:
@@ -126,19 +137,31 @@ def prepare(
 ) -> list[Run]:
     """The suites with tests that the flags choose. All are listed before the first test runs, so that a
     mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
+    plans = {suite.name: make_plan(suite, args, selection, environ) for suite in suites}
+    workers = {name: Workers(plan.setup, to_list_alone=len(suites) > 1) for name, plan in plans.items()}
+    for each in workers.values():
+        started.callback(each.close)
+    jobs = [Job(name) for name in plans]
+    slots = args.jobs or default_slots()
+
+    def line(name: str, tests: Sequence[str]) -> Line:
+        return Line("listed", f"{len(tests)} tests")
+
+    bar = progress("lists of tests", jobs, slots, line) if len(jobs) > 1 else nullcontext()
+    with bar as shown:
+        listed = run_jobs(
+            jobs,
+            lambda: Calls(lambda job: list_tests(plans[job.name], selection, workers[job.name])),
+            slots=slots,
+            observer=shown,
+        )
     runs: list[Run] = []
     unmatched = set(args.expressions)
-    for suite in suites:
-        plan = make_plan(suite, args, selection, environ)
-        workers = Workers(plan.setup)
-        started.callback(workers.close)
-        tests = list_tests(plan, selection, workers)
-        if len(suites) > 1:
-            # The worker that listed the tests takes memory, and its suite's turn may be hours away.
-            workers.close()
+    for name, plan in plans.items():
+        tests = listed[name]
         unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
         if chosen := choose(plan, args, tests):
-            runs.append(Run(plan, workers, tests, chosen))
+            runs.append(Run(plan, workers[name], tests, chosen))
     if unmatched or not runs:
         flags = [word for each in sorted(unmatched or args.expressions) for word in ("-k", each)]
         if not unmatched:
@@ -363,7 +386,7 @@ def run_tests(
         slots = min(plan.slots, worth)
         return do(
             tasks,
-            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(), slots),
+            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
             accept=lambda test, result: args.resume or not is_surprise(test, result),
             line=lambda test, result: _line(verdict_of(test, result), judge),
             stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ci.engine.workers.faster_exports import make_exports_faster
 from ci.suites.factory import find, infer_all, make
 from ci.suites.user_model import BadFactory
 
@@ -118,20 +117,3 @@ def test_a_model_of_another_torch_is_refused(tmp_path: Path) -> None:
             there.writestr(name, here.read(name).replace(b"aten.batch_norm", b"aten.later_norm"))
     with pytest.raises(BadFactory):
         make("net.pt2", {}, tmp_path)
-
-
-def test_asking_for_the_operators_once_gives_the_same_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._export import utils
-    from torch.export import decomp_utils, exported_program
-
-    for module in (utils, decomp_utils, exported_program):
-        # Restored at the end.
-        monkeypatch.setattr(module, "_collect_all_valid_cia_ops", utils._collect_all_valid_cia_ops)
-    monkeypatch.setattr(torch._ops, "Callable", torch._ops.Callable)
-    plain = utils._collect_all_valid_cia_ops()
-    make_exports_faster()
-    library = torch.library.Library("qnn_ci_test", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
-    quick = exported_program._collect_all_valid_cia_ops()
-    assert quick - plain == {torch.ops.qnn_ci_test.twice.default} and not plain - quick

@@ -35,7 +35,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 SURPRISES = {
-    *("absent", "allocates", "aborts", "fails", "hangs_in_native_code", "leaves", "nan", "outputs", "skips"),
+    *(
+        "absent",
+        "allocates",
+        "aborts",
+        "downloads",
+        "fails",
+        "hangs_in_native_code",
+        "leaves",
+        "nan",
+        "outputs",
+        "skips",
+    ),
     *("subtests", "swallows", "tool", "unexpected", "expected"),
 }
 
@@ -47,12 +58,13 @@ def test_every_surprise_is_an_error_with_its_reason(whole: Bench) -> None:
     messages = {f.subject.partition("_")[2]: f.message for f in whole.report.findings}
     assert "SIGSEGV; its last words: libc++.so.1" in messages["aborts"]
     assert "torchvision is not installed here" in messages["absent"]
+    assert "192.0.2.1, and tests run without network" in messages["downloads"]
     assert "qnn-tool, which this QNN SDK does not have" in messages["tool"]
 
 
 def test_tests_that_pass_are_counted_and_a_bad_neighbour_does_not_matter(whole: Bench) -> None:
     # abs, poisons, poisoned, random_1 and random_2
-    assert counts(whole.report) == {"passed": 5, "failed": 10, "not_run": 4}
+    assert counts(whole.report) == {"passed": 5, "failed": 10, "not_run": 5}
     assert whole.code == 1
 
 
@@ -79,7 +91,7 @@ def test_junit_has_a_case_for_every_test(whole: Bench) -> None:
         str(case.get("name")).removeprefix("test_") for case in suite if case.find("failure") is not None
     }
     assert failures == {*SURPRISES, "expected"}
-    assert (suite.get("tests"), suite.get("failures")) == ("19", "14")
+    assert (suite.get("tests"), suite.get("failures")) == ("20", "15")
     failure = suite.find("testcase[@name='test_subtests']/failure")
     assert failure is not None and failure.text == "(i=1) AssertionError: 1 == 1"
     allocates = suite.find("testcase[@name='test_allocates']/failure")
@@ -101,6 +113,34 @@ def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Be
     assert counts(report) == {"passed": 1, "expected_failures": 2, "not_run": 1, "cached": 4}
     suite = ElementTree.parse(bench.logs / "junit.xml").getroot()
     assert suite.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
+
+
+@pytest.mark.parametrize("changed", ["a variable", "a package", "a file"])
+def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    read = bench.root / "read"
+    bench.write(read, "1")
+    monkeypatch.setenv("READ", str(read))
+    bench.ledger({"aborts": "crash"})
+    for executed in ({"aborts"}, set()):
+        bench.run("-k", "aborts")
+        assert bench.executed == executed
+    if changed == "a variable":
+        monkeypatch.setenv("ANYTHING", "1")
+    elif changed == "a file":
+        bench.write(read, "2")
+    else:
+        bench.write(bench.package / "anything-1.dist-info/METADATA", "Name: anything\nVersion: 1\n")
+    bench.run("-k", "aborts")
+    assert bench.executed == {"aborts"}
+
+
+def test_a_line_marks_surprises_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    bench.ledger({"hangs_in_native_code": "timeout"})
+    bench.run("-k", "hangs or fails", "--timeout", "3")
+    lines = capfd.readouterr().err
+    assert "TIMEOUT " in lines and "FAILED! " in lines
 
 
 def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from provisioning.base.findings import Report, Severity
 from tests.support.miniature_executorch import make_sdk
 
 TESTS = """\
-import ctypes, os, random, signal, subprocess, sys, tempfile, unittest
+import ctypes, os, random, signal, subprocess, sys, tempfile, unittest, urllib.request
 from pathlib import Path
 
 import torchvision
@@ -56,8 +56,12 @@ class TestOps(TestQNN):
             blocks.append(bytes(1 << 28))
 
     def test_aborts(self):
+        Path(os.environ.get("READ", __file__)).read_text()
         print("libc++.so.1: cannot open shared object file", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+
+    def test_downloads(self):
+        urllib.request.urlopen("http://192.0.2.1/weights.pth", timeout=1)
 
     @unittest.expectedFailure
     def test_expected(self):

@@ -66,11 +66,18 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
     statistics = upstream(
         "test.harness.error_statistics", compute_sqnr=lambda signal, output: (signal, output)
     )
+    runner = upstream(
+        "test.suite.runner", count_ops=lambda left: left, _graph_has_unsupported_patterns=lambda program: True
+    )
     monkeypatch.setenv("QNN_SOC_MODEL", "SM8750")
     Backend().prepare()
     assert tester.ToEdgeTransformAndLower() == "SM8750"
     assert statistics.compute_sqnr("computed", "reference") == ("reference", "computed")
     assert seeds == [0]
+    # HTP took the convolution, or left it to the CPU.
+    for left, skipped in (({"aten::relu": 1}, False), ({"aten::convolution": 1}, True)):
+        assert runner.count_ops(left) == left
+        assert runner._graph_has_unsupported_patterns(None) is skipped
 
 
 @pytest.mark.parametrize(("scheme", "told"), [("use_8a8w", True), ("use_16a4w_block", False)])

@@ -26,6 +26,9 @@ from ci.engine.workers.watched_fork import in_watched_fork
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
+WARM = "QNN_CI_WORKER_WARM"
+"""Whether to do a small piece of work first, which halves the time of all others."""
+
 YOUNG = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
 default of 700 costs a sixth of their time.
