@@ -104,12 +104,14 @@ class Judge:
 
     def _surprise(self, stage: StageRun, verdict: Verdict) -> None:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
+        changes = [text for text, _ in self.changes(verdict)]
+        reason = "; ".join([verdict.reason.rstrip("."), *changes])
         remedy = self._again(stage, verdict)
         kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
         rule = f"{self.rules}-" + kinds.get(verdict.outcome, "failed")
         if verdict.outcome == expected:
             rule = f"{self.rules}-changed"
-            message = "; ".join(text for text, _ in self.changes(verdict))
+            message = "; ".join(changes)
         elif verdict.outcome == "passed":
             entry = self.ledger.entry(verdict.test, self.soc)
             message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
@@ -117,12 +119,12 @@ class Judge:
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
         elif expected != "passed":
-            message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {verdict.reason}"
+            message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
             remedy = self._again(stage, verdict, "--update-ledger")
         elif known := self._explanation(verdict):
-            message, remedy = f"{verdict.reason.rstrip('.')}. {known}", known.fix
+            message, remedy = f"{reason}. {known}", known.fix
         else:
-            message = f"{verdict.reason} (nothing known matches its log)"
+            message = f"{reason} (nothing known matches its log)"
             remedy = f"read {log}, or {self._again(stage, verdict, '--keep')}"
         stage.add(rule, Severity.ERROR, verdict.test, message, remedy)
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ _touched: list[str] = []
 
 
 def touched() -> list[str]:
-    """What was used since `forget` and is not here, in sentences, even where the exception was caught."""
+    """The absent modules used since `forget`, in sentences, even where the exception was caught."""
     return list(_touched)
 
 
@@ -61,8 +62,11 @@ def define_vision_operators() -> None:
 
 
 def refuse_network() -> None:
-    """For good: a verdict must not depend on a server, nor a test run what it downloads. No OSError, as for
-    these some tests' libraries try again and again."""
+    """Permanently: a verdict must not depend on a server, nor a test run what it downloads. The error is no
+    OSError, after which some libraries try again and again."""
+    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
+        os.environ.pop(proxy, None)
+        os.environ.pop(proxy.upper(), None)
     sys.addaudithook(_refuse_network)
 
 
@@ -75,7 +79,7 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         return
     host = host.decode() if isinstance(host, bytes) else host
     if host and host != "localhost" and not host.startswith(("127.", "::1")):
-        _lack(f"it wants {host}, and tests run without network")
+        raise NotAvailableHere(f"it wants {host}, and tests run without network")
 
 
 _vision: list[Any] = []
@@ -92,12 +96,8 @@ def remove() -> None:
 
 
 def _use(name: str) -> NoReturn:
-    _lack(f"{name} is used, and {name.partition('.')[0]} is not installed here")
-
-
-def _lack(what: str) -> NoReturn:
-    _touched.append(what)
-    raise NotAvailableHere(what)
+    _touched.append(f"{name} is used, and {name.partition('.')[0]} is not installed here")
+    raise NotAvailableHere(_touched[-1])
 
 
 class _Absent:

@@ -51,6 +51,9 @@ ARGUMENTS = (
 OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
 """What the worst part of a test makes of it. Of the other results, the reports decide."""
 
+NOT_HERE = ("ModuleNotFoundError", "ci.upstream.shims.NotAvailableHere")
+"""Errors of tests that want what is not here."""
+
 NO_TOOL = (
     (re.compile(r"/x86_64-linux-clang/([\w.-]+): No such file or directory"), "this QNN SDK does not have"),
     (re.compile(r"ExecutableNotFound: failed to execute PosixPath\('([\w.-]+)'\)"), "is not installed"),
@@ -182,7 +185,7 @@ def verdict_of(
     expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
     outcome, reason = "passed", ""
-    missing = next((each["what"] for each in problems if each["what"].startswith("ModuleNotFoundError")), "")
+    missing = next((each["what"] for each in problems if each["what"].startswith(NOT_HERE)), "")
     tools = [
         f"it starts {match[1]}, which {why}"
         for each in problems
@@ -191,7 +194,7 @@ def verdict_of(
     ]
     if problems and (touched or missing or tools):
         outcome = "absent"
-        reason = touched[0] if touched else missing or tools[0]
+        reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
     elif (result := worst(parts)) in OUTCOMES:
         guilty = next(each for each in parts if each["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()

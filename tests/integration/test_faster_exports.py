@@ -11,14 +11,32 @@ from ci.engine.workers.faster_exports import make_exports_faster
 X = torch.randn(2, 4)
 
 
-def test_asking_for_the_operators_once_gives_the_same_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is replaced, at the end of each test."""
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
+    from torch.fx import graph_module, traceback
+    from torchao.quantization.pt2e import qat_utils
 
     for module in (utils, decomp_utils, exported_program):
-        # Restored at the end.
         monkeypatch.setattr(module, "_collect_all_valid_cia_ops", utils._collect_all_valid_cia_ops)
-    monkeypatch.setattr(torch._ops, "Callable", torch._ops.Callable)
+    for owner, name in (
+        (torch._ops, "Callable"),
+        (exported_program, "_override_composite_implicit_decomp"),
+        (qat_utils, "itertools"),
+        (qat_utils, "_fold_conv_bn_qat_helper"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(graph_module, "compile", compile, raising=False)
+    monkeypatch.setattr(traceback.NodeSource, "__deepcopy__", None, raising=False)
+    monkeypatch.delattr(traceback.NodeSource, "__deepcopy__")
+
+
+def test_asking_for_the_operators_once_gives_the_same_operators() -> None:
+    from torch._export import utils
+    from torch.export import exported_program
+
     collect = utils._collect_all_valid_cia_ops
     make_exports_faster()
     plain = collect()
@@ -30,11 +48,8 @@ def test_asking_for_the_operators_once_gives_the_same_operators(monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_an_export_beside_another_leaves_torch_as_it_was_and_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_export_beside_another_leaves_torch_as_it_was_and_gives_the_same() -> None:
     from torch.export import exported_program
-    from torch.fx import graph_module
 
     composite = nn.Sequential(nn.SiLU(), nn.Flatten(), nn.Unflatten(1, (2, 2)))
 
@@ -46,8 +61,6 @@ def test_an_export_beside_another_leaves_torch_as_it_was_and_gives_the_same(
     before = {operator: dict(operator.py_kernels) for operator in operators}
     plain = decomposed()
     override = exported_program._override_composite_implicit_decomp
-    monkeypatch.setattr(exported_program, "_override_composite_implicit_decomp", override)
-    monkeypatch.setattr(graph_module, "compile", compile, raising=False)
     make_exports_faster()
     assert exported_program._override_composite_implicit_decomp is not override
     for _ in range(2):
@@ -55,11 +68,8 @@ def test_an_export_beside_another_leaves_torch_as_it_was_and_gives_the_same(
         assert {operator: dict(operator.py_kernels) for operator in operators} == before
 
 
-def test_modules_of_one_source_have_code_objects_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_one_source_have_code_objects_of_their_own() -> None:
     """dynamo remembers by code object."""
-    from torch.fx import graph_module
-
-    monkeypatch.setattr(graph_module, "compile", compile, raising=False)
     make_exports_faster()
     first, second = (torch.fx.symbolic_trace(nn.ReLU()) for _ in range(2))
     assert first.code == second.code and first.forward.__code__ is not second.forward.__code__

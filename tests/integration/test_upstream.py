@@ -115,6 +115,14 @@ def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Be
     assert suite.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
 
 
+def test_a_process_that_ended_without_a_signal_runs_again(bench: Bench) -> None:
+    """As it does where a disk is full."""
+    bench.ledger({"leaves": "crash"})
+    for _ in range(2):
+        assert bench.run("-k", "leaves")[0] == 0
+        assert bench.executed == {"leaves"}
+
+
 @pytest.mark.parametrize("changed", ["a variable", "a package", "a file"])
 def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, changed: str
@@ -277,6 +285,31 @@ def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench:
     better = worse == "crash"
     assert (code, finding.rule) == ((0, "delegate-better") if better else (1, "delegate-changed"))
     assert f"{worse} 30.0 dB" in finding.message and "wrong" in finding.message
+
+
+def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(bench: Bench) -> None:
+    path = ledgers.record_path("delegate", "wheels", "SM8650")
+    bench.write(
+        path, Record("x", {"TestOps.test_outputs": Recorded(1, 1, (Part("passed", 30.0),))}).as_json()
+    )
+    _, report = bench.run("-k", "outputs")
+    (finding,) = report.findings
+    assert "passed 30.0 dB" in finding.message and "wrong 0.4 dB" in finding.message
+
+
+WARM_UP = """
+
+class TestQNNFloatingPointOperator(unittest.TestCase):
+    def test_qnn_backend_relu(self):
+        os._exit(3)
+"""
+
+
+def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(bench: Bench) -> None:
+    path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
+    bench.write(path, path.read_text(encoding="utf-8") + WARM_UP)
+    code, report = bench.run("-k", "*_abs or relu")
+    assert (code, counts(report)) == (1, {"passed": 1, "failed": 1})
 
 
 def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:

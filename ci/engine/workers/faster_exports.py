@@ -102,17 +102,15 @@ def _compile_sources_once() -> None:
     """Every pass compiles its graph's Python code again, and nine times of ten nothing in it has changed."""
     from torch.fx import graph_module
 
-    code_of = functools.lru_cache(512)(
-        functools.partial(compile, filename="", mode="exec", dont_inherit=True)
-    )
+    code_of = functools.lru_cache(512)(compile)
 
     def copy(code: CodeType, filename: str) -> CodeType:
         """With a name and objects of its own: dynamo remembers what it did by code object."""
         parts = (copy(each, filename) if isinstance(each, CodeType) else each for each in code.co_consts)
         return code.replace(co_filename=filename, co_consts=tuple(parts))
 
-    def compile_once(source: str, filename: str, mode: str, *, dont_inherit: bool) -> CodeType:
-        return copy(code_of(source), filename)
+    def compile_once(source: str, filename: str, mode: str, **how: bool) -> CodeType:
+        return copy(code_of(source, "", mode, **how), filename)
 
     graph_module.compile = compile_once
 
@@ -127,7 +125,10 @@ def _seek_trained_norms_only_where_they_can_be() -> None:
     def fold_if_any(model: Any, *rest: Any, **named: Any) -> Any:
         any_root = any(node.target is torch.ops.aten.sqrt.default for node in model.graph.nodes)
         qat_utils.itertools.product = itertools.product if any_root else lambda *options: ()
-        return fold(model, *rest, **named)
+        try:
+            return fold(model, *rest, **named)
+        finally:
+            qat_utils.itertools.product = itertools.product
 
     qat_utils.itertools = SimpleNamespace(**vars(itertools))
     qat_utils._fold_conv_bn_qat_helper = fold_if_any
