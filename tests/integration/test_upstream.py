@@ -341,7 +341,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
 
     bench.ledger({"skips": "not_run"}, sample=("abs", "skips"))
     every = listed()
-    assert len(every) == 19
+    assert len(every) == 20
     assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
     assert listed("--sample") == ["TestOps.test_abs", "TestOps.test_skips"]
     assert listed("--sample", "-k", "skips") == ["TestOps.test_skips"]

@@ -158,7 +158,7 @@ class Worker:
         if "late" in reply:
             raise Gone("timeout", f"no result after {timeout:g} s")
         if "died" in reply:
-            raise Gone("crash", how_it_ended(reply["died"]), reply["touched"])
+            raise Gone("crash", how_it_ended(reply["died"]), reply.get("touched"))
         return reply
 
     def end(self, grace: float = 0) -> str:
