@@ -30,7 +30,7 @@ VERBS = {
     ),
     "test_upstream": Verb(
         "ci.upstream.all_verb",
-        "run ExecuTorch's other own suites on the HTP emulator: operators in every scheme, passes, models",
+        "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
     "compare": Verb(

@@ -18,9 +18,9 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     from ci.suites.precision import MEASURED_SCHEMES
-    from ci.upstream.suite import DELEGATE, SUITES
+    from ci.upstream.suite import SUITES
 
-    names = [f"{name} ({suite.holds})" for name, suite in SUITES.items() if suite is not DELEGATE]
+    names = [f"{name} ({suite.holds})" for name, suite in SUITES.items()]
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"one or more of {'; '.join(names)} [all of them]"
     )
@@ -39,12 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upstream.stage import run_suites
-    from ci.upstream.suite import DELEGATE, SUITES
+    from ci.upstream.suite import SUITES
     from provisioning.base.errors import UnknownName
 
-    known = {name: suite for name, suite in SUITES.items() if suite is not DELEGATE}
     for name in args.suites:
-        if name not in known:
-            raise UnknownName(f"{name} is no suite", name, known)
-    chosen = [known[name] for name in dict.fromkeys(args.suites)] or list(known.values())
-    return run_suites(chosen, args, os.environ, "test_upstream")
+        if name not in SUITES:
+            raise UnknownName(f"{name} is no suite", name, SUITES)
+    return run_suites([SUITES[name] for name in dict.fromkeys(args.suites or SUITES)], args, os.environ)

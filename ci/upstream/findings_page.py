@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ci.upstream.ledger import ledger_path, load_ledger, load_record
-from ci.upstream.suite import DELEGATE, SUITES
+from ci.upstream.suite import SUITES
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
@@ -32,7 +32,7 @@ def page() -> str:
     for title, measured in (("Measured here", True), ("Reported", False)):
         if faults := [each for each in load_faults() if each.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
-    lines += [*_upstream(), *_other_suites()]
+    lines += [*_upstream(), *_suites()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -61,16 +61,16 @@ def _upstream() -> Iterator[str]:
     yield from ("", "Each is shown by its name:", "", "```console", f"$ {command}", "```", "")
 
 
-def _other_suites() -> Iterator[str]:
+def _suites() -> Iterator[str]:
     """The ledgers name hundreds of tests, so this has their numbers."""
-    yield f"Of the [other suites](upstream-suites.md) on {DEFAULT_SOC}, with the ledger that has each cause:"
+    yield f"Of [all suites](upstream-suites.md) on {DEFAULT_SOC}, with the ledger that has each cause:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
-    for suite in (each for each in SUITES.values() if each is not DELEGATE):
-        ledger = load_ledger(suite.name, DEFAULT_PROFILE)
-        if record := load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC).tests:
+    for suite in SUITES:
+        ledger = load_ledger(suite, DEFAULT_PROFILE)
+        if record := load_record(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
             counts = Counter(each.outcome for each in ledger.expected if each.covers(DEFAULT_SOC))
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
-            place = ledger_path(suite.name, DEFAULT_PROFILE).relative_to(ROOT)
-            yield f"| [{suite.name}](../{place}) | {len(record)} | {words or 'none'} |"
+            place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
+            yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"
     command = session("test_upstream", "operators", "--report-upstream")
     yield from ("", "What upstream should be told of them:", "", "```console", f"$ {command}", "```", "")

@@ -36,6 +36,11 @@ LOGS_IN_REPORT = 25
 """How many logs of surprises the report names; all logs are in the folder."""
 
 
+def rules_of(stage: StageRun) -> str:
+    """What the names of its rules begin with."""
+    return stage.stage.removeprefix("test_")
+
+
 @dataclass(frozen=True, slots=True)
 class Judge:
     """What is expected of tests on one chip."""
@@ -44,11 +49,6 @@ class Judge:
     soc: str
     logs: Path
     record: Record = field(default_factory=Record)
-
-    @property
-    def rules(self) -> str:
-        """What the names of the rules begin with."""
-        return "delegate" if self.ledger.suite == "delegate" else "upstream"
 
     def expected(self, test: str) -> str:
         return self.ledger.outcome(test, self.soc)
@@ -87,6 +87,7 @@ class Judge:
 
     def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
+        rules = rules_of(stage)
         for verdict in sorted(verdicts, key=lambda each: each.test):
             entry = self.ledger.entry(verdict.test, self.soc)
             changes = self.changes(verdict)
@@ -95,10 +96,10 @@ class Judge:
             elif changes:
                 message = "; ".join(text for text, _ in changes)
                 again = self._again(stage, verdict, "--update-ledger")
-                stage.add(f"{self.rules}-better", Severity.NOTE, verdict.test, message, again)
+                stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
             elif entry:
                 absent = verdict.outcome in NOT_RUN
-                rule = f"{self.rules}-not-run" if absent else f"{self.rules}-known-failure"
+                rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
                 message = f"not run: {entry.cause}" if absent else entry.cause
                 stage.add(rule, Severity.NOTE, verdict.test, message, self._again(stage, verdict))
 
@@ -108,9 +109,9 @@ class Judge:
         reason = "; ".join([verdict.reason.rstrip("."), *changes])
         remedy = self._again(stage, verdict)
         kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
-        rule = f"{self.rules}-" + kinds.get(verdict.outcome, "failed")
+        rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
         if verdict.outcome == expected:
-            rule = f"{self.rules}-changed"
+            rule = f"{rules_of(stage)}-changed"
             message = "; ".join(changes)
         elif verdict.outcome == "passed":
             entry = self.ledger.entry(verdict.test, self.soc)
@@ -141,7 +142,7 @@ class Judge:
 
     def command(self, stage: StageRun, *flags: str) -> str:
         """For this suite, profile and chip."""
-        words = [] if self.ledger.suite == "delegate" else [self.ledger.suite]
+        words = [] if stage.stage == "test_delegate" else [self.ledger.suite]
         words += flags
         if self.ledger.profile != DEFAULT_PROFILE:
             words += ["--profile", self.ledger.profile]

@@ -29,7 +29,7 @@ HEADER = """\
 # timeout (no result within --timeout), bad_test (a mistake in the test, which upstream skips or passes),
 # absent (needs a module that is not installed), not_run (skipped), expected_failure (marked so upstream).
 # `unsteady`: it passes or ends so by chance. Without `socs` an entry holds for every chip.
-# `nox -s {stage} -- --update-ledger` rewrites this file.
+# `nox -s test_upstream -- {suite} --update-ledger` rewrites this file.
 schema = 1
 """
 
@@ -169,8 +169,7 @@ class Ledger:
         )
 
     def as_toml(self) -> str:
-        stage = "test_delegate" if self.suite == "delegate" else "test_upstream"
-        lines = [HEADER.format(suite=self.suite, profile=self.profile, stage=stage).rstrip()]
+        lines = [HEADER.format(suite=self.suite, profile=self.profile).rstrip()]
         if self.sample:
             tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
             lines.append(SAMPLE.format(tests=tests).rstrip())

@@ -19,12 +19,12 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Setup, Worker
 from ci.suites.expression import matcher
-from ci.upstream.judge import Judge
+from ci.upstream.judge import Judge, rules_of
 from ci.upstream.junit import junit_text
 from ci.upstream.ledger import NOT_RUN, UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record, locked
 from ci.upstream.operators_page import OPERATORS, accept_table, write_table
 from ci.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
-from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
+from ci.upstream.suite import Machinery, Suite, machinery, worker_environment
 from ci.upstream.upstream_reports import print_reports
 from provisioning.base import units
 from provisioning.base.commands import quoted, session
@@ -97,13 +97,11 @@ class Workers:
             self._idle.pop().end()
 
 
-def run_suites(
-    suites: Sequence[Suite], args: argparse.Namespace, environ: Mapping[str, str], stage_name: str
-) -> int:
+def run_suites(suites: Sequence[Suite], args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """One after the other, in one report."""
     selection = selection_of(args)
     _check(args, selection)
-    stage = StageRun.as_typed(stage_name, selection.profile, selection.target)
+    stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
     if args.report_upstream:
         print_reports(selection.profile, [suite.name for suite in suites])
         return 0
@@ -112,7 +110,7 @@ def run_suites(
             for run in prepare(suites, args, selection, environ, started):
                 _print_list(run.plan, run.chosen)
             return 0
-        with stage.reported(selection.reports, f"{stage_name.removeprefix('test_')}-not-measured"):
+        with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
             runs = prepare(suites, args, selection, environ, started)
             done = [_measure(stage, run, args, selection) for run in runs]
             _write_tables(stage, runs, done, args)
@@ -227,7 +225,7 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
     judge.findings(stage, verdicts.values())
     for test in judge.gone(run.tests):
         stage.add(
-            f"{judge.rules}-gone",
+            f"{rules_of(stage)}-gone",
             Severity.ERROR,
             test,
             f"manifests/upstream/{plan.suite.name} has it, and executorch"
@@ -236,7 +234,7 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
         )
     if missing := len(run.chosen) - len(verdicts):
         stage.add(
-            f"{judge.rules}-stopped",
+            f"{rules_of(stage)}-stopped",
             Severity.NOTE,
             stage.stage,
             f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
@@ -288,8 +286,7 @@ def make_plan(
     runner = ready_runner(environ, selection.reports)
     slots = args.jobs or default_slots()
     environment = worker_environment(qnn_environment, environ, runner, slots)
-    logs = Path(selection.reports).absolute()
-    logs /= suite.name if suite is DELEGATE else f"upstream/{suite.name}"
+    logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
     return Plan(
@@ -354,8 +351,7 @@ def _hash(test: str) -> int:
 def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
     on = plan.machinery
     roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": selection.store})
-    name = plan.suite.stage if plan.suite is DELEGATE else f"{plan.suite.stage}/{plan.suite.name}"
-    return Memo(selection.store, name, roots, environ=on.environment, reuse=reuse)
+    return Memo(selection.store, f"test_{plan.suite.name}", roots, environ=on.environment, reuse=reuse)
 
 
 def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:

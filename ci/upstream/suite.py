@@ -43,6 +43,12 @@ class Suite:
     warm_up: str = ""
     """A quick test that each worker runs before it starts to fork."""
 
+    @property
+    def folder(self) -> str:
+        """Of its logs, below the reports."""
+        kind = self.stage.removeprefix("test_")
+        return kind if kind == self.name else f"{kind}/{self.name}"
+
     def check(self, soc: str) -> None:
         """Raise an error if this Python does not have it, or if it knows no such chip; imports nothing."""
         if self.socs and soc not in self.socs:
@@ -76,19 +82,16 @@ _REWORK = f"{_QUALCOMM}/tests/rework"
 _REWORK_SOCS = ("SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850")
 _DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
 
-DELEGATE = Suite(
-    "delegate",
-    f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
-    "operators, lowered and run",
-    stage="test_delegate",
-    adapter="compared",
-    warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
-)
-
 SUITES = {
     suite.name: suite
     for suite in (
-        DELEGATE,
+        Suite(
+            "delegate",
+            f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
+            "operators, lowered and run",
+            adapter="compared",
+            warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
+        ),
         Suite(
             "operators",
             "backends/test/suite/operators",

@@ -51,7 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upstream.stage import run_suites
-    from ci.upstream.suite import DELEGATE
+    from dataclasses import replace
 
-    return run_suites([DELEGATE], args, os.environ, DELEGATE.stage)
+    from ci.upstream.stage import run_suites
+    from ci.upstream.suite import SUITES
+
+    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], args, os.environ)

@@ -130,6 +130,30 @@ def test_rules_have_the_name_of_their_stage(bench: Bench) -> None:
     assert (code, [each.rule for each in report.findings]) == (3, ["upstream-not-measured"])
 
 
+def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(bench: Bench) -> None:
+    assert bench.run("delegate", "-k", "*_abs", stage="test_upstream")[0] == 0
+    assert (bench.run("-k", "*_abs")[0], bench.executed) == (0, set())
+
+
+@pytest.mark.parametrize(
+    ("stage", "words", "rule", "log"),
+    [
+        ("test_upstream", ["delegate"], "upstream-not-run", "upstream/delegate"),
+        ("test_delegate", [], "delegate-not-run", "delegate"),
+    ],
+)
+def test_a_finding_of_the_delegate_suite_names_the_command_that_was_run(
+    bench: Bench, stage: str, words: list[str], rule: str, log: str
+) -> None:
+    _, report = bench.run(*words, "-k", "skips", stage=stage)
+    (finding,) = report.findings
+    assert (finding.rule, finding.remedy) == (
+        rule,
+        " ".join(["nox -s", stage, "--", *words, "-k test_skips"]),
+    )
+    assert (bench.root / "reports" / log / "TestOps.test_skips.log").is_file()
+
+
 def test_a_chip_without_a_record_is_named(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ("qat", "--soc", "SM8750")
     bench.run(*chosen, stage="test_upstream")
