@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
+from pathlib import Path
+
 import pytest
 
 from ci.engine.gate_table import gate_table
 from ci.engine.jobs import parse_shard
-from ci.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record
+from ci.suites.expression import matcher
+from ci.upstream import all_verb
+from ci.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record, record_path
 from ci.upstream.stage import UNMEASURED, sample_of
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, selection_of
 
 TESTS = [f"test_{number}" for number in range(400)]
 SLOWER, CORES = 2, 2
@@ -52,17 +58,23 @@ def test_the_sample_of_pull_requests_measures_and_is_quick() -> None:
 
 
 def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> None:
-    nightly = set()
+    parser = argparse.ArgumentParser()
+    all_verb.configure(parser)
+    nightly: set[Path] = set()
     for row in gate_table().row.values():
         if row.stage != "test_upstream" or row.when != "nightly":
             continue
-        suites = row.arguments.split()
-        nightly.update(suites)
-        costs = [load_record(suite, "wheels", "SM8650").tests.values() for suite in suites]
-        seconds = sum(each.seconds for rows in costs for each in rows)
-        assert seconds * SLOWER / CORES / max(row.shards, 1) <= 60 * 60, row
-    recorded = {path.parent.name for path in (MANIFESTS / "upstream").glob("*/wheels.toml")}
-    assert nightly == recorded - {"delegate"}
+        args = parser.parse_args(shlex.split(row.arguments))
+        chosen, seconds = matcher(args.expressions, whole=True), 0.0
+        for suite in args.suites:
+            path = record_path(suite, "wheels", selection_of(args, {}).soc)
+            tests = load_record(suite, "wheels", "", path).tests
+            assert tests and all(map(chosen, tests))
+            seconds += sum(each.seconds for each in tests.values())
+            nightly.add(path)
+        assert seconds * SLOWER / CORES / row.shards <= 60 * 60, row
+    recorded = set((MANIFESTS / "upstream").glob("*/wheels-*.json"))
+    assert nightly == recorded - {record_path("delegate", "wheels", "SM8650")}
 
 
 @pytest.mark.parametrize("flag", ["--shard", "--sample"])
