@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from ci.suites.compiler_log import DIES_OF
 from ci.upstream.adapters import GOOD, ORDER
 from ci.upstream.ledger import (
     NOT_RUN,
+    UNKNOWN,
     Ledger,
     Part,
     Record,
+    Recorded,
     Verdict,
     ledger_path,
     load_ledger,
@@ -22,6 +24,7 @@ from ci.upstream.ledger import (
     locked,
     record_path,
 )
+from ci.upstream.reason import reasons_of, words_of
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest
 from provisioning.base.files import replace_text
@@ -61,25 +64,24 @@ class Judge:
         )
 
     def changes(self, verdict: Verdict) -> list[tuple[str, bool]]:
-        """Each part that gave something else when it was recorded: both values, and whether it is worse."""
-        recorded = self.record.tests.get(verdict.test)
-        if (
-            self._is_unsteady(verdict.test)
-            or recorded is None
-            or not recorded.parts
-            or recorded.parts == verdict.parts
-        ):
+        """Each reason and part that was another when it was recorded: both values, whether it is worse."""
+        before = self._before(verdict)
+        parts = _changed_parts(before.parts, verdict.parts) if before.parts else []
+        return [*self._changed_reasons(verdict), *parts]
+
+    def _changed_reasons(self, verdict: Verdict) -> list[tuple[str, bool]]:
+        """A reason that is gone makes nothing worse."""
+        old, new = self._before(verdict).reasons, reasons_of(verdict)
+        before, now = set(map(words_of, old)), set(map(words_of, new))
+        if not before or not now or before == now:
             return []
-        old, new = recorded.parts, verdict.parts
-        changes = [
-            (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
-            for index, (before, part) in enumerate(zip(old, new, strict=False))
-            if (worse := _worse(before, part))
-        ]
-        if len(old) != len(new):
-            worse = len(new) < len(old) or any(part.result not in GOOD for part in new[len(old) :])
-            changes.append((f"had {len(old)} parts when it was recorded, and has {len(new)}", worse))
-        return changes
+        text = f"the reason was `{'; '.join(old)}` when it was recorded, and is `{'; '.join(new)}`"
+        return [(text, not now < before)]
+
+    def _before(self, verdict: Verdict) -> Recorded:
+        """What was recorded of a test, to compare with; nothing of one that ends by chance."""
+        recorded = self.record.tests.get(verdict.test, UNKNOWN)
+        return UNKNOWN if self._is_unsteady(verdict.test) else recorded
 
     def _is_unsteady(self, test: str) -> bool:
         entry = self.ledger.entry(test, self.soc)
@@ -177,8 +179,11 @@ class Judge:
         suite, profile, known = self.ledger.suite, self.ledger.profile, set(tests)
         with locked():
             # Another run may have written since this one read them.
-            ledger = load_ledger(suite, profile).updated(verdicts, causes, self.soc).only(known)
-            record = load_record(suite, profile, self.soc).with_verdicts(verdicts, measured).only(known)
+            ledger, record = load_ledger(suite, profile), load_record(suite, profile, self.soc)
+            now = replace(self, ledger=ledger, record=record)
+            stale = {each.test for each in verdicts if now._changed_reasons(each)}
+            ledger = ledger.updated(verdicts, causes, self.soc, stale).only(known)
+            record = record.with_verdicts(verdicts, measured).only(known)
             for path, text in (
                 (ledger_path(suite, profile), ledger.as_toml()),
                 (record_path(suite, profile, self.soc), record.as_json()),
@@ -196,6 +201,18 @@ class Judge:
         if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"
         return verdict.reason or verdict.outcome
+
+
+def _changed_parts(old: Sequence[Part], new: Sequence[Part]) -> list[tuple[str, bool]]:
+    changes = [
+        (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
+        for index, (before, part) in enumerate(zip(old, new, strict=False))
+        if (worse := _worse(before, part))
+    ]
+    if len(old) != len(new):
+        worse = len(new) < len(old) or any(part.result not in GOOD for part in new[len(old) :])
+        changes.append((f"had {len(old)} parts when it was recorded, and has {len(new)}", worse))
+    return changes
 
 
 def _worse(before: Part, now: Part) -> float:

@@ -1,5 +1,5 @@
-"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what each of its parts gave
-and cost when it was recorded (<profile>-<chip>.json)."""
+"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what it cost, why it did not
+pass and what each of its parts gave when it was recorded (<profile>-<chip>.json)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
+from ci.upstream.reason import reasons_of
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
@@ -138,9 +139,15 @@ class Ledger:
         entry = self.entry(test, soc)
         return entry.outcome if entry else "passed"
 
-    def updated(self, verdicts: Iterable[Verdict], causes: Mapping[str, str], soc: str) -> Ledger:
+    def updated(
+        self,
+        verdicts: Iterable[Verdict],
+        causes: Mapping[str, str],
+        soc: str,
+        stale: Collection[str] = (),
+    ) -> Ledger:
         """The ledger that expects these verdicts. Other tests keep their entries, and valid entries keep
-        their cause."""
+        their cause; those of `stale` tests are valid no longer."""
         from provisioning.manifest import load_socs
 
         expected = list(self.expected)
@@ -148,7 +155,7 @@ class Ledger:
             known = self.entry(verdict.test, soc)
             if known and known.unsteady and verdict.outcome == "passed":
                 continue
-            if verdict.outcome == (known.outcome if known else "passed"):
+            if verdict.outcome == (known.outcome if known else "passed") and verdict.test not in stale:
                 continue
             if known:
                 expected.remove(known)
@@ -239,13 +246,15 @@ def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a test took, and what each of its parts gave."""
+    """What a test took, why it did not pass, and what each of its parts gave."""
 
     seconds: float
     megabytes: int
     parts: tuple[Part, ...] = ()
     measured: str = ""
     """The versions that gave these."""
+    reasons: tuple[str, ...] = ()
+    """Those of ci.upstream.reason; none in a record that was written before there were any."""
 
 
 UNKNOWN = Recorded(5.0, 900)
@@ -267,7 +276,9 @@ class Record:
             old = tests.get(verdict.test, UNKNOWN)
             if not (verdict.outcome in GONE or (verdict.cached and verdict.test in tests)):
                 old = Recorded(verdict.cpu_seconds, verdict.peak >> 20)
-            tests[verdict.test] = replace(old, parts=verdict.parts, measured=measured)
+            tests[verdict.test] = replace(
+                old, parts=verdict.parts, measured=measured, reasons=reasons_of(verdict)
+            )
         return Record(measured, tests)
 
     def versions(self) -> str:
@@ -296,7 +307,9 @@ class Record:
 def _rows(tests: Mapping[str, Recorded]) -> str:
     rows = [
         f"    {json.dumps(test)}: "
-        + json.dumps([round(row.seconds, 1), row.megabytes, *map(_row_of, row.parts)])
+        + json.dumps(
+            [round(row.seconds, 1), row.megabytes, *row.reasons, *map(_row_of, row.parts)], ensure_ascii=False
+        )
         for test, row in tests.items()
     ]
     return "{\n" + ",\n".join(rows) + "\n  }"
@@ -323,17 +336,21 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
         file = json.loads(path.read_text(encoding="utf-8"))
         tests = {
             str(test): Recorded(
-                float(seconds), int(megabytes), tuple(_part_of(*each) for each in parts), name
+                float(seconds),
+                int(megabytes),
+                tuple(_part_of(*each) for each in rest if not isinstance(each, str)),
+                name,
+                tuple(each for each in rest if isinstance(each, str)),
             )
             for name, rows in {**file.get("older", {}), file["measured"]: file["tests"]}.items()
-            for test, (seconds, megabytes, *parts) in rows.items()
+            for test, (seconds, megabytes, *rest) in rows.items()
         }
         return Record(str(file["measured"]), tests)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
             path,
             "tests",
-            expected='{"test": [seconds, megabytes, [result, dB, operators on the CPU], …]}',
+            expected='{"test": [seconds, megabytes, reasons…, [result, dB, operators on the CPU]…]}',
             found=f"{type(error).__name__}: {error}",
             remedy="remove it; --update-ledger writes it again",
         ) from error

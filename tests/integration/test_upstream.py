@@ -297,6 +297,27 @@ def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_fig
     assert "passed 30.0 dB" in finding.message and "wrong 0.4 dB" in finding.message
 
 
+def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_it(bench: Bench) -> None:
+    chosen = ("-k", "aborts or absent or fails or skips")
+    bench.run(*chosen, "--update-ledger")
+    path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
+    text = path.read_text(encoding="utf-8").replace("SIGSEGV", "SIGABRT").replace("libc++", "libother")
+    text = text.replace("import torchvision", "import torchvision, timm").replace(
+        "def test_absent(self):", "def test_absent(self):\n        timm.create_model()"
+    )
+    bench.write(path, text.replace("self.assertEqual(1, 2", "self.assertEqual(3, 4"))
+    code, report = bench.run(*chosen)
+    changed = {name for name, (rule, _) in findings(report).items() if rule == "delegate-changed"}
+    assert (code, changed) == (1, {"aborts", "absent"})
+    messages = {f.subject.partition("_")[2]: f.message for f in report.findings}
+    assert "SIGSEGV" in messages["aborts"] and "SIGABRT" in messages["aborts"]
+    assert "torchvision" in messages["absent"] and "timm" in messages["absent"]
+    bench.run(*chosen, "--update-ledger")
+    code, report = bench.run(*chosen)
+    assert (code, {f.severity for f in report.findings}) == (0, {Severity.NOTE})
+    assert "SIGABRT" in {f.subject.partition("_")[2]: f.message for f in report.findings}["aborts"]
+
+
 WARM_UP = """
 
 class TestQNNFloatingPointOperator(unittest.TestCase):

@@ -95,7 +95,7 @@ def test_two_entries_for_one_test_and_chip_are_refused(
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     parts = (Part("part", 55.1, ("aten::view",)), Part("dies"), Part("whole", 70.0))
     tests = {
-        "T.a[x]": Recorded(1.5, 20, parts, "executorch 2"),
+        "T.a[x]": Recorded(1.5, 20, parts, "executorch 2", ("it “dies”", "an error")),
         "T.b": Recorded(2.0, 3, measured="executorch 2"),
         "T.c": Recorded(2.0, 3, measured="executorch 1"),
     }

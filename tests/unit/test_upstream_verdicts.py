@@ -15,10 +15,11 @@ from ci.suites.accuracy import EXACT_DB
 from ci.upstream.adapters import Comparison, Plain
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
-from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger
+from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger, load_record
 from ci.upstream.suite import SUITES
 from ci.upstream.worker import part_of_report
 from provisioning.base.errors import UsageError
+from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 
 
@@ -105,6 +106,127 @@ def test_a_part_that_gives_less_than_before_is_a_surprise_everywhere(
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
     judge.findings(stage, [verdict])
     assert bool(stage.findings) == changed
+
+
+DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the compiler dies of "
+
+
+def died(*errors: str) -> Verdict:
+    return Verdict("t", "dies", errors[0], parts=tuple(Part("dies", error=error) for error in errors))
+
+
+def judged(tmp_path: Path, before: Verdict, now: Verdict) -> tuple[Judge, StageRun]:
+    """A verdict held to the record of an earlier one."""
+    entry = Expected(test="t", outcome=before.outcome, cause="a person wrote why")  # type: ignore[arg-type]
+    path = tmp_path / "wheels-SM8650.json"
+    path.write_text(Record().with_verdicts([before], "x").as_json(), encoding="utf-8")
+    record = load_record("operators", "wheels", "SM8650", path)
+    judge = Judge(Ledger("operators", "wheels", (entry,)), "SM8650", tmp_path, record)
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
+    judge.findings(stage, [now])
+    return judge, stage
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "both"),
+    [
+        (
+            died(f"{DIES}aten.elu.default (elu_1) at m.py:4: QNN compiles it neither"),
+            died(f"{DIES}aten.stack.default (stack) at m.py:4: QNN compiles it neither"),
+            ("aten.elu.default", "aten.stack.default"),
+        ),
+        (
+            died(f"{DIES}aten.elu.default (elu)"),
+            died(f"{DIES}aten.elu.default (elu): no kernel; and of aten.stack.default (2 nodes, a to b)"),
+            ("aten.elu.default", "aten.stack.default"),
+        ),
+        # The worst part is the same, another one is not.
+        (
+            died("AssertionError: no", "IndexError: x"),
+            died("AssertionError: no", "KeyError: y"),
+            ("IndexError", "KeyError"),
+        ),
+        (
+            Verdict("t", "absent", "torchaudio.models.Conformer is used", parts=(Part("failed", error="x"),)),
+            Verdict("t", "absent", "No module named 'torchtune'", parts=(Part("failed", error="x"),)),
+            ("torchaudio", "torchtune"),
+        ),
+        (
+            Verdict("t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"),
+            Verdict("t", "crash", "the process was ended by SIGSEGV; its last words: free(): invalid size"),
+            ("SIGABRT", "SIGSEGV"),
+        ),
+        (
+            Verdict("t", "bad_test", parts=(Part("bad_test", error="compared nothing: its SQNR is nan"),)),
+            Verdict("t", "bad_test", parts=(Part("bad_test", error="RuntimeError: padding is too large"),)),
+            ("compared nothing", "padding is too large"),
+        ),
+        (
+            Verdict("t", "wrong", parts=(Part("wrong", 3.0), Part("bad_test", error="compared nothing"))),
+            Verdict("t", "wrong", parts=(Part("wrong", 3.0), Part("bad_test", error="too large"))),
+            ("compared nothing", "too large"),
+        ),
+    ],
+)
+def test_a_failure_for_another_reason_is_a_surprise_with_both(
+    tmp_path: Path, before: Verdict, now: Verdict, both: tuple[str, str]
+) -> None:
+    judge, stage = judged(tmp_path, before, now)
+    assert judge.is_surprise(now)
+    (finding,) = stage.findings
+    assert finding.severity is Severity.ERROR
+    assert all(value in finding.message for value in both)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (
+            died(f"{DIES}aten.elu.default (elu_1) at m.py:4 `a`: no kernel, with 8-bit [1, 2]"),
+            died(f"{DIES}aten.elu.default (2 nodes, elu_3 to elu_9) at m.py:5: no kernel, with 8-bit [3]"),
+        ),
+        (
+            died("RuntimeError: Missing out variants: {'aten::a', 'aten::b'}"),
+            died("RuntimeError: Missing out variants: {'aten::b', 'aten::a'}"),
+        ),
+        (
+            died("OSError: /tmp/a-1/model.pte: 3 of 10 (30.0%) differ by -1.5e-3\nmore"),
+            died("OSError: /home/b/model.pte: 4 of 10 (40.0%) differ by 2.5e-3\nless"),
+        ),
+        (
+            Verdict("t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"),
+            Verdict("t", "crash", "the process was ended by SIGABRT; its last words: corrupted size"),
+        ),
+        (
+            Verdict("t", "wrong", "3 differ", parts=(Part("wrong", 3.0, error="3 differ"),)),
+            Verdict("t", "wrong", "many differ", parts=(Part("wrong", 3.0, error="many differ"),)),
+        ),
+        (
+            Verdict(
+                "t", "dies", "x", parts=(Part("dies", error="x"), Part("wrong", 3.0, error="few differ"))
+            ),
+            Verdict(
+                "t", "dies", "x", parts=(Part("dies", error="x"), Part("wrong", 3.0, error="all differ"))
+            ),
+        ),
+        (Verdict("t", "memory", "std::bad_alloc"), Verdict("t", "memory", "can't allocate memory")),
+        # Written before there were reasons in the record.
+        (Verdict("t", "dies"), died("KeyError: 'x'")),
+    ],
+)
+def test_a_failure_for_the_same_reason_in_other_words_is_none(
+    tmp_path: Path, before: Verdict, now: Verdict
+) -> None:
+    judge, stage = judged(tmp_path, before, now)
+    assert not judge.is_surprise(now)
+    assert [each.severity for each in stage.findings] == [Severity.NOTE]
+
+
+def test_a_reason_that_is_gone_is_no_surprise(tmp_path: Path) -> None:
+    before = died(f"{DIES}aten.elu.default (elu); and of aten.stack.default (stack)")
+    _, stage = judged(tmp_path, before, died(f"{DIES}aten.elu.default (elu)"))
+    assert [each.severity for each in stage.findings] == [Severity.NOTE]
+    assert "aten.stack.default" in stage.findings[0].message
 
 
 def test_an_unexpected_pass_is_counted_as_one_and_fails_in_junit(tmp_path: Path) -> None:
