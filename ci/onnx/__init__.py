@@ -17,6 +17,7 @@ EXAMPLES = """\
   python -m ci onnx compile model.onnx --dimension batch=1 --option vtcm_mb=4 -o out/
   python -m ci onnx run out/model_ctx.onnx --input x.npy --output y.npz
   python -m ci onnx options
+  python -m ci onnx operators --check
 """
 
 
@@ -46,6 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write what each operator took")
 
     commands.add_parser("options", help="list what --option takes")
+    operators = commands.add_parser(
+        "operators", help="choose the node test of each ONNX operator that is measured"
+    )
+    operators.add_argument("--check", action="store_true", help="write nothing; fail if the choice is stale")
     add_timeout(runner, "a step")
     for command in (compiler, runner):
         command.add_argument(
@@ -67,6 +72,13 @@ def _compile(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     from ci.onnx import commands
 
+    if args.command == "operators":
+        from ci.onnx.compile import require_installed
+
+        require_installed()
+        from ci.onnx.operator_tests import run_operators
+
+        return run_operators(args)
     handlers = {
         "compile": _compile,
         "run": commands.run_model,

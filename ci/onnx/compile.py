@@ -43,6 +43,10 @@ KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite", "Unforeseen": "unfo
 """The names of findings for the worker's errors."""
 
 
+FAILED = ("failed", "message")
+"""What a reply has of a case whose failure is a result."""
+
+
 class Refused(ToolkitError):
     """An error that the worker reports; `details` has the problems or the audit if there are any."""
 
@@ -171,17 +175,26 @@ class Compilation:
         )
         if isinstance(quantized, Failure):
             return quantized
-        of_run = {"quantized": quantized["into"], "model": quantized["model"]}
-        reply = self._ordered(worker, "case", into=str(empty_folder(self.compiled)), **of_model, **of_run)
+        touched = prepared["touched"] | quantized["touched"]
+        into = empty_folder(self.compiled)
+        if "failed" in quantized:
+            reply: dict[str, Any] | Failure = {name: quantized.get(name) for name in FAILED}
+        else:
+            of_run = {"quantized": quantized["into"], "model": quantized["model"]}
+            try:
+                reply = self._ordered(worker, "case", into=str(into), **of_model, **of_run)
+            except Gone as gone:
+                reply = self._crash(gone, shared)
         if isinstance(reply, Failure):
             return reply
         self.log.unlink(missing_ok=True)
-        touched = prepared["touched"] | quantized["touched"] | Touched.of(reply.pop("touched"))
+        touched |= Touched.of(reply.pop("touched", {}))
         facts = {
+            "build_id": prepared.get("build_id", ""),
             **reply,
             "made_up_inputs": not prepared["compared"],
             "notes": prepared["notes"],
-            "calibrated_by": quantized["calibrated_by"],
+            "calibrated_by": quantized.get("calibrated_by", 0),
         }
         evidence = None if self.keep else self.compiled
         return Done(facts, touched, evidence=evidence, own=(self.scratch, self.logs))
@@ -195,6 +208,13 @@ class Compilation:
         remedy = remedy or session("diagnose", self.log)
         return Failure(gone.kind, message, remedy, self.log, of_machine=gone.of_machine)
 
+    def _crash(self, gone: Gone, shared: Mapping[str, Any]) -> dict[str, Any] | Failure:
+        """How the process ended; as a result, if a crash is one for this case."""
+        end = self.ended(gone, shared)
+        if not self.program.case.recorded or not gone.by_itself:
+            return end
+        return {"failed": "crash", "message": end.message, "touched": dict(gone.touched or {})}
+
     def _once(
         self, worker: Worker, shared: dict[str, Any], what: str, folder: str, **more: Any
     ) -> dict[str, Any] | Failure:
@@ -204,7 +224,7 @@ class Compilation:
             try:
                 reply = self._ordered(worker, what, into=str(into), **more)
             except Gone as gone:
-                reply = self.ended(gone, shared)
+                reply = self._crash(gone, shared) if what == "quantize" else self.ended(gone, shared)
             if not isinstance(reply, Failure):
                 reply |= {"into": str(into), "touched": Touched.of(reply["touched"])}
             shared[folder] = reply

@@ -35,12 +35,14 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
         return
     if not was_compiled(result):
-        message = f"not compiled: QNN refuses {', '.join(result.facts['refused'])}, as the suite says"
-        yield Finding(
-            "onnx-refuses", Severity.NOTE, program.name, message, f"{again} --no-cache asks it again"
-        )
+        message = f"not compiled: QNN refuses {', '.join(result.facts.get('refused', ()))}, as the suite says"
+        if program.case.recorded:
+            message = str(result.facts.get("message", message))
+        rule = "onnx-fails" if "failed" in result.facts else "onnx-refuses"
+        yield Finding(rule, Severity.NOTE, program.name, message, f"{again} --no-cache asks it again")
         return
-    yield from placeholder(program, f"{again} --update-thresholds")
+    if not program.case.recorded:
+        yield from placeholder(program, f"{again} --update-thresholds")
     yield from notes(program, result.facts, again)
     context = context_of(result)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
@@ -106,11 +108,50 @@ def context_of(result: Result) -> Mapping[str, Any]:
 
 
 def build_id_of(result: Result) -> str:
-    return str(context_of(result)["record"]["build_id"] if was_compiled(result) else result.facts["build_id"])
+    return str(
+        context_of(result)["record"]["build_id"] if was_compiled(result) else result.facts.get("build_id", "")
+    )
 
 
 def misses_of(program: Program, result: Result) -> list[Missed]:
+    """None of a case whose figures are held by the baseline."""
+    if program.case.recorded:
+        return []
     return missed(program.run.effective_thresholds, context_of(result)["near"])
+
+
+def changed(program: Program, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
+    """Of a case whose every result is recorded: one that is not as the baseline says."""
+    if not program.case.recorded or (result.failure and failed_of(result) == ""):
+        return
+    again = f"{SUITES.repeat(program)} --update-baseline"
+    agreed = baseline.of(program.name)
+    if agreed is None:
+        message = f"{baseline.path.name} has no result of it"
+        yield Finding("cost-no-baseline", Severity.WARNING, program.name, message, again)
+        return
+    before, now = (agreed.failed, agreed.refused), (failed_of(result), tuple(result.facts.get("refused", ())))
+    figures = context_of(result)["near"] if was_compiled(result) else {}
+    lower = [
+        f"{name} {figures[name]:.1f} dB instead of {figure:.1f} dB"
+        for name, figure in agreed.accuracy.items()
+        if name.endswith("sqnr_db") and figures.get(name, figure) < figure - margin_db
+    ]
+    if before == now and not lower:
+        return
+    words = "; ".join([f"expected {_outcome(*before)}, found {_outcome(*now)}", *lower])
+    yield Finding("onnx-changed", Severity.ERROR, program.name, words, f"if it is meant, {again}")
+
+
+def _outcome(failed: str, refused: Sequence[str]) -> str:
+    return failed or (f"QNN refuses {', '.join(refused)}" if refused else "it is compiled")
+
+
+def failed_of(result: Result) -> str:
+    """In the words of a baseline, how a program failed; empty if it did not, or before QNN was asked."""
+    if result.failure:
+        return {"crash": "crash", "timeout": "dies"}.get(result.failure.kind, "")
+    return str(result.facts.get("failed", ""))
 
 
 def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:

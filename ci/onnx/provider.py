@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from ci.engine.workers.child import quiet, size_of, text_since
 from ci.onnx.arrays import Sample
-from ci.onnx.graph import simplify_gathers
+from ci.onnx.graph import make_plain, simplify_gathers
 from ci.onnx.options import Settings
 from ci.suites.compiler_log import total, traffic
 from ci.suites.precision import Precision
@@ -59,6 +59,10 @@ class NotOnProvider(CheckFailed):
     def __init__(self, audit: Audit, message: str, remedy: str) -> None:
         super().__init__(message, remedy=remedy)
         self.audit = audit
+
+    @property
+    def operators(self) -> set[str]:
+        return {each.operator for each in self.audit.unsupported}
 
 
 def packages() -> dict[str, str]:
@@ -352,20 +356,27 @@ def _message_of(error: Exception) -> str:
 def export(
     dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
 ) -> tuple[Path, Any]:
-    """Write the factory's model as model.onnx, with inputs input_0, input_1 …; returns the model too."""
+    """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
+    input_1 …; of an ONNX model, the factory's sample is returned."""
     import torch
 
-    from ci.suites.factory import explained, infer_all, make, require_float32
+    from ci.suites.factory import call, explained, infer_all, model_of, require_float32
     from ci.suites.user_model import BadFactory
 
+    path = into / "model.onnx"
     try:
-        loaded = make(dotted, arguments, search_path)
+        product = call(dotted, arguments, search_path)
+        if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
+            model, values = product
+            make_plain(model)
+            onnx.save(model, str(path))
+            return path, values
+        loaded = model_of(dotted, product)
         sample = loaded.sample(0)
         # Refuse a model that keeps state, because an export would leave the state out.
         require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
     except BadFactory as error:
         raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {dotted}") from error
-    path = into / "model.onnx"
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(

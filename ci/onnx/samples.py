@@ -50,6 +50,27 @@ def drawn(signature: Signature, seed: int = 0) -> Sample:
     return {tensor.name: of(tensor) for tensor in signature.inputs}
 
 
+def resembling(sample: Sample, number: int) -> Sample:
+    """The sample itself for 0, else another one: evenly between the smallest and largest finite value of each
+    array. An array of one value stays."""
+    import numpy as np
+
+    generator = np.random.default_rng(number)
+
+    def of(array: Array) -> Array:
+        finite = array[np.isfinite(array)]
+        if not finite.size:
+            return array
+        low, high = finite.min(), finite.max()
+        if array.dtype.kind == "f":
+            return np.asarray(generator.uniform(low, high, array.shape).astype(array.dtype))
+        return np.asarray(
+            generator.integers(int(low), int(high), array.shape, endpoint=True).astype(array.dtype)
+        )
+
+    return {name: of(array) for name, array in sample.items()} if number else dict(sample)
+
+
 def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:
     """Samples from a directory below `search_path`, else from `module:function`."""
     folder = search_path / source

@@ -14,9 +14,20 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.onnx.compile import jobs_of, require_installed, setup_of, tasks_of, versions
 from ci.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
-from ci.onnx.findings import build_id_of, context_of, cost, costs_of, findings_of, lane_of, row, was_compiled
+from ci.onnx.findings import (
+    build_id_of,
+    changed,
+    context_of,
+    cost,
+    costs_of,
+    failed_of,
+    findings_of,
+    lane_of,
+    row,
+    was_compiled,
+)
 from ci.onnx.suite import SUITES, Program
-from ci.suites.baseline import Baseline, load_tolerances
+from ci.suites.baseline import COSTS, Baseline, load_tolerances
 from ci.suites.findings import known_faults, verdict
 from ci.suites.flags import check_args
 from ci.suites.own_packages import OwnPackages, record
@@ -35,6 +46,8 @@ from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.stage_run import RUN, StageRun
+
+NOTHING: dict[str, object] = {"refused": (), "taken": (), "failed": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
         logs = selection.reports.absolute() / "onnx"
         plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
         results = compile_programs(args, plan, selection)
-        figures = figures_of(results)
         write = partial(update, plan, results)
+        held = {each.name for each in plan.programs if not each.case.recorded}
+        figures = {name: values for name, values in figures_of(results).items() if name in held}
         current = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage.command)
         plan = replace(plan, programs=current)
         judge(stage, plan, results, selection)
@@ -119,6 +133,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
     for program in plan.programs:
         result, baseline = results[program.name], plan.baseline(program)
         findings = [*findings_of(program, result), *cost(program, result, baseline, tolerances)]
+        findings += changed(program, result, baseline, tolerances.sqnr_margin_db)
         findings += [finding for finding in compared if finding.subject == program.name]
         stage.findings += findings
         rows[program.name] = row(program, result, findings, baseline, others.get(program.name))
@@ -146,21 +161,22 @@ def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
 
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
     """Replace the baseline's costs and accuracy by those of compiled programs, remembered ones included. What
-    QNN refuses has its operators instead."""
+    QNN refuses has its operators instead, and what fails how it did."""
     values: dict[str, dict[str, object]] = {
         name: {
             **costs_of(results[name]),
             "peak_mb": int(results[name].facts["peak"]) >> 20,
             "accuracy": figures,
-            "refused": (),
-            "taken": (),
+            **NOTHING,
             "build_id": build_id_of(results[name]),
         }
         for name, figures in figures_of(results).items()
     }
+    recorded = {program.name for program in plan.programs if program.case.recorded}
     for name, result in results.items():
-        if result.facts and not was_compiled(result):
-            facts = result.facts
-            operators = {field: tuple(facts[field]) for field in ("refused", "taken")}
-            values[name] = {**operators, "accuracy": {}, "build_id": build_id_of(result)}
+        if was_compiled(result) or not (result.facts or (name in recorded and failed_of(result))):
+            continue
+        operators = {field: tuple(result.facts.get(field, ())) for field in ("refused", "taken")}
+        nothing = {**dict.fromkeys(COSTS), **NOTHING, "accuracy": {}, "build_id": build_id_of(result)}
+        values[name] = {**nothing, **operators, "failed": failed_of(result)}
     update_baselines(SUITES, plan.baselines, values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -28,14 +29,14 @@ from ci.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.onnx.options import Settings
-from ci.onnx.samples import calibration_samples, checked, divided, drawn
+from ci.onnx.samples import calibration_samples, checked, divided, drawn, resembling
 from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare
 from ci.suites.precision import Precision, precision_named
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR
 from ci.suites.qnn_provider import installed_build
 from provisioning.base import commands
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
@@ -47,6 +48,7 @@ EXPECTED = "expected.npz"
 REFERENCE = "reference.npz"
 OPSET = 20
 DRAWN = 5
+MESSAGE = 600
 SHOWN = 5
 """How many problems of a model its message names; `audit` names all."""
 
@@ -201,6 +203,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
         "model": str(model),
         "inputs": [str(tensor) for tensor in signature.inputs],
         "compared": len(samples),
+        "build_id": installed_build(),
         "samples": len(calibration),
         "constant": constant,
         "notes": notes,
@@ -222,6 +225,9 @@ def _exported(
 
     assert case.factory is not None
     model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
+    if isinstance(loaded, dict):
+        samples = [resembling(loaded, number) for number in range(case.inferences)]
+        return model, samples, [resembling(loaded, CALIBRATION_SEED + index) for index in range(count)], []
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
     def sample(seed: int) -> Sample:
@@ -239,6 +245,13 @@ def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
     """The prepared model in a run's precision, with its outputs on the CPU.
 
     With `name`, which a user's file gets, the outputs are compared with the float model's."""
+    try:
+        return _quantized(order)
+    except Exception as error:
+        return _failed(order, error)
+
+
+def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
     run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
     model, precision = Path(order["model"]), precision_named(run.precision)
     _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
@@ -324,7 +337,13 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
     run, into = _run(order), Path(order["into"])
     if run.refused:
         return _refused(order, run, into / "model_ctx.onnx")
+    try:
+        return _both_forms(order, run, into)
+    except CheckFailed as error:
+        return _failed(order, error)
 
+
+def _both_forms(order: Mapping[str, Any], run: Run, into: Path) -> dict[str, Any]:
     def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
         (into / form).mkdir(parents=True)
         path = into / form / "model_ctx.onnx"
@@ -350,7 +369,7 @@ def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
     try:
         write_context(order, order["soc"], run.settings(order["soc"]), path, embed=False, most=1)
     except provider.NotOnProvider as error:
-        refused = {each.operator for each in error.audit.unsupported}.difference(WITHOUT_PLACE)
+        refused = error.operators.difference(WITHOUT_PLACE)
     else:
         raise CheckFailed(
             f"QNN takes the whole model, and the suite says that it refuses {expected}",
@@ -362,9 +381,30 @@ def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
             f" refuses {expected}",
             remedy=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
         )
+    return _refusal(order, refused)
+
+
+def _refusal(order: Mapping[str, Any], refused: Collection[str]) -> dict[str, Any]:
     operators = {node.op_type for node in load_graph(Path(order["model"])).graph.node}
     taken = operators.difference(WITHOUT_PLACE, refused)
     return {"refused": sorted(refused), "taken": sorted(taken), "build_id": installed_build()}
+
+
+def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+    """The error as the result of a case whose failures are results. Raises it again for other cases."""
+    if not _case(order).recorded:
+        raise error
+    if isinstance(error, provider.NotOnProvider):
+        # Where nothing else is refused, quantizers stand for types that do not go together.
+        refused = error.operators.difference(WITHOUT_PLACE) or error.operators
+        return {**_refusal(order, refused), "message": error.message[:MESSAGE]}
+    traceback.print_exception(error)
+    cause = error.__cause__
+    failed = "dies"
+    if isinstance(cause, Unusable):
+        failed = "bad_test" if cause.rule.startswith("reference") else "wrong"
+    message = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
+    return {"failed": failed, "message": message[:MESSAGE], "build_id": installed_build()}
 
 
 def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ci.onnx.options import Settings, settings_of
 from ci.suites.precision import PRECISIONS, precision_named
-from ci.suites.suite import AnyCase, AnyProgram, AnyRun, AnySuite, Dotted, Scalar, Suites, Word
+from ci.suites.suite import AnyCase, AnyProgram, AnyRun, AnySuite, CaseName, Dotted, Scalar, Suites
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
@@ -77,6 +77,9 @@ class Case(AnyCase):
     """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
     """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
+    recorded: bool = False
+    """Whatever becomes of it is a result, failures too: --update-baseline records it, and another result is
+    an error."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")
@@ -90,7 +93,7 @@ class Case(AnyCase):
 
 class Suite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
-    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+    cases: dict[CaseName, Case] = Field(alias="case", min_length=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,9 @@ class Tolerances(Model):
     """How much the SQNR of the same model may differ between the lanes."""
 
 
+Failed = Literal["", "bad_test", "wrong", "dies", "crash"]
+
+
 class Recorded(Costs):
     """The accepted figures of one program."""
 
@@ -80,6 +83,8 @@ class Recorded(Costs):
     """Operators that QNN does not take, as the suite says of this program."""
     taken: tuple[str, ...] = ()
     """The program's others."""
+    failed: Failed = ""
+    """How a program went wrong whose failures are results."""
 
     def cost(self, name: str) -> float | None:
         value: float | None = getattr(self, name)

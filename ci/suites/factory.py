@@ -172,16 +172,26 @@ def make(
     """Call the factory with a fixed seed, so that it always draws the same numbers.
 
     With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
+    if dotted.endswith(".pt2"):
+        _begin(search_path)
+        return _exported(search_path / dotted, arguments, inputs)
+    return model_of(dotted, call(dotted, arguments, search_path), inputs)
+
+
+def _begin(search_path: Path) -> None:
     clones.append(repository_of(search_path / "suite"))
     torch.manual_seed(seed_of("weights"))
     # In eval mode torch's attention and encoder layers become fused operators, which no compiler takes.
     torch.backends.mha.set_fastpath_enabled(False)
-    if dotted.endswith(".pt2"):
-        return _exported(search_path / dotted, arguments, inputs)
+
+
+def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
+    """What the factory returns, called with a fixed seed."""
+    _begin(search_path)
     function = find(dotted, search_path)
     try:
         with torch.enable_grad():
-            product = function(**arguments)
+            return function(**arguments)
     except MemoryError:
         raise
     except Exception as error:
@@ -191,6 +201,10 @@ def make(
             message, remedy = explained(error)
             raise BadFactory(f"{dotted}: {message}", remedy) from error
         raise BadFactory(f"{dotted} raises {described(error)}") from error
+
+
+def model_of(dotted: str, product: Any, inputs: Inputs | None = None) -> ModelWithInputs:
+    """The model that a factory returned, in eval mode, with its inputs."""
     loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
     modules = list(loaded.model.modules())
     notes: list[tuple[str, str]] = []

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ci.suites.accuracy import LEAST_DB
+from ci.suites.onnx_operators import OnnxPrecision
 from ci.suites.operator_names import key_of, names_of
 from ci.suites.precision import MEASURED_SCHEMES, MeasuredScheme
 from provisioning.base.commands import session
@@ -120,24 +121,37 @@ class Cell(Model):
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
 
-Place = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}( onnx)?$")]
-"""A chip; ` onnx` follows it where ONNX Runtime compiled."""
+Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, Any] = {"additionalProperties": False}
 """For JSON Schema: no other keys than those of the pattern."""
 Row = Mapping[MeasuredScheme, Cell]
-Rows = Annotated[Mapping[Place, Row], Field(json_schema_extra=ONLY)]
+Rows = Annotated[Mapping[Chip, Row], Field(json_schema_extra=ONLY)]
+OnnxRows = Annotated[Mapping[Chip, Mapping[OnnxPrecision, Cell]], Field(json_schema_extra=ONLY)]
+
+
+class Onnx(Model):
+    """Operators of ONNX's opset, by ONNX's names, compiled by ONNX Runtime."""
+
+    opset: int = 0
+    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)] = {}
+    """What each chip was measured with."""
+    cells: Mapping[str, OnnxRows] = {}
+    """By operator, chip and precision."""
+    left_out: Mapping[str, str] = {}
+    """Operators that are not measured, each with the reason."""
 
 
 class Table(Model):
     """The file."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
-    measured: Annotated[Mapping[Place, str], Field(json_schema_extra=ONLY)]
+    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)]
     """What each chip was measured with."""
     upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]]
     """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
     cells: Mapping[str, Rows]
-    """By operator, chip and scheme. What ONNX Runtime compiled is under `SM8650 onnx`."""
+    """By operator, chip and scheme."""
+    onnx: Onnx = Onnx()
 
     def files(self, operator: str) -> tuple[str, ...]:
         """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
@@ -158,13 +172,25 @@ class Table(Model):
         return ""
 
     def as_json(self) -> str:
-        head = self.model_dump(mode="json", by_alias=True, exclude={"cells"})
-        rows = [
-            f"  {json.dumps(name)}: {json.dumps(chips)}"
-            for name, chips in sorted(self.model_dump(mode="json", exclude_defaults=True)["cells"].items())
-        ]
-        fields = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in head.items()]
-        return "{\n" + ",\n".join([*fields, ' "cells": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n"
+        whole = self.model_dump(mode="json", by_alias=True, exclude={"cells", "onnx"})
+        brief = self.model_dump(mode="json", exclude_defaults=True)
+        fields = [*_fields(whole, 1), _lines("cells", brief["cells"], 1)]
+        if onnx := brief.get("onnx"):
+            rows = _lines("cells", onnx.pop("cells", {}), 2)
+            fields.append(' "onnx": {\n' + ",\n".join([*_fields(onnx, 2), rows]) + "\n }")
+        return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _fields(values: Mapping[str, object], indent: int) -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{' ' * indent}{json.dumps(key)}: {json.dumps(value, sort_keys=True)}"
+
+
+def _lines(key: str, values: Mapping[str, object], indent: int) -> str:
+    """A line for each value, sorted."""
+    margin = " " * indent
+    rows = [f"{margin} {json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(values.items())]
+    return f"{margin}{json.dumps(key)}: {{\n" + ",\n".join(rows) + f"\n{margin}}}"
 
 
 def read(path: Path = TABLE) -> Table:

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from ci.suites.accuracy import LEAST_DB
-from ci.suites.baseline import Recorded, baseline_path, load_baseline
+from ci.suites.onnx_operators import ONNX_PRECISIONS
 from ci.suites.operator_names import REWORK, key_of, names_of
 from ci.suites.operator_table import (
     EXACT,
@@ -21,17 +21,19 @@ from ci.suites.operator_table import (
     TABLE,
     Case,
     Cell,
+    Onnx,
     Result,
     Table,
     by_name,
     in_db,
     read,
 )
-from ci.suites.precision import MEASURED_SCHEMES, PRECISIONS
+from ci.suites.precision import MEASURED_SCHEMES
+from ci.upstream import onnx_page
 from ci.upstream.adapters import ORDER
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import DIRECTORY, Part, Record, Verdict, load_record
-from ci.upstream.value_cases import ONNX_PRECISIONS, ONNX_SUITE, cases
+from ci.upstream.value_cases import cases
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.manifest import load_socs
@@ -43,9 +45,6 @@ OPERATORS = ("operators", "values", NEWER)
 """The suites that the table is made from."""
 
 PAGE = ROOT / "docs" / "operators.md"
-
-THROUGH_ONNX = " onnx"
-"""What follows a chip's name where ONNX Runtime compiled: its u8u8 stands under 8a8w, u16u8 under 16a8w."""
 
 DIFFERS = "†"
 """Marks what is not as ExecuTorch's files say."""
@@ -104,9 +103,9 @@ class Row:
 def table_of(
     records: Mapping[str, Mapping[str, Record]],
     upstream: Mapping[str, Sequence[str]],
-    onnx: Mapping[str, Recorded],
+    onnx: Onnx | None = None,
 ) -> Table:
-    """From records by suite and chip, and from the baseline of the plain cases in ONNX Runtime's lane."""
+    """From records by suite and chip, with what ONNX Runtime compiled."""
     rows: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     names: dict[str, str] = {}
     measured = {}
@@ -126,18 +125,15 @@ def table_of(
             if soc != DEFAULT_SOC and usual and (result := _cell(operator, usual).result) != cell.result:
                 cell = cell.model_copy(update={"default": result})
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
-    for program, costs in sorted(onnx.items()):
-        operator, precision, soc = program.split("/")
-        place, scheme = soc + THROUGH_ONNX, PRECISIONS[precision].executorch
-        figure = costs.accuracy.get("reference_sqnr_db", costs.accuracy.get("sqnr_db"))
-        result = "whole" if not costs.refused else "part" if costs.taken else "cpu"
-        part = Part(result, None if figure is None else round(min(figure, EXACT), 1), costs.refused)
-        row = Row("", program, part, PLAIN)
-        cells.setdefault(operator, {}).setdefault(place, {})[scheme] = _cell(operator, [row])
-        measured[place] = f"onnxruntime-qnn, QNN {costs.build_id}"
     files = {name: tuple(words) for name, words in upstream.items()}
     return Table.model_validate(
-        {"schema": 1, "measured": measured, "upstream": files, "cells": dict(sorted(cells.items()))}
+        {
+            "schema": 1,
+            "measured": measured,
+            "upstream": files,
+            "cells": dict(sorted(cells.items())),
+            **({"onnx": onnx} if onnx else {}),
+        }
     )
 
 
@@ -271,7 +267,8 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[Verdict]]], measured: str) 
     for each, verdicts in runs:
         now = each.record.with_verdicts(verdicts, measured)
         records.setdefault(each.ledger.suite, {})[each.soc] = now
-    table = table_of(records, upstream_files() or read().upstream, _onnx(judge.ledger.profile))
+    onnx = onnx_page.committed(judge.ledger.profile)
+    table = table_of(records, upstream_files() or read().upstream, onnx)
     reports = judge.logs.parents[1]
     paths = [reports / "operators" / "table.json", reports / "operators.html"]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -287,16 +284,13 @@ def accept_table() -> None:
 
 
 def committed() -> Table:
-    return table_of(_records(DEFAULT_PROFILE), upstream_files() or read().upstream, _onnx(DEFAULT_PROFILE))
+    onnx = onnx_page.committed(DEFAULT_PROFILE)
+    return table_of(_records(DEFAULT_PROFILE), upstream_files() or read().upstream, onnx)
 
 
 def table_json() -> str:
     """manifests/upstream/operators/table.json."""
     return committed().as_json()
-
-
-def _onnx(profile: str) -> Mapping[str, Recorded]:
-    return load_baseline(baseline_path(ONNX_SUITE, profile)).programs
 
 
 def _records(profile: str) -> dict[str, dict[str, Record]]:
@@ -340,39 +334,33 @@ def _markdown(table: Table) -> Iterator[str]:
     yield INTRODUCTION
     yield from ("| word | meaning |", "| --- | --- |")
     yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
-    yield from _whole_table(table, DEFAULT_SOC, MEASURED_SCHEMES)
+    yield from _whole_table(table)
     yield from _unmeasured(table)
     yield from _bad_values(table)
     yield from _elsewhere(table)
     yield from _other_chips(table)
-    yield from _whole_table(table, DEFAULT_SOC + THROUGH_ONNX, ONNX_SCHEMES)
+    yield from onnx_page.markdown(table.onnx)
 
 
-ONNX_SCHEMES = tuple(PRECISIONS[name].executorch for name in ONNX_PRECISIONS)
-
-
-def _whole_table(table: Table, place: str, schemes: Sequence[str]) -> Iterator[str]:
-    soc, _, onnx = place.partition(" ")
-    through = f" through ONNX Runtime ({', '.join(ONNX_PRECISIONS)})" if onnx else ""
-    yield from ("", f"## {soc}{through}", "")
-    yield f"Measured with {table.measured.get(place, 'nothing yet')}."
+def _whole_table(table: Table) -> Iterator[str]:
+    yield from ("", f"## {DEFAULT_SOC}", "")
+    yield f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}."
     yield from (
         "",
-        f"| operator | {' | '.join(schemes)} | files |",
-        f"| --- |{' --- |' * len(schemes)} --- |",
+        f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |",
+        f"| --- |{' --- |' * len(MEASURED_SCHEMES)} --- |",
     )
     for operator, chips in table.cells.items():
-        if row := by_name(chips.get(place, {})):
+        if row := by_name(chips.get(DEFAULT_SOC, {})):
             texts = [
-                _text(table, operator, place, name, row[name]) if name in row else "" for name in schemes
+                _text(table, operator, name, row[name]) if name in row else "" for name in MEASURED_SCHEMES
             ]
             yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
 
 
-def _text(table: Table, operator: str, place: str, scheme: str, cell: Cell) -> str:
+def _text(table: Table, operator: str, scheme: str, cell: Cell) -> str:
     """The cell, marked where ExecuTorch's files say something else."""
-    mark = place in load_socs() and table.contradiction(operator, scheme, cell)
-    return f"{cell} {DIFFERS}" if mark else str(cell)
+    return f"{cell} {DIFFERS}" if table.contradiction(operator, scheme, cell) else str(cell)
 
 
 def _unmeasured(table: Table) -> Iterator[str]:
@@ -415,7 +403,7 @@ def _elsewhere(table: Table) -> Iterator[str]:
 
 
 def _other_chips(table: Table) -> Iterator[str]:
-    others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC and not soc.endswith(THROUGH_ONNX)]
+    others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC]
     if not others:
         return
     yield from (
@@ -471,12 +459,12 @@ function show() {
   const word = $('word').value.toLowerCase(), scheme = $('scheme').value, result = $('result').value;
   let count = 0;
   for (const row of document.querySelectorAll('tbody tr')) {
-    const results = [...row.querySelectorAll('td[data-scheme]')]
-      .filter(cell => !scheme || cell.dataset.scheme === scheme)
-      .flatMap(cell => cell.dataset.results.split(' '));
+    const cells = [...row.querySelectorAll('td[data-scheme]')]
+      .filter(cell => !scheme || cell.dataset.scheme === scheme);
+    const results = cells.flatMap(cell => cell.dataset.results.split(' '));
     const named = row.querySelector('th').textContent.includes(word)
       && (!$('soc').value || row.dataset.soc === $('soc').value);
-    row.hidden = !(named && (!result || results.includes(result)));
+    row.hidden = !(named && cells.length && (!result || results.includes(result)));
     count += !row.hidden;
   }
   for (const cell of document.querySelectorAll('[data-scheme]'))
@@ -495,14 +483,26 @@ def html_of(table: Table) -> str:
         files = ", ".join(table.files(operator))
         for soc, row in chips.items():
             cells = "".join(
-                _html_cell(table, operator, soc, name, row[name]) if name in row else _empty(name)
+                _html_cell(name, row[name], _text(table, operator, name, row[name]))
+                if name in row
+                else _empty(name)
                 for name in MEASURED_SCHEMES
             )
-            head = f'<th scope="row">{_breakable(operator)}</th><td>{escape(soc)}</td>'
-            rows.append(f'<tr data-soc="{escape(soc)}">{head}{cells}<td>{files}</td></tr>')
-    heads = "".join(f'<th data-scheme="{scheme}">{_breakable(scheme)}</th>' for scheme in MEASURED_SCHEMES)
+            rows.append(_html_row(operator, soc, f"{cells}<td>{files}</td>"))
+    onnx_rows = [
+        _html_row(
+            operator,
+            soc,
+            "".join(
+                _html_cell(name, row[name], str(row[name])) if name in row else _empty(name)
+                for name in ONNX_PRECISIONS
+            ),
+        )
+        for operator, chips in table.onnx.cells.items()
+        for soc, row in chips.items()
+    ]
     places: dict[str, list[str]] = defaultdict(list)
-    for place, versions in sorted(table.measured.items()):
+    for place, versions in sorted([*table.measured.items(), *table.onnx.measured.items()]):
         places[versions].append(place)
     measured = "; ".join(f"{', '.join(names)}: {versions}" for versions, names in places.items())
     legend = "".join(
@@ -522,15 +522,16 @@ that ratio, and the cases that gave something else. <q>to float</q>: Qualcomm's 
 compare with the float model. An empty cell was not measured. ≠ marks what is not as the same cases on
 {DEFAULT_SOC}. {DIFFERS} marks what is not as ExecuTorch's files say: it has a builder (lowers) or a rule of
 the quantizer (quantizes), and is not whole on HTP; or has no rule, and runs quantized.
-ONNX Runtime compiled what is under{THROUGH_ONNX}: u8u8 is under 8a8w, u16u8 under 16a8w.</p>
+Below are the operators of ONNX, each by one of its node tests, compiled by ONNX Runtime.</p>
 <ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
-{_select("scheme", "every scheme", {s: s for s in MEASURED_SCHEMES})}
+{_select("scheme", "every scheme", {s: s for s in dict.fromkeys([*MEASURED_SCHEMES, *ONNX_PRECISIONS])})}
 {_select("result", "every result", {**results, UNLIKE_FILES: f"{DIFFERS} not as its files"})}
-{_select("soc", "every chip", {s: s for s in sorted(table.measured)})}
+{_select("soc", "every chip", {s: s for s in sorted({*table.measured, *table.onnx.measured})})}
 <output id="count"></output></div>
-<div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}<th>files</th></tr></thead>
-<tbody>{"".join(rows)}</tbody></table></div>
+{_html_table(rows, MEASURED_SCHEMES, "<th>files</th>")}
+<h2>Operators of ONNX, through ONNX Runtime</h2>
+{_html_table(onnx_rows, ONNX_PRECISIONS)}
 <script>{SCRIPT}</script></body></html>
 """
 
@@ -542,8 +543,18 @@ def _empty(scheme: str) -> str:
     return f'<td data-scheme="{scheme}" data-results=""></td>'
 
 
-def _html_cell(table: Table, operator: str, place: str, scheme: str, cell: Cell) -> str:
-    text = _text(table, operator, place, scheme, cell)
+def _html_table(rows: Sequence[str], schemes: Sequence[str], more: str = "") -> str:
+    heads = "".join(f'<th data-scheme="{scheme}">{_breakable(scheme)}</th>' for scheme in schemes)
+    return f"""<div class="scroll"><table><thead><tr><th>operator</th><th>chip</th>{heads}{more}</tr></thead>
+<tbody>{"".join(rows)}</tbody></table></div>"""
+
+
+def _html_row(operator: str, soc: str, cells: str) -> str:
+    head = f'<th scope="row">{_breakable(operator)}</th><td>{escape(soc)}</td>'
+    return f'<tr data-soc="{escape(soc)}">{head}{cells}</tr>'
+
+
+def _html_cell(scheme: str, cell: Cell, text: str) -> str:
     results = [*cell.results, *([UNLIKE_FILES] if text.endswith(DIFFERS) else [])]
     differs = not set(FAILING).isdisjoint(cell.results) or (cell.result == "whole" and not cell.good)
     colour = "mixed" if differs and cell.result not in (*FAILING, "no_kernel") else cell.result

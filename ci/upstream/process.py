@@ -22,7 +22,6 @@ from provisioning.base.findings import Metric
 
 NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|can't allocate memory|Cannot allocate memory")
 
-BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
 """Crashes that do not depend on the state of the machine, such as a full disk."""
 
 
@@ -84,7 +83,7 @@ class TestTask:
             reply = worker.ask({"do": "run", "test": self.name, "log": str(log), "scratch": str(scratch)})
         except Gone as gone:
             end = self.ended(gone, shared)
-            if end.kind != "crash" or gone.touched is None or not BY_ITSELF.search(gone.how):
+            if end.kind != "crash" or gone.touched is None or not gone.by_itself:
                 raise
             reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
         if any(NO_MEMORY.search(each["what"]) for each in reply["problems"]):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from provisioning.base.documents import Model, load
-from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
+from provisioning.base.settings import MANIFESTS
 
 VALUES = MANIFESTS / "upstream" / "values.toml"
 
@@ -20,18 +19,12 @@ Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Shapes = Annotated[tuple[Shape, ...], Field(min_length=1)]
 
 
-OnnxPrecision = Literal["fp16", "u8u8", "u16u8"]
-ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
-
-
 class Operator(Model):
     call: str = ""
     module: str = ""
     domain: str = "any"
     shapes: str | Shapes = "any"
     blocks: bool = False
-    onnx_refused: Mapping[OnnxPrecision, tuple[str, ...]] = {}
-    """Operators of the exported model that QNN refuses through ONNX Runtime, by precision."""
 
     @model_validator(mode="after")
     def _one(self) -> Operator:
@@ -70,51 +63,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.operator}-{self.name}"
-
-
-ONNX_SUITE = MANIFESTS / "suites" / "onnx_operators.toml"
-
-HEAD = """\
-#:schema ../schema/onnx_suite.json
-# Generated from manifests/upstream/values.toml by `nox -s generate`: its plain cases for the ONNX lane.
-# `nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml --update-baseline` puts figures into
-# docs/operators.md.
-schema = 1
-
-[case]
-"""
-
-
-def onnx_suite() -> str:
-    """manifests/suites/onnx_operators.toml."""
-    operators = load(VALUES, Values).operators
-    lines = []
-    for case in cases():
-        if case.name == "plain":
-            arguments = {
-                "expression": case.expression,
-                "shape": "x".join(map(str, case.shape)),
-                "low": case.range[0],
-                "high": case.range[1],
-                "is_module": case.is_module,
-            }
-            pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in arguments.items())
-            refused = operators[case.operator].onnx_refused
-            runs = ", ".join(_onnx_run(name, refused.get(name, ())) for name in ONNX_PRECISIONS)
-            factory = "ci.suites.models.operators:drawn"
-            lines.append(
-                f'{case.operator} = {{ factory = "{factory}", arguments = {{ {pairs} }}, run = [{runs}] }}\n'
-            )
-    return HEAD + "".join(lines)
-
-
-def _onnx_run(precision: str, refused: Sequence[str]) -> str:
-    fields = {
-        "precision": precision,
-        "socs": [DEFAULT_SOC],
-        **({"refused": list(refused)} if refused else {}),
-    }
-    return f"{{ {', '.join(f'{name} = {json.dumps(value)}' for name, value in fields.items())} }}"
 
 
 @cache

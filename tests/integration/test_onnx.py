@@ -380,3 +380,7 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
     runtime = b"session.disable_cpu_ep_fallback"
     absent = [name for name in options() if name.encode() not in library and name.encode() != runtime]
     assert absent == []
+
+
+def test_the_node_test_of_each_operator_is_the_one_that_the_installed_onnx_gives() -> None:
+    onnx_command("operators", "--check")

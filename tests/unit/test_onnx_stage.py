@@ -50,7 +50,7 @@ for line in sys.stdin:
         orders.write(f"{order['do']} {order['run']['precision']} {order['soc']}\\n")
     touched = {"touched": {}}
     if [order["do"], order["soc"]] == os.environ["CRASH"].split():
-        reply({"died": -11})
+        reply({"died": -11, **touched})
     elif order["do"] == "prepare":
         reply({"model": "m", "compared": 2, "notes": [], **touched})
     elif order["do"] == "quantize":
@@ -143,6 +143,34 @@ class TestStage:
         self.stage(tmp_path, "--update-baseline")
         recorded = load_baseline(path).programs["net/u16u8/SM8650"]
         assert (recorded.refused, recorded.taken, recorded.context_bytes) == ((), (), 50_000)
+
+    def test_a_crash_that_is_a_result_is_remembered_and_another_result_is_an_error(
+        self, tmp_path: Path
+    ) -> None:
+        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        path = baseline_path(tmp_path / "onnx.toml", "wheels")
+        self.crash = "case SM8650"
+        assert self.stage(tmp_path, "--update-baseline", text=recorded) == 0
+        agreed = load_baseline(path).programs
+        assert agreed["net/u16u8/SM8650"].failed == "crash"
+        assert agreed["net/u16u8/SM8750"].accuracy["reference_sqnr_db"] == 50.0
+        assert self.stage(tmp_path, text=recorded) == 0
+        assert self.report(tmp_path).metrics["cached"] == 2 and self.done() == []
+        self.crash = ""
+        near = facts()["beside"]["near"]
+        self.answers = facts(near={**near, "reference_sqnr_db": 40.0})
+        assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
+        assert self.rules(tmp_path) == {"onnx-changed"}
+        changed = [each for each in self.report(tmp_path).findings if each.rule == "onnx-changed"]
+        assert [each.subject for each in changed] == ["net/u16u8/SM8650", "net/u16u8/SM8750"]
+
+    def test_what_qnn_refuses_of_a_recorded_case_is_its_result(self, tmp_path: Path) -> None:
+        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        self.answers = {"refused": ["Erf"], "taken": ["Add"], "build_id": "v2.51.0"}
+        assert self.stage(tmp_path, "--update-baseline", text=recorded) == 0
+        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
+        assert {each.refused for each in agreed.values()} == {("Erf",)}
+        assert self.stage(tmp_path, text=recorded) == 0
 
     def test_thresholds_are_written_and_a_lost_top1_needs_a_reason(self, tmp_path: Path) -> None:
         near = facts()["beside"]["near"]

@@ -175,7 +175,6 @@ def test_newer_tests_are_repeated_by_their_own_suite(given: Any) -> None:
     found = table_of(
         {"rework-op": {"SM8650": Record("x", {"test_less_than[8a]": Recorded(1, 1, (Part("dies"),))})}},
         {},
-        {},
     )
     given("lt", **found.model_dump(mode="json")["cells"]["lt"])
     command = only("aten.lt.Tensor", "8a8w").command

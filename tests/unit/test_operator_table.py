@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from ci.suites.baseline import Recorded as Costs
-from ci.suites.operator_table import by_name
 from ci.upstream.adapters import EXACT, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
@@ -128,7 +126,7 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
             "stride": (Part("whole", 41),),
         }.items()
     } | {"test_values[qnn_8a8w-conv1d-plain]": Recorded(1, 1, (Part("whole", 44),))}
-    cell = table_of({"operators": {"SM8650": Record("x", tests)}}, {}, {}).cells["conv1d"]["SM8650"]["8a8w"]
+    cell = table_of({"operators": {"SM8650": Record("x", tests)}}, {}).cells["conv1d"]["SM8650"]["8a8w"]
     assert (cell.result, cell.sqnr_db, cell.models, cell.others) == (
         "whole",
         30,
@@ -139,11 +137,11 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
         f"test_values[qnn_8a8w-conv1d-{word}]": Recorded(1, 1, (Part("wrong", figure),))
         for word, figure in (("large", 45), ("small", 4))
     }
-    table = table_of({"operators": {"SM8650": Record("x", tests | large)}}, {}, {})
+    table = table_of({"operators": {"SM8650": Record("x", tests | large)}}, {})
     assert [case.sqnr_db for case in table.cells["conv1d"]["SM8650"]["8a8w"].bad.values()] == [4]
     even = {name: row for name, row in tests.items() if "values" not in name and "basic" not in name}
     even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = Recorded(1, 1, (Part("dies"),))
-    table = table_of({"operators": {"SM8650": Record("x", even)}}, {}, {})
+    table = table_of({"operators": {"SM8650": Record("x", even)}}, {})
     assert table.cells["conv1d"]["SM8650"]["8a8w"].result == "dies"
 
 
@@ -153,17 +151,5 @@ def test_what_upstream_skips_hides_no_measurement() -> None:
     }
     measured = {"test_abs.test_abs_shapes[qnn]": Recorded(1, 1, (Part("whole", 71.6),))}
     for tests, result in ((skipped, "bad_test"), (skipped | measured, "whole")):
-        table = table_of({"operators": {"SM8650": Record("x", tests)}}, {}, {})
+        table = table_of({"operators": {"SM8650": Record("x", tests)}}, {})
         assert table.cells["abs"]["SM8650"]["fp16"].result == result
-
-
-def test_what_qnn_refuses_through_onnx_runtime_is_on_the_cpu() -> None:
-    baseline = {
-        "erf/fp16/SM8650": Costs(build_id="v2.51.0", refused=("Erf",)),
-        "pool/u8u8/SM8650": Costs(build_id="v2.51.0", refused=("Where",), taken=("Div",)),
-        "log/u16u8/SM8650": Costs(build_id="v2.51.0", accuracy={"reference_sqnr_db": 3.0}),
-    }
-    cells = table_of({}, {}, baseline).cells
-    schemes = {"erf": "fp16", "pool": "8a8w", "log": "16a8w"}
-    rows = [by_name(cells[name]["SM8650 onnx"])[scheme] for name, scheme in schemes.items()]
-    assert [str(row) for row in rows] == ["CPU: Erf", "part: Where", "WRONG 3 dB"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ci.suites.onnx_operators import ONNX_PRECISIONS
 from ci.suites.operator_table import Cell, Table, by_name
 from ci.suites.precision import MEASURED_SCHEMES
 from ci.upstream.ledger import Part, Record, Recorded
@@ -32,7 +33,7 @@ def table(
 ) -> Table:
     """`chips`: what the newer tests gave on other chips."""
     new = {soc: record(tests) for soc, tests in {"SM8650": newer or {}, **(chips or {})}.items()}
-    return table_of({"operators": {"SM8650": record(operators or {})}, "rework-op": new}, files, {})
+    return table_of({"operators": {"SM8650": record(operators or {})}, "rework-op": new}, files)
 
 
 def cell(found: Table, operator: str, scheme: str = "8a8w", place: str = "SM8650") -> Cell:
@@ -257,6 +258,7 @@ def test_the_schema_takes_tables_and_nothing_else() -> None:
         {**good, "cells": {"abs": {"SM8650": {"9a9w": row["8a8w"]}}}},
         {**good, "cells": {"abs": {"SM8650": {"8a8w": {"sqnr_db": 3}}}}},
         {**good, "measured": {"no such chip": "x"}},
+        {**good, "onnx": {"cells": {"Abs": {"SM8650": {"8a8w": row["8a8w"]}}}}},
     ]
     assert [each for each in bad if schema_takes(each)] == []
 
@@ -265,5 +267,6 @@ def test_the_schema_knows_every_chip_and_scheme() -> None:
     good = json.loads(table({PLAIN: Part("whole", 51)}).as_json())
     one = good["cells"]["abs"]["SM8650"]["8a8w"]
     row = dict.fromkeys(MEASURED_SCHEMES, one)
-    places = [place for soc in load_socs() for place in (soc, f"{soc} onnx")]
-    assert schema_takes({**good, "cells": {"abs": dict.fromkeys(places, row)}})
+    assert schema_takes({**good, "cells": {"abs": dict.fromkeys(load_socs(), row)}})
+    onnx = {"Abs": dict.fromkeys(load_socs(), dict.fromkeys(ONNX_PRECISIONS, one))}
+    assert schema_takes({**good, "onnx": {"cells": onnx}})

@@ -54,6 +54,9 @@ class Setup:
     start_seconds: float = START_SECONDS
 
 
+BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
+
+
 class Gone(Exception):
     """The worker ended during an order, or was ended because no reply came in time."""
 
@@ -70,6 +73,11 @@ class Gone(Exception):
         """Whether the machine is to blame: a time-out or a kill from outside says nothing about the work; a
         crash does."""
         return self.kind == "timeout" or killed(self.how)
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether it crashed by a signal of its own, and it is known what it touched: it would again."""
+        return self.kind == "crash" and self.touched is not None and bool(BY_ITSELF.search(self.how))
 
     def sentence(self, log: Path) -> str:
         """How it ended, for a reader who knows nothing of workers, with the last line of its log."""

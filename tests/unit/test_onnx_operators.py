@@ -1,0 +1,127 @@
+"""The operators of ONNX that are measured: their tests as models, and their cells in the table."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import onnx.defs
+import pytest
+
+from ci.onnx.samples import resembling
+from ci.onnx.suite import programs_of
+from ci.suites.baseline import Recorded
+from ci.suites.models.onnx_nodes import node
+from ci.suites.onnx_operators import ONNX_PRECISIONS, SUITE, Chosen, NodeTests, node_tests
+from ci.suites.operator_table import Onnx
+from ci.upstream import onnx_page
+from ci.upstream.operators_page import html_of, markdown_of, table_of
+
+
+def test_every_operator_of_the_installed_opset_is_measured_or_left_out_with_a_reason() -> None:
+    schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain and not each.deprecated]
+    found = node_tests()
+    assert {each.name for each in schemas} == {*found.operators, *found.left_out}, "nox -s onnx -- operators"
+    assert found.opset == onnx.defs.onnx_opset_version()
+    assert found.operators.keys().isdisjoint(found.left_out) and all(found.left_out.values())
+
+
+def test_the_suite_has_each_operator_in_each_precision_and_the_proof_of_a_fault() -> None:
+    names = {program.name for program in programs_of(SUITE)}
+    operators = [*node_tests().operators, "conv2d_depthwise_1x1_relu"]
+    assert names == {f"{name}/{run}/SM8650" for name in operators for run in ONNX_PRECISIONS}
+
+
+def test_a_node_test_becomes_a_model_with_its_settings_as_weights() -> None:
+    model, sample = node("test_top_k", "topk", 20, "k")
+    assert [value.name for value in model.graph.input] == ["x"] == list(sample)
+    assert [weight.name for weight in model.graph.initializer] == ["k"]
+    assert sample["x"].dtype == np.float32 and model.opset_import[0].version == 20
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_floats_stand_for_the_doubles_of_a_node_test() -> None:
+    model, sample = node("test_cumsum_1d", "cumsum", 20, "axis")
+    assert sample["x"].dtype == np.float32
+    onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        np.array([0.5, 2.0, np.inf], np.float32),
+        np.array([[-3, 4]], np.int64),
+        np.array([False, True]),
+        np.array([7], np.int32),
+    ],
+)
+def test_other_samples_stay_within_the_values_of_the_first(own: np.ndarray) -> None:
+    first = resembling({"x": own}, 0)["x"]
+    assert first is own
+    finite = own[np.isfinite(own)]
+    for number in range(1, 20):
+        drawn = resembling({"x": own}, number)["x"]
+        assert (drawn.dtype, drawn.shape) == (own.dtype, own.shape)
+        assert finite.min() <= drawn.min() and drawn.max() <= finite.max()
+    again = resembling({"x": own}, 19)["x"]
+    assert (again == drawn).all()
+
+
+BUILD = "v2.51.0"
+BASELINE = {
+    "Abs/fp16/SM8650": Recorded(build_id=BUILD, accuracy={"sqnr_db": 74.32, "reference_sqnr_db": 81.0}),
+    "Abs/u8u8/SM8650": Recorded(build_id=BUILD, accuracy={"reference_sqnr_db": 999.0}),
+    "Log/u16u8/SM8650": Recorded(build_id=BUILD, accuracy={"reference_sqnr_db": 3.0}),
+    "Erf/fp16/SM8650": Recorded(build_id=BUILD, refused=("Erf",)),
+    "Pool/u8u8/SM8650": Recorded(build_id=BUILD, refused=("Where",), taken=("Div",)),
+    "Det/fp16/SM8650": Recorded(build_id=BUILD, failed="dies"),
+    "Det/u8u8/SM8650": Recorded(build_id=BUILD, failed="crash"),
+    "proof_of_a_fault/u8u8/SM8650": Recorded(build_id=BUILD, accuracy={"reference_sqnr_db": 3.0}),
+}
+CHOSEN = NodeTests.model_validate(
+    {
+        "schema": 1,
+        "onnx": "1",
+        "onnxruntime": "1",
+        "opset": 28,
+        "operators": {
+            name: Chosen(test="t", module="m", opset=20) for name in ("Abs", "Log", "Erf", "Pool", "Det")
+        },
+        "left_out": {"If": "control flow", "Loop": "control flow"},
+    }
+)
+
+
+def onnx_cells() -> Onnx:
+    return onnx_page.onnx_of(BASELINE, CHOSEN)
+
+
+def test_each_result_of_the_baseline_is_a_cell() -> None:
+    cells = {
+        f"{operator} {precision}": str(cell)
+        for operator, chips in onnx_cells().cells.items()
+        for precision, cell in chips["SM8650"].items()
+    }
+    assert cells == {
+        "Abs fp16": "whole 81 dB",
+        "Abs u8u8": "whole exact",
+        "Log u16u8": "WRONG 3 dB",
+        "Erf fp16": "CPU: Erf",
+        "Pool u8u8": "part: Where",
+        "Det fp16": "DIES",
+        "Det u8u8": "CRASHES",
+    }
+
+
+def test_the_pages_show_them_and_what_is_left_out() -> None:
+    table = table_of({}, {}, onnx_cells())
+    assert json.loads(table.as_json())["onnx"]["cells"]["Erf"]["SM8650"]["fp16"]["result"] == "cpu"
+    text = markdown_of(table)
+    assert "| Abs | whole 81 dB | whole exact |  |" in text
+    assert "- control flow: If, Loop" in text and "proof_of_a_fault" not in text
+    rows = re.findall(r'<tr data-soc="SM8650"><th scope="row">(\w+)</th>(.*?)</tr>', html_of(table))
+    results = {
+        name: re.findall(r'data-scheme="(\w+)" class="\w+" data-results="(\w+)"', row) for name, row in rows
+    }
+    assert results["Det"] == [("fp16", "dies"), ("u8u8", "crash")]
