@@ -176,15 +176,11 @@ class Compilation:
         if isinstance(quantized, Failure):
             return quantized
         touched = prepared["touched"] | quantized["touched"]
-        into = empty_folder(self.compiled)
         if "failed" in quantized:
             reply: dict[str, Any] | Failure = {name: quantized.get(name) for name in FAILED}
         else:
             of_run = {"quantized": quantized["into"], "model": quantized["model"]}
-            try:
-                reply = self._ordered(worker, "case", into=str(into), **of_model, **of_run)
-            except Gone as gone:
-                reply = self._crash(gone, shared)
+            reply = self._compiled(worker, shared, **of_model, **of_run)
         if isinstance(reply, Failure):
             return reply
         self.log.unlink(missing_ok=True)
@@ -207,6 +203,19 @@ class Compilation:
             message, remedy = f"{message}. {known[0]}", remedy or known[0].fix
         remedy = remedy or session("diagnose", self.log)
         return Failure(gone.kind, message, remedy, self.log, of_machine=gone.of_machine)
+
+    def _compiled(self, worker: Worker, shared: Mapping[str, Any], **order: Any) -> dict[str, Any] | Failure:
+        """The trace of what QNN refuses crashes the provider itself at times; then it is done without."""
+        try:
+            return self._ordered(worker, "case", into=str(empty_folder(self.compiled)), **order)
+        except Gone as gone:
+            if not gone.by_itself:
+                raise
+        try:
+            into = str(empty_folder(self.compiled))
+            return self._ordered(worker, "case", into=into, trace=False, **order)
+        except Gone as gone:
+            return self._crash(gone, shared)
 
     def _crash(self, gone: Gone, shared: Mapping[str, Any]) -> dict[str, Any] | Failure:
         """How the process ended; as a result, if a crash is one for this case."""

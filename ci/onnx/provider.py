@@ -136,15 +136,17 @@ def compiled(
     log: Path | None,
     embed: bool = False,
     cpu: bool = False,
+    traced: bool = True,
 ) -> tuple[Any, Audit, dict[str, int] | None]:
     """Write the context. Returns the session that made it, the audit and the compiler's traffic.
 
     NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
-    traffic is read from `log`, which must receive the printed output; without `log` there is none."""
+    traffic is read from `log`, which must receive the printed output; without `log` there is none. What is
+    not `traced` has no audit."""
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
-    provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
+    provider = {**_provider_options(precision, soc, settings, None), **(_tracing(trace) if traced else {})}
     wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
     try:
         session = _session(
@@ -152,7 +154,7 @@ def compiled(
         )
     except Exception as error:
         audit = _audit(trace)
-        if not audit.nodes and LEFT_TO_CPU in str(error):
+        if traced and not audit.nodes and LEFT_TO_CPU in str(error):
             audit = _none_taken(model)
         if audit.unsupported and not cpu:
             raise NotOnProvider(audit, *_unsupported(audit, precision)) from error

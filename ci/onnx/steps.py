@@ -126,7 +126,10 @@ def write_context(
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
     precision = precision_named(_run(order).precision)
     samples, expected, reference = (each[:most] for each in _inferences(order))
-    session, audit, ddr = provider.compiled(model, precision, soc, settings, path, embed=embed, log=log)
+    traced = order.get("trace", True)
+    session, audit, ddr = provider.compiled(
+        model, precision, soc, settings, path, embed=embed, log=log, traced=traced
+    )
     outputs = [provider.run(session, sample, settings) for sample in samples]
     # The reload below must be a session by itself.
     del session
