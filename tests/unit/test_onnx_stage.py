@@ -49,7 +49,8 @@ for line in sys.stdin:
     with open(os.environ["ORDERS"], "a") as orders:
         orders.write(f"{order['do']} {order['run']['precision']} {order['soc']}\\n")
     touched = {"touched": {}}
-    if [order["do"], order["soc"]] == os.environ["CRASH"].split():
+    what, soc, *traced = os.environ["CRASH"].split() or ["", ""]
+    if [order["do"], order["soc"]] == [what, soc] and (order.get("trace", True) or not traced):
         reply({"died": -11, **touched})
     elif order["do"] == "prepare":
         reply({"model": "m", "compared": 2, "notes": [], **touched})
@@ -111,6 +112,11 @@ class TestStage:
         self.crash = ""
         assert self.stage(tmp_path) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
+
+    def test_a_crash_of_the_trace_alone_is_none_of_the_program(self, tmp_path: Path) -> None:
+        self.crash = "case SM8650 traced"
+        assert self.stage(tmp_path) == 0
+        assert self.done().count("case u16u8 SM8650") == 2 and self.done().count("case u16u8 SM8750") == 1
 
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):
