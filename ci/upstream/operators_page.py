@@ -462,7 +462,7 @@ function show() {
     const cells = [...row.querySelectorAll('td[data-scheme]')]
       .filter(cell => !scheme || cell.dataset.scheme === scheme);
     const results = cells.flatMap(cell => cell.dataset.results.split(' '));
-    const named = row.querySelector('th').textContent.includes(word)
+    const named = row.querySelector('th').textContent.toLowerCase().includes(word)
       && (!$('soc').value || row.dataset.soc === $('soc').value);
     row.hidden = !(named && cells.length && (!result || results.includes(result)));
     count += !row.hidden;
