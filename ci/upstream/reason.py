@@ -20,6 +20,7 @@ GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
 VARIES = re.compile(
     r"(?<![\w.])/[\w.+-]+(?:/[\w.+\[\]-]+)*"  # paths
     r"|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)"  # figures
+    r"|; its last words.*"
 )
 WORD = re.compile(r"[\w.:]+")
 LENGTH = 160
@@ -31,8 +32,6 @@ def reasons_of(verdict: Verdict) -> tuple[str, ...]:
     Wrong outputs have their figures instead."""
     if verdict.outcome in BY_CHANCE:
         return ()
-    if verdict.outcome == "crash":
-        return (verdict.reason.partition(";")[0],)
     errors = [part.error for part in verdict.parts if part.error and part.result != "wrong"]
     if verdict.outcome in OF_WHOLE_TEST or not (errors or verdict.outcome == "wrong"):
         errors = [verdict.reason]
