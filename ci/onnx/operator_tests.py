@@ -27,7 +27,7 @@ from onnx import TensorProto, defs
 from ci.onnx.arrays import Array
 from ci.onnx.steps import OPSET
 from ci.suites.models.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
-from ci.suites.onnx_operators import CHOSEN, Chosen, NodeTests, Rules, rules
+from ci.suites.onnx_operators import CHOSEN, RULES, Chosen, NodeTests, Rules, rules
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text
@@ -112,6 +112,14 @@ def chosen_tests() -> NodeTests:
             left_out[schema.name] = chosen
         else:
             operators[schema.name] = chosen
+    unused = [
+        name for name, test in table.test.items() if name not in operators or operators[name].test != test
+    ]
+    if unused := sorted([*unused, *(by_hand.keys() - left_out.keys())]):
+        raise CheckFailed(
+            f"{RULES} names what this onnx does not have: {', '.join(unused)}",
+            remedy="name another test or operator of the installed onnx, or remove the line",
+        )
     return NodeTests.model_validate(
         {
             "schema": 1,

@@ -19,9 +19,11 @@ from onnx import helper
 
 from ci.onnx.options import Settings
 from ci.suites.accuracy import decibels
+from ci.suites.baseline import baseline_path, load_baseline
 from ci.suites.precision import precision_named
 from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import conv_model, model_of, write
 from tests.support.typed import typed
@@ -384,3 +386,30 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
 
 def test_the_node_test_of_each_operator_is_the_one_that_the_installed_onnx_gives() -> None:
     onnx_command("operators", "--check")
+
+
+OPERATORS = """\
+schema = 1
+[case.Abs]
+factory = "ci.suites.models.onnx_nodes:node"
+arguments = { test = "test_abs", module = "abs", opset = 20 }
+recorded = true
+run = [{ precision = "u8u8", socs = ["SM8650"] }]
+[case.Erf]
+factory = "ci.suites.models.onnx_nodes:node"
+arguments = { test = "test_erf", module = "erf", opset = 20 }
+recorded = true
+run = [{ precision = "fp16", socs = ["SM8650"] }]
+"""
+
+
+def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_path: Path) -> None:
+    suite = tmp_path / "operators.toml"
+    suite.write_text(OPERATORS)
+    places = ("--suite", suite, "--store", tmp_path / "store", "--reports", tmp_path / "reports")
+    onnx_command(*places, "--update-baseline", verb=("test_onnx",))
+    recorded = load_baseline(baseline_path(suite, "wheels")).programs
+    assert recorded["Erf/fp16/SM8650"].refused == ("Erf",)
+    assert recorded["Abs/u8u8/SM8650"].accuracy["reference_sqnr_db"] > 40
+    onnx_command(*places, verb=("test_onnx",))
+    assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 2
