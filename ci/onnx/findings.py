@@ -11,7 +11,7 @@ from ci.engine.work import Result
 from ci.onnx.crosscheck import Lane
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.suite import SUITES, Program
-from ci.suites.accuracy import Missed, missed
+from ci.suites.accuracy import LEAST_DB, Missed, missed
 from ci.suites.baseline import COSTS, Baseline, Tolerances, beside, growth
 from ci.suites.findings import (
     accuracy_message,
@@ -57,6 +57,11 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield error("onnx-cpu-node", message)
     if not result.facts["forms_equal"]:
         yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
+    near = context["near"]
+    figure = near.get("reference_sqnr_db", near.get("sqnr_db"))
+    if program.case.recorded and figure is not None and figure < LEAST_DB:
+        message = f"its outputs are wrong: {figure:.1f} dB SQNR, below {LEAST_DB:g} dB"
+        yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
     if misses := misses_of(program, result):
         message = accuracy_message(misses, context["near"])
         yield error("onnx-accuracy", message, _remedy(program, misses, context["near"]))

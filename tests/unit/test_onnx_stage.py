@@ -170,6 +170,13 @@ class TestStage:
         changed = [each for each in self.report(tmp_path).findings if each.rule == "onnx-changed"]
         assert [each.subject for each in changed] == ["net/u16u8/SM8650", "net/u16u8/SM8750"]
 
+    def test_wrong_outputs_of_a_recorded_case_are_said_and_pass(self, tmp_path: Path) -> None:
+        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        self.answers = facts(near={**facts()["beside"]["near"], "sqnr_db": -4.0, "reference_sqnr_db": -3.0})
+        assert self.stage(tmp_path, "--update-baseline", text=recorded) == 0
+        wrong = [each for each in self.report(tmp_path).findings if each.rule == "onnx-wrong"]
+        assert len(wrong) == 2 and "-3.0 dB" in wrong[0].message
+
     def test_what_qnn_refuses_of_a_recorded_case_is_its_result(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.answers = {"refused": ["Erf"], "taken": ["Add"], "build_id": "v2.51.0"}
