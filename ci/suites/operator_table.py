@@ -74,6 +74,14 @@ class Cell(Model):
     float_db: float | None = None
     """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
     in it what quantizing itself loses."""
+    loses_db: float | None = None
+    """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
+    below LOSES_DB."""
+    in_float: tuple[str, ...] = ()
+    """Operators that run in fp16 beside quantized ones."""
+    like: MeasuredScheme | None = None
+    """The scheme in which ranges and shapes were tried: it differs in the weights alone, and the operator has
+    none."""
     models: Annotated[int, Field(ge=1)] = 1
     """How many cases were tried."""
     cpu: tuple[str, ...] = ()
@@ -94,6 +102,10 @@ class Cell(Model):
         figure = in_db(self.sqnr_db)
         if self.float_db is not None:
             figure += f",{in_db(self.float_db)} to float"
+        if self.loses_db is not None:
+            figure += f", loses{in_db(self.loses_db)}"
+        if self.in_float:
+            figure += f", {', '.join(self.in_float)} in fp16"
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
         counts = Counter[str](self.others.values())
@@ -120,6 +132,9 @@ class Cell(Model):
 
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
+
+LOSES_DB = 20.0
+"""HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU is."""
 
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, Any] = {"additionalProperties": False}
@@ -341,4 +356,5 @@ def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, .
         return session("test_upstream", "rework-op", "-k", expression, *chip)
     own = any(case.result in results for case in cell.bad.values())
     suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
-    return session("test_upstream", suite, "--flow", scheme, "-k", expression, *chip)
+    flow = (own and cell.like) or scheme
+    return session("test_upstream", suite, "--flow", flow, "-k", expression, *chip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -9,13 +10,15 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ci.suites.accuracy import EXACT_DB, LEAST_DB, Unusable, compare
+from ci.suites.operator_table import PLAIN
+from ci.upstream.value_cases import SAME_WITHOUT_WEIGHTS
 
 
 @dataclass(slots=True)
@@ -93,6 +96,18 @@ class Delegate(Compared):
         shared.target = "x86_64-linux-clang"
 
 
+@dataclass(slots=True)
+class Beside:
+    """What the summary of a quantized model leaves out."""
+
+    float_db: float | None = None
+    """The SQNR in dB on HTP against the float model."""
+    quantized_db: float | None = None
+    """That of the quantized model on the CPU against the float model."""
+    in_float: list[str] = field(default_factory=list)
+    """The operators that HTP computes in float."""
+
+
 class Backend(Plain):
     """ExecuTorch's suite for all backends: each test gives a summary for every model that it tries."""
 
@@ -110,7 +125,11 @@ class Backend(Plain):
         statistics.compute_sqnr = lambda computed, reference: sqnr(reference, computed)
         # Without a session each run draws another seed.
         reporting.begin_test_session(None, seed=0)
-        _skip_only_what_is_left_on_the_cpu(importlib.import_module("executorch.backends.test.suite.runner"))
+        runner = importlib.import_module("executorch.backends.test.suite.runner")
+        _skip_only_what_is_left_on_the_cpu(runner)
+        _compare_with_the_float_model(
+            runner, importlib.import_module("executorch.backends.test.harness.tester")
+        )
 
     def unfit(self, item: pytest.Item) -> str:
         flow: Any = item.callspec.params["test_runner"]  # type: ignore[attr-defined]
@@ -137,6 +156,70 @@ def _skip_only_what_is_left_on_the_cpu(runner: Any) -> None:
     runner._graph_has_unsupported_patterns = lambda program: "aten::convolution" in left and has_one(program)
 
 
+def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
+    """Give each summary of a quantized model what it leaves out: upstream compares with the quantized model
+    alone, and does not say which operators of a delegate are not quantized."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tester = harness.Tester
+    test, compute, compare = runner.run_test, tester._calculate_reference_output, tester._compare_outputs
+    passes: Any = importlib.import_module(
+        "executorch.backends.qualcomm._passes.qnn_pass_manager"
+    ).QnnPassManager
+    transform = passes.transform_for_preprocess_pipeline
+    model: Any = None
+    exact: list[Any] = []
+    beside = Beside()
+
+    def run_test(module: Any, inputs: Any, flow: Any, *args: Any, **named: Any) -> Any:
+        nonlocal model, beside
+        model, beside = (module if flow.quantize else None), Beside()
+        summary = test(module, inputs, flow, *args, **named)
+        summary.beside = beside if flow.quantize else None
+        return summary
+
+    def calculate(program: Any, inputs: Any) -> Any:
+        exact.clear()
+        if model is not None:
+            # A model may draw numbers and change its inputs.
+            with torch.random.fork_rng(), torch.no_grad():
+                exact.extend(tree_leaves(model(*copy.deepcopy(inputs))))
+        return compute(program, inputs)
+
+    def compare_outputs(reference: Any, computed: Any, *args: Any, **named: Any) -> Any:
+        if model is not None:
+            beside.float_db = least_db(tree_leaves(computed), exact)
+            beside.quantized_db = least_db(tree_leaves(reference), exact)
+        return compare(reference, computed, *args, **named)
+
+    def transform_for_preprocess(self: Any, *args: Any, **named: Any) -> Any:
+        module = transform(self, *args, **named)
+        beside.in_float += in_float(module.graph.nodes)
+        return module
+
+    runner.run_test = run_test
+    tester._calculate_reference_output = staticmethod(calculate)
+    tester._compare_outputs = staticmethod(compare_outputs)
+    passes.transform_for_preprocess_pipeline = transform_for_preprocess
+
+
+def in_float(nodes: Iterable[Any]) -> list[str]:
+    """The operators among the nodes of a delegate that give floats which nothing quantizes."""
+    import torch
+
+    found = set()
+    for node in nodes:
+        value = node.meta.get("val")
+        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if node.op == "call_function" and floats and not node.meta.get("quant_attrs"):
+            found.add(str(node.target.__name__))
+    return sorted(name for name in found if not NO_ARITHMETIC.search(name))
+
+
+NO_ARITHMETIC = re.compile(r"quantize|getitem|_to_copy|permute_copy")
+
+
 class Values(Backend):
     """Our own cases in ExecuTorch's suite: other values, shapes and schemes."""
 
@@ -155,11 +238,19 @@ class Values(Backend):
             flows.append(flow)
         shared: Any = importlib.import_module(f"{suite}.flow")
         shared.all_flows = lambda: {flow.name: flow for flow in flows}
+        # Its tolerance of 0.1 is less than a step of 8 bits of large values; the SQNR decides.
+        tester: Any = importlib.import_module("executorch.backends.test.harness.tester").Tester
+        compare = tester._assert_outputs_equal
+        tester._assert_outputs_equal = staticmethod(
+            lambda computed, expected, **named: compare(computed, expected, **{**named, "atol": math.inf})
+        )
 
     def holds(self, item: pytest.Item) -> bool:
         parameters = item.callspec.params  # type: ignore[attr-defined]
-        case, flow = parameters["case"], parameters["test_runner"].name
-        return "block" not in flow or (case.blocks and case.shape[1] % BLOCK == 0)
+        case, scheme = parameters["case"], parameters["test_runner"].name.removeprefix("qnn_")
+        if case.weights and scheme.endswith("_block"):
+            return bool(case.blocks and case.shape[1] % BLOCK == 0)
+        return bool(case.name == PLAIN or case.weights or scheme not in SAME_WITHOUT_WEIGHTS)
 
     def unfit(self, item: pytest.Item) -> str:
         return ""
@@ -306,16 +397,34 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         # It is compared with the quantized model, so the loss is not of quantizing.
         result, error = "wrong", unheld
     compared = result in ("whole", "part", "float", "wrong") and least is not None and least > -math.inf
-    return part(result, min(least, EXACT) if compared and least is not None else None, on_cpu, error)
+    figure = min(least, EXACT) if compared and least is not None else None
+    return part(result, figure, on_cpu, error, beside=summary.beside if compared else None)
 
 
 def part(
-    result: str, sqnr_db: float | None = None, cpu: Iterable[str] = (), error: str = "", name: str = ""
+    result: str,
+    sqnr_db: float | None = None,
+    cpu: Iterable[str] = (),
+    error: str = "",
+    name: str = "",
+    beside: Beside | None = None,
 ) -> dict[str, Any]:
     """A part of a test, as JSON (ci.upstream.ledger.Part)."""
-    figure = None if sqnr_db is None or not math.isfinite(sqnr_db) else round(sqnr_db, 1)
-    error = ADDRESS.sub("0x…", error)
-    return {"result": result, "sqnr_db": figure, "cpu": list(cpu), "error": error, "name": name}
+    fields = {
+        "result": result,
+        "sqnr_db": rounded(sqnr_db),
+        "cpu": list(cpu),
+        "error": ADDRESS.sub("0x…", error),
+        "name": name,
+    }
+    if beside is None:
+        return fields
+    figures = {"float_db": rounded(beside.float_db), "quantized_db": rounded(beside.quantized_db)}
+    return {**fields, **figures, "in_float": beside.in_float}
+
+
+def rounded(figure: float | None) -> float | None:
+    return None if figure is None or not math.isfinite(figure) else round(figure, 1)
 
 
 def why_unheld(figure: float | None) -> str:

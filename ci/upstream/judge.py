@@ -225,5 +225,7 @@ def _worse(before: Part, now: Part) -> float:
     else:
         lost = before.sqnr_db - now.sqnr_db
         lost = lost if abs(lost) > SAME_DB else 0.0
-    more, fewer = set(now.cpu) - set(before.cpu), set(before.cpu) - set(now.cpu)
-    return lost or float(bool(more)) or -float(bool(fewer))
+    old, new = {*before.cpu}, {*now.cpu}
+    if before.in_float is not None and now.in_float is not None:
+        old, new = old | {*before.in_float}, new | {*now.in_float}
+    return lost or float(bool(new - old)) or -float(bool(old - new))

@@ -70,6 +70,12 @@ class Part:
     """The operators that stayed on the CPU."""
     name: str = field(default="", compare=False)
     error: str = field(default="", compare=False)
+    float_db: float | None = field(default=None, compare=False)
+    """The SQNR on HTP against the float model."""
+    quantized_db: float | None = field(default=None, compare=False)
+    """That of the quantized model on the CPU against the float model."""
+    in_float: tuple[str, ...] | None = None
+    """The operators of a quantized model that HTP computes in float; None: not measured."""
 
     def __str__(self) -> str:
         return self.result if self.sqnr_db is None else f"{self.result} {self.sqnr_db:.1f} dB"
@@ -316,12 +322,27 @@ def _rows(tests: Mapping[str, Recorded]) -> str:
 
 
 def _row_of(part: Part) -> list[Any]:
-    row = [part.result, part.sqnr_db, *part.cpu]
+    row: list[Any] = [part.result, part.sqnr_db, *part.cpu]
+    if part.in_float is not None:
+        return [*row, [part.float_db, part.quantized_db, *part.in_float]]
     return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
 
 
-def _part_of(result: str, sqnr_db: float | None = None, *cpu: str) -> Part:
-    return Part(str(result), None if sqnr_db is None else float(sqnr_db), tuple(cpu))
+def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> Part:
+    part = Part(str(result), _figure(sqnr_db), tuple(each for each in rest if isinstance(each, str)))
+    if not rest or isinstance(rest[-1], str):
+        return part
+    float_db, quantized_db, *in_float = rest[-1]
+    return replace(
+        part,
+        float_db=_figure(float_db),
+        quantized_db=_figure(quantized_db),
+        in_float=tuple(map(str, in_float)),
+    )
+
+
+def _figure(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def record_path(suite: str, profile: str, soc: str) -> Path:

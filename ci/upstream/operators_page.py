@@ -6,7 +6,7 @@ import importlib.util
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ci.suites.operator_names import REWORK, key_of, names_of
 from ci.suites.operator_table import (
     EXACT,
     FAILING,
+    LOSES_DB,
     MEANINGS,
     PLAIN,
     TABLE,
@@ -28,12 +29,12 @@ from ci.suites.operator_table import (
     in_db,
     read,
 )
-from ci.suites.precision import MEASURED_SCHEMES
+from ci.suites.precision import MEASURED_SCHEMES, MeasuredScheme
 from ci.upstream import onnx_page
 from ci.upstream.adapters import ORDER
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import DIRECTORY, Part, Record, Verdict, load_record
-from ci.upstream.value_cases import cases
+from ci.upstream.value_cases import SAME_WITHOUT_WEIGHTS, cases
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.manifest import load_socs
@@ -57,7 +58,7 @@ it is. These are measurements: ExecuTorch's own suites, lowered by the QNN compi
 HTP emulator, each against the quantized model on the CPU. Repeat a row, or measure what is missing:
 
 ```console
-$ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a4w
+$ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a8w
 $ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
 ```
 
@@ -70,6 +71,11 @@ the cell says. reports/operators.html has the same with filters, and the worst c
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
 model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses. One
 that passes below {LEAST_DB:g} dB tests nothing: its outputs may be wrong, or quantizing may lose so much.
+
+`loses`: how much farther from the float model HTP is than the same quantized model on the CPU, where that
+is {LOSES_DB:g} dB or more: 16 bits gain less there than they should. `in fp16`: these operators are not
+quantized, beside others that are. Schemes that differ in the weights alone give the same for an operator that
+has none, as its plain case shows; its ranges and shapes were tried in 16a8w and 8a8w, and count for others.
 
 `files`: whether ExecuTorch has a builder (`lowers`) and a rule of the quantizer (`quantizes`) for the
 operator, or for what it becomes when it is exported; operators that it decomposes have none. {DIFFERS} marks
@@ -90,6 +96,8 @@ class Row:
     case: str = ""
     """The test of ExecuTorch's."""
     float_db: float | None = None
+    like: MeasuredScheme | None = None
+    """The scheme that it was measured in, if it counts for another one."""
 
     @property
     def result(self) -> Result:
@@ -118,7 +126,10 @@ def table_of(
                     measured[soc] = record.versions()
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, scheme), chips in sorted(rows.items()):
-        for soc, each in chips.items():
+        for soc, own in chips.items():
+            each = own
+            if other := SAME_WITHOUT_WEIGHTS.get(scheme):
+                each = [*own, *_alike(own, rows.get((operator, other), {}).get(soc, []), other)]
             same = {row.test for row in _counted(each)}
             usual = [row for row in chips.get(DEFAULT_SOC, ()) if row.test in same]
             cell = _cell(operator, _counted(each))
@@ -135,6 +146,15 @@ def table_of(
             **({"onnx": onnx} if onnx else {}),
         }
     )
+
+
+def _alike(own: Sequence[Row], others: Sequence[Row], scheme: MeasuredScheme) -> list[Row]:
+    """What counts of the scheme that differs in the weights alone, if the plain case gave the same in both
+    and no other of our own cases was tried."""
+    plain, same = ([row.part for row in rows if row.own == PLAIN] for rows in (own, others))
+    if not plain or plain != same or any(row.own not in ("", PLAIN) for row in own):
+        return []
+    return [replace(row, like=scheme) for row in others if row.own not in ("", PLAIN)]
 
 
 def _rows(suite: str, test: str, parts: Sequence[Part]) -> Iterator[tuple[str, str, Row]]:
@@ -223,11 +243,21 @@ def _cell(operator: str, rows: Sequence[Row]) -> Cell:
             name = row.case or row.own
             others[name] = min(row.result, others.get(name, row.result), key=ORDER.index)
     own = [(inputs.get(row.own, row.own), row) for row in judged if row.own]
+    losses = [
+        row.part.quantized_db - row.part.float_db
+        for row in alike
+        if row.part.quantized_db is not None and row.part.float_db is not None
+    ]
+    loses = max(losses, default=0.0)
+    in_float = {name for row in usual if row.result == result for name in row.part.in_float or ()}
     return Cell(
         result=result,
         sqnr_db=least and least[0],
         worst=inputs.get(least[1].own, least[1].case) if least and least[0] < EXACT else "",
         float_db=min((row.float_db for row in alike if row.float_db is not None), default=None),
+        loses_db=round(loses, 1) if result in QUANTIZED and loses >= LOSES_DB else None,
+        in_float=tuple(sorted(map(_short, in_float))) if result in QUANTIZED else (),
+        like=next((row.like for row in judged if row.like), None),
         models=len(judged),
         cpu=tuple(sorted({name for row in usual if row.result == result for name in row.part.cpu})),
         others=others,
@@ -241,6 +271,14 @@ def _cell(operator: str, rows: Sequence[Row]) -> Cell:
         },
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
+
+
+QUANTIZED = ("whole", "part")
+
+
+def _short(name: str) -> str:
+    """`mul.Tensor` for aten.mul.Tensor, `sin` for aten.sin.default."""
+    return name.removeprefix("aten.").removesuffix(".default")
 
 
 def _fails(part: Part) -> bool:
@@ -519,14 +557,16 @@ def html_of(table: Table) -> str:
 <p>A cell has what most cases gave, and the least signal-to-noise ratio of all cases with that result, against
 the quantized model on the CPU; in parentheses how many tests gave another result. Below it are the case with
 that ratio, and the cases that gave something else. <q>to float</q>: Qualcomm's newer tests measured it, which
-compare with the float model. An empty cell was not measured. ≠ marks what is not as the same cases on
-{DEFAULT_SOC}. {DIFFERS} marks what is not as ExecuTorch's files say: it has a builder (lowers) or a rule of
-the quantizer (quantizes), and is not whole on HTP; or has no rule, and runs quantized.
+compare with the float model. <q>loses</q>: how much farther from the float model HTP is than the same
+quantized model on the CPU. <q>in fp16</q>: operators that are not quantized, beside others that are. An empty
+cell was not measured. ≠ marks what is not as the same cases on {DEFAULT_SOC}. {DIFFERS} marks what is not as
+ExecuTorch's files say: it has a builder (lowers) or a rule of the quantizer (quantizes), and is not whole on
+HTP; or has no rule, and runs quantized.
 Below are the operators of ONNX, each by one of its node tests, compiled by ONNX Runtime.</p>
 <ul>{legend}</ul>
 <div class="filters"><input id="word" placeholder="operator" aria-label="operator">
 {_select("scheme", "every scheme", {s: s for s in dict.fromkeys([*MEASURED_SCHEMES, *ONNX_PRECISIONS])})}
-{_select("result", "every result", {**results, UNLIKE_FILES: f"{DIFFERS} not as its files"})}
+{_select("result", "every result", {**results, **MARKS})}
 {_select("soc", "every chip", {s: s for s in sorted({*table.measured, *table.onnx.measured})})}
 <output id="count"></output></div>
 {_html_table(rows, MEASURED_SCHEMES, "<th>files</th>")}
@@ -536,7 +576,12 @@ Below are the operators of ONNX, each by one of its node tests, compiled by ONNX
 """
 
 
-UNLIKE_FILES = "unlike-files"
+UNLIKE_FILES, LOSES, IN_FLOAT = "unlike-files", "loses", "in-float"
+MARKS = {
+    UNLIKE_FILES: f"{DIFFERS} not as its files",
+    LOSES: "loses accuracy",
+    IN_FLOAT: "in part in fp16",
+}
 
 
 def _empty(scheme: str) -> str:
@@ -556,6 +601,7 @@ def _html_row(operator: str, soc: str, cells: str) -> str:
 
 def _html_cell(scheme: str, cell: Cell, text: str) -> str:
     results = [*cell.results, *([UNLIKE_FILES] if text.endswith(DIFFERS) else [])]
+    results += [LOSES] * (cell.loses_db is not None) + [IN_FLOAT] * bool(cell.in_float)
     differs = not set(FAILING).isdisjoint(cell.results) or (cell.result == "whole" and not cell.good)
     colour = "mixed" if differs and cell.result not in (*FAILING, "no_kernel") else cell.result
     notes = "".join(f"<small>{escape(note)}</small>" for note in _notes(cell))

@@ -131,5 +131,12 @@ def verdict_of(test: str, result: Result) -> Verdict:
             test, kind, failure.message, (("", failure.message),), parts=(Part(kind),), seconds=result.seconds
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
-    parts = tuple(Part(**{**each, "cpu": tuple(each["cpu"])}) for each in result.facts["parts"])
+    parts = tuple(map(_part, result.facts["parts"]))
     return Verdict(**{**result.facts, "problems": problems, "parts": parts}, cached=result.cached)
+
+
+def _part(fields: Mapping[str, Any]) -> Part:
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()
+    }
+    return Part(**values)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ci.suites.precision import MeasuredScheme
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
@@ -19,12 +20,24 @@ Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Shapes = Annotated[tuple[Shape, ...], Field(min_length=1)]
 
 
+SAME_WITHOUT_WEIGHTS: Mapping[str, MeasuredScheme] = {
+    "16a4w": "16a8w",
+    "16a4w_block": "16a8w",
+    "16a16w": "16a8w",
+    "8a4w": "8a8w",
+}
+"""Schemes that differ from another one in the weights alone: what has none is tried in the other one."""
+
+
 class Operator(Model):
     call: str = ""
     module: str = ""
     domain: str = "any"
     shapes: str | Shapes = "any"
     blocks: bool = False
+    weights: bool = False
+    integers: bool = False
+    indices: tuple[int, ...] = ()
 
     @model_validator(mode="after")
     def _one(self) -> Operator:
@@ -55,6 +68,9 @@ class Case:
     shape: tuple[int, ...]
     seed: int
     blocks: bool
+    weights: bool
+    integers: bool
+    indices: tuple[int, ...]
 
     @property
     def inputs(self) -> str:
@@ -79,6 +95,9 @@ def cases() -> tuple[Case, ...]:
         rows += [("x".join(map(str, shape)), plain, shape) for shape in others]
         for label, each, shape in rows:
             expression = operator.call or operator.module.replace("{n}", str(shape[1]))
-            words = (expression, bool(operator.module), each, shape, values.seed, operator.blocks)
-            all_cases.append(Case(name, label, *words))
+            module = bool(operator.module)
+            words = (expression, module, each, shape, values.seed, operator.blocks)
+            all_cases.append(
+                Case(name, label, *words, module or operator.weights, operator.integers, operator.indices)
+            )
     return tuple(all_cases)

@@ -88,3 +88,14 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
     cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["SM8650"]["8a8w"]
     # The committed table has more of them with every part of the suite that was measured.
     assert cell.result == "whole" and cell.models >= 3 and (cell.sqnr_db or 0) > 40
+
+
+@pytest.mark.whole
+def test_an_operator_is_compared_with_the_float_model_and_with_the_quantized_one(tmp_path: Path) -> None:
+    words = ["values", "-k", "*-softmax-plain* or *-logsigmoid-plain*", "--flow", "16a8w", "--no-cache"]
+    done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
+    assert done.returncode == 0, done.stderr
+    cells = read(tmp_path / "reports/operators/table.json").cells
+    softmax, logsigmoid = (cells[name]["SM8650"]["16a8w"] for name in ("softmax", "logsigmoid"))
+    assert softmax.result == "whole" and (softmax.loses_db or 0) > 40
+    assert logsigmoid.result == "float" and logsigmoid.loses_db is None

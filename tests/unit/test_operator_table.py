@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from ci.upstream.adapters import EXACT, part, part_of
+from ci.engine.work import Result
+from ci.suites.operator_table import by_name
+from ci.upstream.adapters import EXACT, Beside, part, part_of
 from ci.upstream.judge import Judge
-from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict
+from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict, load_record
 from ci.upstream.operators_page import table_of
+from ci.upstream.process import verdict_of as verdict_of_result
 from ci.upstream.worker import verdict_of
 from provisioning.base.stage_run import StageRun
 
@@ -25,9 +28,11 @@ def summary(
     on_htp: dict[str, int] | None = None,
     on_cpu: tuple[str, ...] = (),
     error: Exception | None = None,
+    beside: Beside | None = None,
 ) -> Any:
-    """As ExecuTorch's suite writes it."""
+    """As ExecuTorch's suite writes it, with what we add."""
     return SimpleNamespace(
+        beside=beside,
         result=SimpleNamespace(name=result),
         error=error,
         tensor_error_statistics=[SimpleNamespace(sqnr=figure) for figure in sqnr],
@@ -65,6 +70,35 @@ def test_a_part_says_where_it_ran_and_how_exactly(
 ) -> None:
     tested = part_of(outcome, flow)
     assert (tested["result"], tested["sqnr_db"]) == (result, figure)
+
+
+def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
+    beside = Beside(52.31, 97.72, ["aten.mul.Tensor"])
+    outcome = summary(on_cpu=("aten::erf",), beside=beside)
+    facts = {"test": "a", "outcome": "passed", "parts": [part_of(outcome, "qnn_16a8w")], "problems": []}
+    path = tmp_path / "record.json"
+    path.write_text(Record().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
+    (kept,) = load_record("operators", "wheels", "SM8650", path).tests["a"].parts
+    assert (kept.sqnr_db, kept.cpu, kept.in_float) == (60.0, ("aten::erf",), ("aten.mul.Tensor",))
+    assert (kept.float_db, kept.quantized_db) == (52.3, 97.7)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rules"),
+    [
+        ((), ("aten.mul.Tensor",), ["upstream-changed"]),
+        (("aten.mul.Tensor",), (), ["upstream-better"]),
+        (None, ("aten.mul.Tensor",), []),
+    ],
+)
+def test_an_operator_that_is_not_quantized_any_more_is_a_finding(
+    tmp_path: Path, before: tuple[str, ...] | None, now: tuple[str, ...], rules: list[str]
+) -> None:
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
+    recorded = record({"a": [Part("whole", 60, in_float=before)]})
+    verdict = Verdict("a", "passed", parts=(Part("whole", 60, in_float=now),))
+    Judge(Ledger("operators", "wheels"), "SM8650", tmp_path, recorded).findings(stage, [verdict])
+    assert [finding.rule for finding in stage.findings] == rules
 
 
 @pytest.mark.parametrize(
@@ -143,6 +177,57 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
     even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = Recorded(1, 1, (Part("dies"),))
     table = table_of({"operators": {"SM8650": Record("x", even)}}, {})
     assert table.cells["conv1d"]["SM8650"]["8a8w"].result == "dies"
+
+
+def values(operator: str, parts: dict[str, Part]) -> dict[str, Recorded]:
+    """What our own cases gave, by scheme and case: `16a8w-plain`."""
+    return {
+        f"test_values[qnn_{scheme}-{operator}-{case}]": Recorded(1, 1, (each,))
+        for (scheme, case), each in ((name.split("-", 1), each) for name, each in parts.items())
+    }
+
+
+def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_are_none() -> None:
+    tests = values(
+        "log",
+        {
+            "16a8w-plain": Part("whole", 70),
+            "16a8w-small": Part("wrong", -6),
+            "16a4w-plain": Part("whole", 70),
+            "16a16w-plain": Part("whole", 61),
+            "8a8w-small": Part("wrong", 3),
+            "8a4w-plain": Part("whole", 50),
+        },
+    )
+    row = by_name(table_of({"values": {"SM8650": Record("x", tests)}}, {}).cells["log"]["SM8650"])
+    small = "small [0.0001, 0.01]"
+    assert {scheme: [*cell.bad] for scheme, cell in row.items()} == {
+        "16a8w": [small],
+        "16a4w": [small],
+        # The plain case gives something else, or was not tried.
+        "16a16w": [],
+        "8a8w": [small],
+        "8a4w": [],
+    }
+    assert row["16a4w"].like == "16a8w" and row["16a4w"].models == 2
+
+
+def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
+    tests = values(
+        "softmax",
+        {
+            "16a8w-plain": Part("whole", 52, float_db=52, quantized_db=98, in_float=("aten.mul.Tensor",)),
+            "8a8w-plain": Part("whole", 43, float_db=45, quantized_db=49.6, in_float=()),
+            # Nothing of it is quantized: fp16 loses that much.
+            "8a4w-plain": Part("float", 67, float_db=67, quantized_db=200, in_float=("aten.exp.default",)),
+        },
+    )
+    row = by_name(table_of({"values": {"SM8650": Record("x", tests)}}, {}).cells["softmax"]["SM8650"])
+    assert [str(row[scheme]) for scheme in ("16a8w", "8a8w", "8a4w")] == [
+        "whole 52 dB, loses 46 dB, mul.Tensor in fp16",
+        "whole 43 dB",
+        "float 67 dB",
+    ]
 
 
 def test_what_upstream_skips_hides_no_measurement() -> None:

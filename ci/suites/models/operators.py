@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,19 @@ class CallsTwo(nn.Module):
         return self.function(x, y)
 
 
-def alone(expression: str, is_module: bool = False) -> tuple[nn.Module, int]:
+class CallsWithIndices(nn.Module):
+    indices: Tensor
+
+    def __init__(self, function: Callable[..., Any], indices: Sequence[int]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("indices", torch.tensor(indices))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs, self.indices)
+
+
+def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ()) -> tuple[nn.Module, int]:
     """An operator alone, of manifests/upstream/values.toml, and how many inputs it has.
 
     Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn.
@@ -58,7 +70,10 @@ def alone(expression: str, is_module: bool = False) -> tuple[nn.Module, int]:
                 nn.init.uniform_(weights, 0.5, 1.5)
         return model, 1
     two = re.search(r"\by\b", expression) is not None
-    function = eval(f"lambda {'x, y' if two else 'x'}: {expression}", {"torch": torch})  # noqa: S307
+    names = ["x", *(["y"] if two else []), *(["i"] if indices else [])]
+    function = eval(f"lambda {', '.join(names)}: {expression}", {"torch": torch})  # noqa: S307
+    if indices:
+        return CallsWithIndices(function, indices).eval(), 1 + two
     return (CallsTwo if two else Calls)(function).eval(), 1 + two
 
 
