@@ -4,7 +4,7 @@ The rule: of the node tests that hold the operator alone and tensors of numbers 
 input is floats come first, then those with usual types (float32, int32, int64, bool), with finite values,
 with fewer inputs and fewer attributes, and then those with more elements, up to MOST. The first one counts
 whose outputs ONNX Runtime's CPU gives, in the first opset from the lane's own on.
-manifests/upstream/onnx_tests.toml overrides the choice.
+manifests/onnx_tests.toml overrides the choice.
 """
 
 from __future__ import annotations

@@ -8,21 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ci.suites.precision import ONNX_PRECISIONS
 from ci.suites.suite import Scalar
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 SUITE = MANIFESTS / "suites" / "onnx_operators.toml"
 CHOSEN = MANIFESTS / "upstream" / "operators" / "onnx_tests.json"
-RULES = MANIFESTS / "upstream" / "onnx_tests.toml"
+RULES = MANIFESTS / "onnx_tests.toml"
 FACTORY = "ci.suites.models.onnx_nodes:node"
-
-OnnxPrecision = Literal["fp16", "u8u8", "u16u8"]
-ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 
 
 class Chosen(Model):
@@ -62,7 +60,7 @@ class Extra(Model):
 
 
 class Rules(Model):
-    """manifests/upstream/onnx_tests.toml: what the schemas of the operators do not say."""
+    """manifests/onnx_tests.toml: what the schemas of the operators do not say."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     weights: tuple[str, ...]

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ci.suites.accuracy import LEAST_DB
-from ci.suites.onnx_operators import OnnxPrecision
 from ci.suites.operator_names import key_of, names_of
-from ci.suites.precision import MEASURED_SCHEMES, MeasuredScheme
+from ci.suites.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecision
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError

@@ -56,6 +56,10 @@ MeasuredScheme = Literal["fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16
 MEASURED_SCHEMES: tuple[MeasuredScheme, ...] = get_args(MeasuredScheme)
 """The columns of the table of operators."""
 
+OnnxPrecision = Literal["fp16", "u8u8", "u16u8"]
+"""Those of the table of ONNX's operators."""
+ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
+
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
 """Other spellings, beside `w8a16` and `a16w8` for `16a8w`."""
 

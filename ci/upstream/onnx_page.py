@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from ci.suites.accuracy import LEAST_DB
 from ci.suites.baseline import Recorded, baseline_path, load_baseline
-from ci.suites.onnx_operators import ONNX_PRECISIONS, SUITE, NodeTests, OnnxPrecision, node_tests
+from ci.suites.onnx_operators import SUITE, NodeTests, node_tests
 from ci.suites.operator_table import EXACT, MEANINGS, Cell, Onnx, Result
+from ci.suites.precision import ONNX_PRECISIONS, OnnxPrecision
 
 HEAD = """\
 ## Operators of ONNX, through ONNX Runtime

@@ -11,7 +11,6 @@ from html import escape
 from pathlib import Path
 
 from ci.suites.accuracy import LEAST_DB
-from ci.suites.onnx_operators import ONNX_PRECISIONS
 from ci.suites.operator_names import REWORK, key_of, names_of
 from ci.suites.operator_table import (
     EXACT,
@@ -29,7 +28,7 @@ from ci.suites.operator_table import (
     in_db,
     read,
 )
-from ci.suites.precision import MEASURED_SCHEMES, MeasuredScheme
+from ci.suites.precision import MEASURED_SCHEMES, ONNX_PRECISIONS, MeasuredScheme
 from ci.upstream import onnx_page
 from ci.upstream.adapters import ORDER
 from ci.upstream.judge import Judge

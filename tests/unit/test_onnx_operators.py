@@ -13,8 +13,9 @@ from ci.onnx.samples import resembling
 from ci.onnx.suite import programs_of
 from ci.suites.baseline import Recorded
 from ci.suites.models.onnx_nodes import node
-from ci.suites.onnx_operators import ONNX_PRECISIONS, SUITE, Chosen, NodeTests, node_tests
+from ci.suites.onnx_operators import SUITE, Chosen, NodeTests, node_tests
 from ci.suites.operator_table import Onnx
+from ci.suites.precision import ONNX_PRECISIONS
 from ci.upstream import onnx_page
 from ci.upstream.operators_page import html_of, markdown_of, table_of
 

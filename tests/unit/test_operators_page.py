@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ci.suites.onnx_operators import ONNX_PRECISIONS
 from ci.suites.operator_table import Cell, Table, by_name
-from ci.suites.precision import MEASURED_SCHEMES
+from ci.suites.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from ci.upstream.ledger import Part, Record, Recorded
 from ci.upstream.operators_page import html_of, markdown, markdown_of, table_of
 from provisioning.base.settings import MANIFESTS
