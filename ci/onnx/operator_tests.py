@@ -25,9 +25,10 @@ import onnxruntime as ort
 from onnx import TensorProto, defs
 
 from ci.onnx.arrays import Array
+from ci.onnx.operator_suite import RULES, Rules, rules
 from ci.onnx.steps import OPSET
 from ci.suites.models.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
-from ci.suites.onnx_operators import CHOSEN, RULES, Chosen, NodeTests, Rules, rules
+from ci.suites.onnx_operators import CHOSEN, Chosen, NodeTests
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text

@@ -45,7 +45,7 @@ SCHEMAS = {
     ),
     "values": ("ci.upstream.value_cases:Values", "Values and shapes that operators are tried with"),
     "onnx_tests": (
-        "ci.suites.onnx_operators:Rules",
+        "ci.onnx.operator_suite:Rules",
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",
     ),
     "upstream_reports": ("ci.upstream.upstream_reports:Reports", "Mistakes of upstream's tests, as issues"),
@@ -81,7 +81,7 @@ PAGES = {
     "docs/findings.md": "ci.upstream.findings_page:page",
     "docs/operators.md": "ci.upstream.operators_page:markdown",
     "manifests/upstream/operators/table.json": "ci.upstream.operators_page:table_json",
-    "manifests/suites/onnx_operators.toml": "ci.suites.onnx_operators:suite",
+    "manifests/suites/onnx_operators.toml": "ci.onnx.operator_suite:suite",
     "docs/docker.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
     "manifests/actions.toml": "ci.upkeep.actions:table",
