@@ -67,8 +67,13 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
         "test.harness.error_statistics", compute_sqnr=lambda signal, output: (signal, output)
     )
     runner = upstream(
-        "test.suite.runner", count_ops=lambda left: left, _graph_has_unsupported_patterns=lambda program: True
+        "test.suite.runner",
+        count_ops=lambda left: left,
+        _graph_has_unsupported_patterns=lambda program: True,
+        run_test=run_test,
     )
+    upstream("test.harness.tester", Tester=type("Tester", (Compares,), {}))
+    upstream("qualcomm._passes.qnn_pass_manager", QnnPassManager=type("QnnPassManager", (Passes,), {}))
     monkeypatch.setenv("QNN_SOC_MODEL", "SM8750")
     Backend().prepare()
     assert tester.ToEdgeTransformAndLower() == "SM8750"
@@ -78,6 +83,53 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
     for left, skipped in (({"aten::relu": 1}, False), ({"aten::convolution": 1}, True)):
         assert runner.count_ops(left) == left
         assert runner._graph_has_unsupported_patterns(None) is skipped
+    quantized, in_fp16 = (
+        runner.run_test(lambda x: x * 2, (torch.ones(8),), SimpleNamespace(quantize=quantize)).beside
+        for quantize in (True, False)
+    )
+    assert quantized.float_db == pytest.approx(20, abs=0.1)
+    assert quantized.quantized_db == pytest.approx(40, abs=0.1)
+    assert quantized.in_float == ["aten.sin.default"] and in_fp16 is None
+
+
+class Compares:
+    """As ExecuTorch's tester."""
+
+    @staticmethod
+    def _calculate_reference_output(program: Callable[..., Any], inputs: Any) -> tuple[Any, None]:
+        return program(*inputs), None
+
+    @staticmethod
+    def _compare_outputs(reference: Any, computed: Any) -> None: ...
+
+
+class Passes:
+    def transform_for_preprocess_pipeline(self) -> Any:
+        value, scale = torch.ones(8), {"scale": 1}
+
+        def node(name: str, value: torch.Tensor, op: str = "call_function", **meta: Any) -> Any:
+            return SimpleNamespace(op=op, target=SimpleNamespace(__name__=name), meta={"val": value, **meta})
+
+        nodes = [
+            node("x", value, "placeholder"),
+            node("aten.mul.Tensor", value, quant_attrs=scale),
+            node("quantized_decomposed.dequantize_per_tensor.default", value),
+            node("aten.sin.default", value),
+            node("aten.argmax.default", value.to(torch.int64)),
+        ]
+        return SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
+
+
+def run_test(model: Any, inputs: Any, flow: Any) -> Any:
+    """As ExecuTorch's: it lowers, runs the quantized model, and compares with what HTP gave."""
+    modules = sys.modules
+    tester = modules["executorch.backends.test.harness.tester"].Tester
+    modules[
+        "executorch.backends.qualcomm._passes.qnn_pass_manager"
+    ].QnnPassManager().transform_for_preprocess_pipeline()
+    reference, _ = tester._calculate_reference_output(lambda x: x * 2.02, inputs)
+    tester._compare_outputs((reference,), [torch.ones(8) * 2.2])
+    return SimpleNamespace()
 
 
 @pytest.mark.parametrize(("scheme", "told"), [("use_8a8w", True), ("use_16a4w_block", False)])
@@ -111,13 +163,23 @@ def test_a_norm_of_a_case_multiplies_and_adds_something() -> None:
     assert all(weights.unique().numel() > 1 for weights in norm.parameters())
 
 
-def test_blocks_of_weights_are_tried_where_the_channels_are_whole_blocks() -> None:
+def held(case: str, flow: str) -> bool:
     by_name = {str(case): case for case in cases()}
+    parameters = {"case": by_name[case], "test_runner": SimpleNamespace(name=flow)}
+    return Values().holds(SimpleNamespace(callspec=SimpleNamespace(params=parameters)))  # type: ignore[arg-type]
 
-    def held(case: str, flow: str) -> bool:
-        parameters = {"case": by_name[case], "test_runner": SimpleNamespace(name=flow)}
-        return Values().holds(SimpleNamespace(callspec=SimpleNamespace(params=parameters)))  # type: ignore[arg-type]
 
+def test_blocks_of_weights_are_tried_where_the_channels_are_whole_blocks() -> None:
     assert held("conv2d-plain", "qnn_16a4w_block")
     assert not held("conv2d-1x3x9x7", "qnn_16a4w_block") and held("conv2d-1x3x9x7", "qnn_16a4w")
-    assert not held("relu-plain", "qnn_16a4w_block")
+    # The layer's weights are no whole block, or the quantizer has no blocks for it.
+    assert not held("linear-plain", "qnn_16a4w_block") and not held("conv1d-plain", "qnn_16a4w_block")
+
+
+@pytest.mark.parametrize("scheme", ["16a4w", "16a16w", "16a4w_block", "8a4w"])
+def test_an_operator_without_weights_is_tried_plainly_where_the_weights_alone_differ(
+    scheme: str,
+) -> None:
+    assert held("relu-plain", f"qnn_{scheme}") and not held("relu-small", f"qnn_{scheme}")
+    assert scheme.endswith("_block") or held("conv1d-small", f"qnn_{scheme}")
+    assert all(held("relu-small", flow) for flow in ("qnn", "qnn_8a8w", "qnn_16a8w"))
