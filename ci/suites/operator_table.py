@@ -121,11 +121,12 @@ class Cell(Model):
 
     @property
     def good(self) -> bool:
-        """Whole on HTP and exact, in all cases."""
+        """Whole on HTP and as exact as the quantized model on the CPU, in all cases."""
         return (
             self.result == "whole"
             and {*FAILING, "bad_test"}.isdisjoint(self.results)
             and (self.float_db is None or self.float_db >= LEAST_DB)
+            and self.loses_db is None
         )
 
 

@@ -238,12 +238,15 @@ class Values(Backend):
             flows.append(flow)
         shared: Any = importlib.import_module(f"{suite}.flow")
         shared.all_flows = lambda: {flow.name: flow for flow in flows}
-        # Its tolerance of 0.1 is less than a step of 8 bits of large values; the SQNR decides.
+        # Its tolerance of 0.1 is less than a step of 8 bits of large values; of floats the SQNR decides.
         tester: Any = importlib.import_module("executorch.backends.test.harness.tester").Tester
         compare = tester._assert_outputs_equal
-        tester._assert_outputs_equal = staticmethod(
-            lambda computed, expected, **named: compare(computed, expected, **{**named, "atol": math.inf})
-        )
+
+        def assert_outputs_equal(computed: Any, expected: Any, **named: Any) -> None:
+            floats = all(each.is_floating_point() for each in expected)
+            compare(computed, expected, **{**named, **({"atol": math.inf} if floats else {})})
+
+        tester._assert_outputs_equal = staticmethod(assert_outputs_equal)
 
     def holds(self, item: pytest.Item) -> bool:
         parameters = item.callspec.params  # type: ignore[attr-defined]

@@ -223,9 +223,15 @@ def _worse(before: Part, now: Part) -> float:
         # What is not compared any more is worse.
         lost = float(now.sqnr_db is None) - float(before.sqnr_db is None)
     else:
-        lost = before.sqnr_db - now.sqnr_db
-        lost = lost if abs(lost) > SAME_DB else 0.0
+        lost = _lost(before.sqnr_db, now.sqnr_db)
+    # A coarser quantizer is farther from the float model, and HTP as near to the quantized one as before.
+    if not lost and before.float_db is not None and now.float_db is not None:
+        lost = _lost(before.float_db, now.float_db)
     old, new = {*before.cpu}, {*now.cpu}
     if before.in_float is not None and now.in_float is not None:
         old, new = old | {*before.in_float}, new | {*now.in_float}
     return lost or float(bool(new - old)) or -float(bool(old - new))
+
+
+def _lost(before: float, now: float) -> float:
+    return before - now if abs(before - now) > SAME_DB else 0.0

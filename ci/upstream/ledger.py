@@ -78,7 +78,8 @@ class Part:
     """The operators of a quantized model that HTP computes in float; None: not measured."""
 
     def __str__(self) -> str:
-        return self.result if self.sqnr_db is None else f"{self.result} {self.sqnr_db:.1f} dB"
+        to_float = "" if self.float_db is None else f" ({self.float_db:.1f} dB to float)"
+        return self.result if self.sqnr_db is None else f"{self.result} {self.sqnr_db:.1f} dB{to_float}"
 
 
 @dataclass(frozen=True, slots=True)

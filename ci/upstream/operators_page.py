@@ -148,10 +148,12 @@ def table_of(
 
 
 def _alike(own: Sequence[Row], others: Sequence[Row], scheme: MeasuredScheme) -> list[Row]:
-    """What counts of the scheme that differs in the weights alone, if the plain case gave the same in both
-    and no other of our own cases was tried."""
+    """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
+    in both and no other of our own cases was tried."""
     plain, same = ([row.part for row in rows if row.own == PLAIN] for rows in (own, others))
-    if not plain or plain != same or any(row.own not in ("", PLAIN) for row in own):
+    if not plain or plain != same or plain[0].sqnr_db is None:
+        return []
+    if any(row.own not in ("", PLAIN) for row in own):
         return []
     return [replace(row, like=scheme) for row in others if row.own not in ("", PLAIN)]
 

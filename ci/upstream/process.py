@@ -22,8 +22,6 @@ from provisioning.base.findings import Metric
 
 NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|can't allocate memory|Cannot allocate memory")
 
-"""Crashes that do not depend on the state of the machine, such as a full disk."""
-
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
     return Setup(

@@ -19,9 +19,11 @@ OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
 VARIES = re.compile(
     r"(?<![\w.])/[\w.+-]+(?:/[\w.+\[\]-]+)*"  # paths
-    r"|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)"  # figures
+    r"|(?<!err )(?<!error )(?<!error: )(?<!code )"  # figures that are no code of an error
+    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)"
     r"|; its last words.*"
 )
+ONLY_A_TYPE = re.compile(r"\s*[\w.]+:?\s*")
 WORD = re.compile(r"[\w.:]+")
 LENGTH = 160
 
@@ -41,7 +43,9 @@ def reasons_of(verdict: Verdict) -> tuple[str, ...]:
 def _stable(error: str) -> list[str]:
     if operators := GUILTY.findall(error):
         return [f"{DIES_OF}{operator}" for operator in operators]
-    return [VARIES.sub("…", line)[:LENGTH] for line in error.strip().splitlines()[:1]]
+    lines = error.strip().splitlines()
+    telling = [line for line in lines if not ONLY_A_TYPE.fullmatch(line)] or lines
+    return [VARIES.sub("…", line)[:LENGTH] for line in telling[:1]]
 
 
 def words_of(reason: str) -> tuple[str, ...]:
