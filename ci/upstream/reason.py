@@ -23,7 +23,7 @@ VARIES = re.compile(
     r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)"
     r"|; its last words.*"
 )
-ONLY_A_TYPE = re.compile(r"\s*[\w.]+:?\s*")
+ONLY_A_TYPE = re.compile(r"(?:[\w .]+: )?[\w.]+:\s*")
 WORD = re.compile(r"[\w.:]+")
 LENGTH = 160
 

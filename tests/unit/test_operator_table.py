@@ -142,6 +142,16 @@ def test_a_part_that_gave_something_else_when_it_was_recorded_is_a_finding(
     )
 
 
+def test_a_coarser_quantizer_is_a_finding(tmp_path: Path) -> None:
+    """HTP is as near to the quantized model as before."""
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
+    recorded = record({"a": [Part("whole", 60, float_db=45, quantized_db=45)]})
+    verdict = Verdict("a", "passed", parts=(Part("whole", 60, float_db=5, quantized_db=5),))
+    Judge(Ledger("values", "wheels"), "SM8650", tmp_path, recorded).findings(stage, [verdict])
+    (finding,) = stage.findings
+    assert finding.rule == "upstream-changed" and "45.0 dB" in finding.message and "5.0 dB" in finding.message
+
+
 def test_records_of_parts_of_a_suite_add_up() -> None:
     first = Verdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
     crashed = Verdict("a", "crash", parts=(Part("crash"),))
@@ -197,6 +207,8 @@ def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_ar
             "16a16w-plain": Part("whole", 61),
             "8a8w-small": Part("wrong", 3),
             "8a4w-plain": Part("whole", 50),
+            # Nothing ran that could be the same.
+            "16a4w_block-plain": Part("dies"),
         },
     )
     row = by_name(table_of({"values": {"SM8650": Record("x", tests)}}, {}).cells["log"]["SM8650"])
@@ -208,7 +220,14 @@ def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_ar
         "16a16w": [],
         "8a8w": [small],
         "8a4w": [],
+        "16a4w_block": ["plain [0.01, 1.0]"],
     }
+    failing = values(
+        "log", {"16a8w-plain": Part("dies"), "16a8w-small": Part("whole", 40), "16a4w-plain": Part("dies")}
+    )
+    assert (
+        table_of({"values": {"SM8650": Record("x", failing)}}, {}).cells["log"]["SM8650"]["16a4w"].models == 1
+    )
     assert row["16a4w"].like == "16a8w" and row["16a4w"].models == 2
 
 
@@ -228,6 +247,7 @@ def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
         "whole 43 dB",
         "float 67 dB",
     ]
+    assert row["8a8w"].good and not row["16a8w"].good
 
 
 def test_what_upstream_skips_hides_no_measurement() -> None:

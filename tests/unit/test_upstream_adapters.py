@@ -13,7 +13,7 @@ import torch
 
 from ci.suites.models.operators import alone
 from ci.upstream import values
-from ci.upstream.adapters import EXACT, Backend, Rework, Values, built_otherwise, least_db
+from ci.upstream.adapters import EXACT, SCHEMES, Backend, Rework, Values, built_otherwise, least_db
 from ci.upstream.value_cases import cases
 
 
@@ -92,8 +92,32 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
     assert quantized.in_float == ["aten.sin.default"] and in_fp16 is None
 
 
+def test_our_own_cases_are_held_to_the_ratio_alone_unless_they_give_integers(
+    upstream: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schemes = {f"use_{scheme}": scheme for scheme in SCHEMES}
+    upstream("test.suite.flows")
+    flow = SimpleNamespace(name="", quantize_stage_factory=None)
+    upstream("test.suite.flows.qualcomm", _create_qnn_flow=lambda name, **named: flow)
+    upstream("qualcomm.quantizer")
+    upstream("qualcomm.quantizer.quantizer", QuantDtype=schemes)
+    upstream("test.suite.flow")
+    tester = upstream("test.harness.tester", Tester=type("Tester", (Compares,), {})).Tester
+    monkeypatch.setattr(Backend, "prepare", lambda self: None)
+    Values().prepare()
+    one = torch.tensor([100.0])
+    tester._assert_outputs_equal([one], [one + 0.7], atol=0.1, rtol=0.0)
+    with pytest.raises(AssertionError):
+        tester._assert_outputs_equal([one.int()], [one.int() + 1], atol=0.1, rtol=0.0)
+
+
 class Compares:
     """As ExecuTorch's tester."""
+
+    @staticmethod
+    def _assert_outputs_equal(computed: Any, expected: Any, *, atol: float, rtol: float) -> None:
+        for one, other in zip(computed, expected, strict=True):
+            assert torch.allclose(one, other, atol=atol, rtol=rtol)
 
     @staticmethod
     def _calculate_reference_output(program: Callable[..., Any], inputs: Any) -> tuple[Any, None]:

@@ -166,6 +166,12 @@ def judged(tmp_path: Path, before: Verdict, now: Verdict) -> tuple[Judge, StageR
             Verdict("t", "wrong", parts=(Part("wrong", 3.0), Part("bad_test", error="too large"))),
             ("compared nothing", "too large"),
         ),
+        (
+            died("AssertionError: no context binary, err 1002"),
+            died("AssertionError: no context binary, err 6001"),
+            ("err 1002", "err 6001"),
+        ),
+        (died("RuntimeError: \n shapes"), died("RuntimeError: \n types"), ("shapes", "types")),
     ],
 )
 def test_a_failure_for_another_reason_is_a_surprise_with_both(
