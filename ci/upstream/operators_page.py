@@ -245,7 +245,7 @@ def _cell(operator: str, rows: Sequence[Row]) -> Cell:
             others[name] = min(row.result, others.get(name, row.result), key=ORDER.index)
     own = [(inputs.get(row.own, row.own), row) for row in judged if row.own]
     losses = [
-        row.part.quantized_db - row.part.float_db
+        min(row.part.quantized_db, MOST_DB) - row.part.float_db
         for row in alike
         if row.part.quantized_db is not None and row.part.float_db is not None
     ]
@@ -275,6 +275,9 @@ def _cell(operator: str, rows: Sequence[Row]) -> Cell:
 
 
 QUANTIZED = ("whole", "part")
+
+MOST_DB = 100.0
+"""Rounding to 16 bits leaves no more; what is nearer to the float model has lost nothing."""
 
 
 def _short(name: str) -> str:

@@ -237,14 +237,17 @@ def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
         {
             "16a8w-plain": Part("whole", 52, float_db=52, quantized_db=98, in_float=("aten.mul.Tensor",)),
             "8a8w-plain": Part("whole", 43, float_db=45, quantized_db=49.6, in_float=()),
+            # Exact but for the last bit of a float.
+            "16a16w-plain": Part("whole", 136, float_db=136, quantized_db=200, in_float=()),
             # Nothing of it is quantized: fp16 loses that much.
             "8a4w-plain": Part("float", 67, float_db=67, quantized_db=200, in_float=("aten.exp.default",)),
         },
     )
     row = by_name(table_of({"values": {"SM8650": Record("x", tests)}}, {}).cells["softmax"]["SM8650"])
-    assert [str(row[scheme]) for scheme in ("16a8w", "8a8w", "8a4w")] == [
+    assert [str(row[scheme]) for scheme in ("16a8w", "8a8w", "16a16w", "8a4w")] == [
         "whole 52 dB, loses 46 dB, mul.Tensor in fp16",
         "whole 43 dB",
+        "whole 136 dB",
         "float 67 dB",
     ]
     assert row["8a8w"].good and not row["16a8w"].good
