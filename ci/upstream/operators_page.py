@@ -518,12 +518,16 @@ show();
 """
 
 
+def _default_first(row: tuple[str, object]) -> tuple[bool, str]:
+    return row[0] != DEFAULT_SOC, row[0]
+
+
 def html_of(table: Table) -> str:
     """One self-contained file with filters by operator, scheme, chip and result."""
     rows = []
     for operator, chips in table.cells.items():
         files = ", ".join(table.files(operator))
-        for soc, row in chips.items():
+        for soc, row in sorted(chips.items(), key=_default_first):
             cells = "".join(
                 _html_cell(name, row[name], _text(table, operator, name, row[name]))
                 if name in row
