@@ -116,7 +116,8 @@ def test_an_operator_that_loses_accuracy_in_a_scheme_is_named_with_the_command_t
     log.write_text(text, encoding="utf-8")
     assert verb(str(log) if "\n" in text else text) == 0
     shown = capsys.readouterr().out
-    assert f"log at {scheme} loses accuracy" in shown and f"test_upstream -- values --flow {scheme}" in shown
+    # 16a4w gives the same of an operator without weights, whose ranges are tried in 16a8w.
+    assert f"log at {scheme} loses accuracy" in shown and "test_upstream -- values --flow 16a8w" in shown
 
 
 def test_what_was_not_measured_is_not_explained() -> None:
