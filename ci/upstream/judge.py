@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ci.engine.workers.parent import tail
 from ci.suites.compiler_log import DIES_OF
+from ci.suites.reason import words_of
 from ci.upstream.adapters import GOOD, ORDER
 from ci.upstream.ledger import (
     NOT_RUN,
@@ -24,7 +25,7 @@ from ci.upstream.ledger import (
     locked,
     record_path,
 )
-from ci.upstream.reason import reasons_of, words_of
+from ci.upstream.reason import reasons_of
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest
 from provisioning.base.files import replace_text

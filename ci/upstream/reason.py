@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ci.suites.compiler_log import DIES_OF
+from ci.suites.reason import first_line
 
 if TYPE_CHECKING:
     from ci.upstream.ledger import Verdict
@@ -17,15 +18,6 @@ OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 """Outcomes that are not those of a part."""
 
 GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
-VARIES = re.compile(
-    r"(?<![\w.])/[\w.+-]+(?:/[\w.+\[\]-]+)*"  # paths
-    r"|(?<!err )(?<!error )(?<!error: )(?<!code )"  # figures that are no code of an error
-    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)"
-    r"|; its last words.*"
-)
-ONLY_A_TYPE = re.compile(r"(?:[\w .]+: )?[\w.]+:\s*")
-WORD = re.compile(r"[\w.:]+")
-LENGTH = 160
 
 
 def reasons_of(verdict: Verdict) -> tuple[str, ...]:
@@ -43,11 +35,4 @@ def reasons_of(verdict: Verdict) -> tuple[str, ...]:
 def _stable(error: str) -> list[str]:
     if operators := GUILTY.findall(error):
         return [f"{DIES_OF}{operator}" for operator in operators]
-    lines = error.strip().splitlines()
-    telling = [line for line in lines if not ONLY_A_TYPE.fullmatch(line)] or lines
-    return [VARIES.sub("…", line)[:LENGTH] for line in telling[:1]]
-
-
-def words_of(reason: str) -> tuple[str, ...]:
-    """Equal for equal reasons: a set is printed in another order in each process."""
-    return tuple(sorted(WORD.findall(reason)))
+    return [first_line(error)] if error.strip() else []
