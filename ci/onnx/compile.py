@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.onnx.machine import RAN_OUT
 from ci.onnx.options import files_of
 from ci.onnx.suite import Program
 from ci.suites.baseline import Baseline
@@ -39,7 +40,13 @@ SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 estimate.
 """
 
-KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite", "Unforeseen": "unforeseen"}
+MACHINE = "machine"
+KINDS = {
+    "NotOnProvider": "cpu-node",
+    "UsageError": "suite",
+    "Unforeseen": "unforeseen",
+    "EnvironmentLacking": MACHINE,
+}
 """The names of findings for the worker's errors."""
 
 
@@ -220,6 +227,8 @@ class Compilation:
     def _crash(self, gone: Gone, shared: Mapping[str, Any]) -> dict[str, Any] | Failure:
         """How the process ended; as a result, if a crash is one for this case."""
         end = self.ended(gone, shared)
+        if RAN_OUT.search(gone.sentence(self.log)):
+            return replace(end, kind=MACHINE, of_machine=True)
         if not self.program.case.recorded or not gone.by_itself:
             return end
         return {"failed": "crash", "message": end.message, "touched": dict(gone.touched or {})}
@@ -245,7 +254,8 @@ class Compilation:
         try:
             return ordered(worker, what, self.log, **order)
         except Refused as refused:
-            return Failure(refused.kind, refused.message, refused.remedy, self.log)
+            of_machine = refused.kind == MACHINE
+            return Failure(refused.kind, refused.message, refused.remedy, self.log, of_machine=of_machine)
 
 
 def tasks_of(

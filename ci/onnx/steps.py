@@ -28,6 +28,7 @@ from ci.onnx.graph import (
     source_digest,
     wrong_reciprocals,
 )
+from ci.onnx.machine import ran_out
 from ci.onnx.options import Settings
 from ci.onnx.samples import calibration_samples, checked, divided, drawn, resembling
 from ci.onnx.suite import Case, Run
@@ -36,7 +37,7 @@ from ci.suites.precision import Precision, precision_named
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR
 from ci.suites.qnn_provider import installed_build
 from provisioning.base import commands
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
@@ -397,6 +398,10 @@ def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """The error as the result of a case whose failures are results. Raises it again for other cases."""
     if not _case(order).recorded:
         raise error
+    if ran_out(error):
+        raise EnvironmentLacking(
+            f"memory or the disk ran out: {error}", remedy="free some of it, or give fewer --jobs"
+        ) from error
     if isinstance(error, provider.NotOnProvider):
         # Where nothing else is refused, quantizers stand for types that do not go together.
         refused = error.operators.difference(WITHOUT_PLACE) or error.operators
