@@ -212,17 +212,20 @@ class Compilation:
         return Failure(gone.kind, message, remedy, self.log, of_machine=gone.of_machine)
 
     def _compiled(self, worker: Worker, shared: Mapping[str, Any], **order: Any) -> dict[str, Any] | Failure:
-        """The trace of what QNN refuses crashes the provider itself at times; then it is done without."""
+        """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
+        where the trace is the result; `trace_crash` has how it ended."""
         try:
             return self._ordered(worker, "case", into=str(empty_folder(self.compiled)), **order)
         except Gone as gone:
-            if not gone.by_itself:
-                raise
+            if not gone.by_itself or self.program.run.refused:
+                return self._crash(gone, shared)
+            crash = self.ended(gone, shared).message
         try:
             into = str(empty_folder(self.compiled))
-            return self._ordered(worker, "case", into=into, trace=False, **order)
+            reply = self._ordered(worker, "case", into=into, trace=False, **order)
         except Gone as gone:
             return self._crash(gone, shared)
+        return reply if isinstance(reply, Failure) else {**reply, "trace_crash": crash}
 
     def _crash(self, gone: Gone, shared: Mapping[str, Any]) -> dict[str, Any] | Failure:
         """How the process ended; as a result, if a crash is one for this case."""

@@ -12,7 +12,7 @@ from ci.onnx.crosscheck import Lane
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.onnx.suite import SUITES, Program
 from ci.suites.accuracy import LEAST_DB, Missed, missed
-from ci.suites.baseline import COSTS, Baseline, Tolerances, beside, growth
+from ci.suites.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.suites.findings import (
     accuracy_message,
     chip_differs,
@@ -22,6 +22,7 @@ from ci.suites.findings import (
     placeholder,
     shown_thresholds,
 )
+from ci.suites.reason import first_line, words_of
 from ci.suites.stage import row_of
 from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Metric, Severity
@@ -34,6 +35,10 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     if failure := result.failure:
         yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
         return
+    if crash := result.facts.get("trace_crash"):
+        message = f"done without the provider's trace of refused operators: with it, {crash}"
+        remedy = f"`compile` and `audit` trace, and may end so; {again} --no-cache tries it again"
+        yield Finding("onnx-trace", Severity.NOTE, program.name, message, remedy)
     if not was_compiled(result):
         message = f"not compiled: QNN refuses {', '.join(result.facts.get('refused', ()))}, as the suite says"
         if program.case.recorded:
@@ -127,7 +132,7 @@ def misses_of(program: Program, result: Result) -> list[Missed]:
 
 def changed(program: Program, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
     """Of a case whose every result is recorded: one that is not as the baseline says."""
-    if not program.case.recorded or (result.failure and failed_of(result) == ""):
+    if not program.case.recorded or result.failure:
         return
     again = f"{SUITES.repeat(program)} --update-baseline"
     agreed = baseline.of(program.name)
@@ -135,28 +140,59 @@ def changed(program: Program, result: Result, baseline: Baseline, margin_db: flo
         message = f"{baseline.path.name} has no result of it"
         yield Finding("cost-no-baseline", Severity.WARNING, program.name, message, again)
         return
-    before, now = (agreed.failed, agreed.refused), (failed_of(result), tuple(result.facts.get("refused", ())))
-    figures = context_of(result)["near"] if was_compiled(result) else {}
-    lower = [
-        f"{name} {figures[name]:.1f} dB instead of {figure:.1f} dB"
-        for name, figure in agreed.accuracy.items()
-        if name.endswith("sqnr_db") and figures.get(name, figure) < figure - margin_db
-    ]
-    if before == now and not lower:
-        return
-    words = "; ".join([f"expected {_outcome(*before)}, found {_outcome(*now)}", *lower])
-    yield Finding("onnx-changed", Severity.ERROR, program.name, words, f"if it is meant, {again}")
+    now = agreed.model_copy(update=outcome_of(result))
+    before, found = _outcome(agreed), _outcome(now)
+    worse = [] if before == found else [f"expected {before}, found {found}"]
+    better: list[str] = []
+    if before == found and agreed.message and words_of(agreed.message) != words_of(now.message):
+        worse = [f"expected {before} of `{agreed.message}`, found `{now.message}`"]
+    if before == found and was_compiled(result):
+        lower, better = _other_figures(agreed.accuracy, context_of(result)["near"], margin_db)
+        worse += lower
+    words = "; ".join([*worse, *better])
+    if worse:
+        yield Finding("onnx-changed", Severity.ERROR, program.name, words, f"if it is meant, {again}")
+    elif better:
+        yield Finding("onnx-better", Severity.NOTE, program.name, words, again)
 
 
-def _outcome(failed: str, refused: Sequence[str]) -> str:
-    return failed or (f"QNN refuses {', '.join(refused)}" if refused else "it is compiled")
+def _outcome(recorded: Recorded) -> str:
+    if recorded.failed:
+        return recorded.failed
+    if not recorded.refused:
+        return "it is compiled and not quantized" if recorded.in_float else "it is compiled"
+    takes = f" and takes {', '.join(recorded.taken)}" if recorded.taken else ""
+    return f"QNN refuses {', '.join(recorded.refused)}{takes}"
 
 
-def failed_of(result: Result) -> str:
-    """In the words of a baseline, how a program failed; empty if it did not, or before QNN was asked."""
-    if result.failure:
-        return {"crash": "crash", "timeout": "dies"}.get(result.failure.kind, "")
-    return str(result.facts.get("failed", ""))
+def _other_figures(
+    agreed: Mapping[str, float], now: Mapping[str, float], margin_db: float
+) -> tuple[list[str], list[str]]:
+    """The figures in dB that are worse than agreed, or missing, and those that are better."""
+    worse, better = [], []
+    for name, figure in agreed.items():
+        if not name.endswith("sqnr_db"):
+            continue
+        value = now.get(name)
+        if value is None:
+            worse.append(f"{name} {figure:.1f} dB is missing now")
+        elif value > figure + margin_db:
+            better.append(f"{name} {value:.1f} dB instead of {figure:.1f} dB")
+        elif not value >= figure - margin_db:
+            worse.append(f"{name} {value:.1f} dB instead of {figure:.1f} dB")
+    return worse, better
+
+
+def outcome_of(result: Result) -> dict[str, Any]:
+    """By the fields of a baseline, what becomes of a program beside its costs and figures."""
+    facts = result.facts
+    return {
+        "refused": tuple(facts.get("refused", ())),
+        "taken": tuple(facts.get("taken", ())),
+        "failed": str(facts.get("failed", "")),
+        "message": first_line(str(facts["message"])) if "failed" in facts else "",
+        "in_float": was_compiled(result) and bool(facts.get("in_float")),
+    }
 
 
 def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:

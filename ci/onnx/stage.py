@@ -20,9 +20,9 @@ from ci.onnx.findings import (
     context_of,
     cost,
     costs_of,
-    failed_of,
     findings_of,
     lane_of,
+    outcome_of,
     row,
     was_compiled,
 )
@@ -46,8 +46,6 @@ from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.stage_run import RUN, StageRun
-
-NOTHING: dict[str, object] = {"refused": (), "taken": (), "failed": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +165,17 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
             **costs_of(results[name]),
             "peak_mb": int(results[name].facts["peak"]) >> 20,
             "accuracy": figures,
-            **NOTHING,
+            **outcome_of(results[name]),
             "build_id": build_id_of(results[name]),
         }
         for name, figures in figures_of(results).items()
     }
-    recorded = {program.name for program in plan.programs if program.case.recorded}
     for name, result in results.items():
-        if was_compiled(result) or not (result.facts or (name in recorded and failed_of(result))):
-            continue
-        operators = {field: tuple(result.facts.get(field, ())) for field in ("refused", "taken")}
-        nothing = {**dict.fromkeys(COSTS), **NOTHING, "accuracy": {}, "build_id": build_id_of(result)}
-        values[name] = {**nothing, **operators, "failed": failed_of(result)}
+        if result.facts and not was_compiled(result):
+            values[name] = {
+                **dict.fromkeys(COSTS),
+                "accuracy": {},
+                **outcome_of(result),
+                "build_id": build_id_of(result),
+            }
     update_baselines(SUITES, plan.baselines, values)

@@ -85,6 +85,10 @@ class Recorded(Costs):
     """The program's others."""
     failed: Failed = ""
     """How a program went wrong whose failures are results."""
+    message: str = ""
+    """The first line of that failure, without what differs from run to run."""
+    in_float: bool = False
+    """Whether nothing of a program with floats was quantized, although its precision says so."""
 
     def cost(self, name: str) -> float | None:
         value: float | None = getattr(self, name)

@@ -17,12 +17,12 @@ from ci.onnx.crosscheck import (
     markdown,
     verdicts,
 )
-from ci.onnx.findings import cost, findings_of, lane_of
+from ci.onnx.findings import changed, cost, findings_of, lane_of
 from ci.onnx.suite import Program, programs_of
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.base.findings import Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
-from tests.support.onnx_suites import SUITE, compiled, facts, write_suite
+from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
 
 NODE = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
 
@@ -65,6 +65,64 @@ class TestFindings:
         (program, _) = programs_of(write_suite(tmp_path, suite))
         assert rules(program, compiled(facts(half_floats=False))) == [("onnx-precision", Severity.ERROR)]
         assert rules(program, compiled(facts(half_floats=None))) == []
+
+
+AGREED = {"sqnr_db": 30.0, "reference_sqnr_db": 50.0}
+DIES = {"failed": "dies", "message": "QnnGraph_finalize failed: error 1002 in /tmp/a/m.onnx"}
+REFUSED = {"refused": ["Erf"], "taken": ["Add"]}
+
+
+class TestChanged:
+    """A recorded case against its baseline."""
+
+    def found(self, folder: Path, agreed: Recorded, result: Any) -> list[tuple[str, Severity, str]]:
+        text = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        program = programs_of(write_suite(folder, text))[0]
+        baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed})
+        findings = list(changed(program, result, baseline, 1.0))
+        assert all("--update-baseline" in each.remedy for each in findings)
+        return [(each.rule, each.severity, each.message) for each in findings]
+
+    @pytest.mark.parametrize(
+        ("near", "finding"),
+        [
+            (AGREED, None),
+            ({"sqnr_db": 29.5, "reference_sqnr_db": 50.9}, None),
+            ({**AGREED, "reference_sqnr_db": 60.0}, ("onnx-better", Severity.NOTE)),
+            ({**AGREED, "sqnr_db": 20.0}, ("onnx-changed", Severity.ERROR)),
+            ({"sqnr_db": 40.0, "reference_sqnr_db": 40.0}, ("onnx-changed", Severity.ERROR)),
+            ({"sqnr_db": 30.0}, ("onnx-changed", Severity.ERROR)),
+        ],
+    )
+    def test_a_better_figure_is_a_note_and_a_lower_or_missing_one_an_error(
+        self, tmp_path: Path, near: dict[str, float], finding: tuple[str, Severity] | None
+    ) -> None:
+        found = self.found(tmp_path, Recorded(accuracy=AGREED), compiled(facts(near=near)))
+        assert [each[:2] for each in found] == ([finding] if finding else [])
+        if near.get("reference_sqnr_db") == 60.0:
+            assert "60.0 dB instead of 50.0 dB" in found[0][2]
+
+    @pytest.mark.parametrize(
+        ("agreed", "reply", "words"),
+        [
+            (Recorded(refused=("Erf",), taken=("Add",)), REFUSED, None),
+            (Recorded(refused=("Erf",), taken=("Add", "Mul")), REFUSED, ("Add, Mul", "takes Add")),
+            (Recorded(failed="dies", message="QnnGraph_finalize failed: error 1002 in …"), DIES, None),
+            (Recorded(failed="dies", message="no kernel"), DIES, ("no kernel", "QnnGraph_finalize")),
+            (Recorded(failed="crash"), DIES, ("crash", "dies")),
+            (Recorded(accuracy=AGREED), DIES, ("compiled", "dies")),
+            (Recorded(accuracy=AGREED), {**facts(), "in_float": True}, ("compiled", "not quantized")),
+        ],
+    )
+    def test_another_result_is_an_error_with_both_values(
+        self, tmp_path: Path, agreed: Recorded, reply: dict[str, Any], words: tuple[str, str] | None
+    ) -> None:
+        found = self.found(tmp_path, agreed, compiled(reply))
+        assert [each[:2] for each in found] == ([("onnx-changed", Severity.ERROR)] if words else [])
+        assert all(word in found[0][2] for word in words or ())
+
+    def test_what_ended_without_a_result_is_not_compared(self, tmp_path: Path) -> None:
+        assert self.found(tmp_path, Recorded(accuracy=AGREED), failed("timeout")) == []
 
 
 class TestCost:

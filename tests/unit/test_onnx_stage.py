@@ -51,7 +51,9 @@ for line in sys.stdin:
     touched = {"touched": {}}
     what, soc, *traced = os.environ["CRASH"].split() or ["", ""]
     if [order["do"], order["soc"]] == [what, soc] and (order.get("trace", True) or not traced):
-        reply({"died": -11, **touched})
+        with open(order["log"], "a") as log:
+            log.write(os.environ["WORDS"])
+        reply({"late": True} if os.environ["LATE"] else {"died": -11, **touched})
     elif order["do"] == "prepare":
         reply({"model": "m", "compared": 2, "notes": [], **touched})
     elif order["do"] == "quantize":
@@ -65,13 +67,15 @@ class TestStage:
     @pytest.fixture(autouse=True)
     def _worker(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.answers = facts()
-        self.crash = ""
+        self.crash = self.words = self.late = ""
         self.orders = tmp_path / "orders"
 
         def setup(logs: Path, **options: Any) -> Setup:
             environment = {
                 "FACTS": json.dumps(self.answers),
                 "CRASH": self.crash,
+                "WORDS": self.words,
+                "LATE": self.late,
                 "ORDERS": str(self.orders),
             }
             return Setup(("-c", STUB), environment, logs, 30, "onnxruntime", "install it", forks=True)
@@ -113,10 +117,39 @@ class TestStage:
         assert self.stage(tmp_path) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
 
-    def test_a_crash_of_the_trace_alone_is_none_of_the_program(self, tmp_path: Path) -> None:
+    def test_a_crash_of_the_trace_alone_is_a_note_that_names_it(self, tmp_path: Path) -> None:
         self.crash = "case SM8650 traced"
         assert self.stage(tmp_path) == 0
         assert self.done().count("case u16u8 SM8650") == 2 and self.done().count("case u16u8 SM8750") == 1
+        for _ in "12":
+            (note,) = [each for each in self.report(tmp_path).findings if each.rule == "onnx-trace"]
+            assert (note.subject, note.severity) == ("net/u16u8/SM8650", Severity.NOTE)
+            assert "SIGSEGV" in note.message and "trace" in note.message
+            # A remembered result says it too.
+            assert self.stage(tmp_path) == 0
+
+    def test_what_qnn_is_to_refuse_is_not_asked_without_the_trace_that_names_it(self, tmp_path: Path) -> None:
+        self.crash = "case SM8650 traced"
+        refused = SUITE.partition("thresholds")[0] + 'refused = ["Erf"]\n'
+        self.answers = {"refused": ["Erf"], "taken": [], "build_id": "v2.51.0"}
+        assert self.stage(tmp_path, text=refused) == 1
+        assert self.rules(tmp_path) == {"onnx-crash"}
+        assert self.done().count("case u16u8 SM8650") == 1
+
+    @pytest.mark.parametrize(
+        ("words", "late", "rule"),
+        [("", "1", "onnx-timeout"), ("terminate called: std::bad_alloc\n", "", "onnx-machine")],
+    )
+    def test_what_the_machine_does_is_no_result_of_a_recorded_case(
+        self, tmp_path: Path, words: str, late: str, rule: str
+    ) -> None:
+        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        self.crash, self.words, self.late = "case SM8650", words, late
+        assert self.stage(tmp_path, "--update-baseline", text=recorded) == 1
+        assert self.rules(tmp_path) == {rule}
+        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
+        assert list(agreed) == ["net/u16u8/SM8750"]
+        assert self.stage(tmp_path, text=recorded) == 1 and self.rules(tmp_path) == {rule}
 
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):
@@ -159,6 +192,7 @@ class TestStage:
         assert self.stage(tmp_path, "--update-baseline", text=recorded) == 0
         agreed = load_baseline(path).programs
         assert agreed["net/u16u8/SM8650"].failed == "crash"
+        assert "SIGSEGV" in agreed["net/u16u8/SM8650"].message
         assert agreed["net/u16u8/SM8750"].accuracy["reference_sqnr_db"] == 50.0
         assert self.stage(tmp_path, text=recorded) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 and self.done() == []
