@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ci.onnx.compile import Refused
-from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY, Problem
+from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY, Problem, load_graph
 from ci.onnx.orders import precision_of, search_path
 from ci.onnx.profile import measured
+from ci.onnx.suite import Program
 from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.suites.operator_table import inexact_onnx
 from ci.suites.suggestions import suggestion_for
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.settings import Selection
 
 PRECISIONS = ("fp16", "8a8w", "16a8w")
@@ -36,9 +40,9 @@ def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict
             }
         if refused.exit_code != CheckFailed.exit_code:
             raise
-        return {"error": refused.message, "remedy": refused.remedy}
+        return _error(refused, program)
     except CheckFailed as error:
-        return {"error": error.message, "remedy": error.remedy}
+        return _error(error, program)
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
         {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"])}
@@ -48,8 +52,20 @@ def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict
     # `compile` refuses a model of which a part would run on the CPU.
     row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}" for node in facts["reciprocals"]]
     row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
+    row["inexact"] = _inexact(facts["delegated"], program)
     if args.measure and (folder / CONTEXT).is_file():
         settings = program.run.settings(program.soc)
         run = measured(folder / CONTEXT, folder / SAMPLES, program.soc, settings, {}, args.timeout)
         row["measured"] = run.on_cpu
     return row
+
+
+def _error(error: ToolkitError, program: Program) -> dict[str, Any]:
+    """With the operators that are known to fail."""
+    nodes = load_graph(Path(program.case.model)).graph.node
+    known = _inexact({node.op_type for node in nodes}, program)
+    return {"error": error.message, "remedy": error.remedy, **({"inexact": known} if known else {})}
+
+
+def _inexact(operators: Iterable[str], program: Program) -> list[dict[str, Any]]:
+    return [each._asdict() for each in inexact_onnx(operators, program.run.precision, program.soc)]

@@ -35,7 +35,7 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     lines += [(title, *(cells.get(title, "") for cells in costs)) for title in titles]
     yield from units.aligned(lines)
     yield from _on_cpu(compiled)
-    for row in compiled.values():
+    for row in rows.values():
         for each in row.get("inexact", ()):
             yield each["message"]
             yield f"  → {each['command']}"

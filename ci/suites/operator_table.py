@@ -302,6 +302,24 @@ def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> It
             yield Inexact(operator, message, _command(name, scheme, soc, cell, results), compiles)
 
 
+def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
+    beside = "" if soc == DEFAULT_SOC else f" ({soc} was not measured)"
+    for name in sorted(set(operators)):
+        cells = dict[str, Cell](shipped().onnx.cells.get(name, {}).get(DEFAULT_SOC, {}).items())
+        cell = cells.get(precision)
+        if cell is None or cell.result not in FAILING:
+            continue
+        compiles = cell.result not in NOT_COMPILED
+        verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'not finite'})" if compiles else _failure(cell)
+        order = ("u16u8", "u8u8", "fp16") if precision == "fp16" else ("u8u8", "u16u8", "fp16")
+        better = next((each for each in order if each in cells and cells[each].good), "")
+        instead = f": keep it at {better}" if better else ""
+        message = f"{name} at {precision} {verb} on the emulator of {DEFAULT_SOC}{beside}{instead}"
+        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
+        yield Inexact(name, message, session("test_onnx", *words), compiles)
+
+
 def _says_more(usual: Cell | None, own: Cell) -> bool:
     """Not where most cases fail on SM8650 and this chip is better."""
     return usual is not None and usual.models > own.models and usual.result not in FAILING

@@ -17,6 +17,7 @@ from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone
 from ci.onnx.arrays import save
+from ci.suites.operator_table import Table
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, write
@@ -231,6 +232,28 @@ class TestAudit:
         write(conv_model((1, 3, 9, 9)), model)
         main("qnn-ci", "", VERBS, ["audit", str(model), "--precision", "fp16"])
         assert [what for what, _ in stand_in.orders].count("mixed") == 2
+
+    def test_an_operator_that_fails_in_the_table_is_named_if_the_model_has_it(
+        self, stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = Table.model_validate(
+            {
+                "schema": 1,
+                "measured": {},
+                "upstream": {},
+                "cells": {},
+                "onnx": {
+                    "cells": {name: {"SM8650": {"u8u8": {"result": "dies"}}} for name in ("Conv", "LRN")}
+                },
+            }
+        )
+        monkeypatch.setattr("ci.suites.operator_table.shipped", lambda: known)
+        _, rows = self.audited(tmp_path)
+        named = {name: [each["operator"] for each in row["inexact"]] for name, row in rows.items()}
+        assert named == {"fp16": [], "8a8w": ["Conv"], "16a8w": []}
+        stand_in.replies["mixed"] = {"error": {**REFUSAL, "problems": []}}
+        code, rows = self.audited(tmp_path, "--no-cache")
+        assert code == 1 and [each["operator"] for each in rows["8a8w"]["inexact"]] == ["Conv"]
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = {"error": REFUSAL}

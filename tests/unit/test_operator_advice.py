@@ -17,7 +17,7 @@ from ci.executorch.emulate import findings_of
 from ci.executorch.suite import SHIPPED, programs_of
 from ci.suites import operator_table
 from ci.suites.audit_table import as_text
-from ci.suites.operator_table import Inexact, Table, inexact, read
+from ci.suites.operator_table import Inexact, Table, inexact, inexact_onnx, read
 from ci.upstream.ledger import Part, Record, Recorded
 from ci.upstream.operators_page import table_of
 from provisioning.base.settings import Selection
@@ -231,3 +231,36 @@ def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
     assert "nox -s test_upstream -- values --flow 8a8w -k '*-log-*'" in found.message
     # It compiled.
     assert "does not compile" not in found.message
+
+
+ONNX = {
+    "LRN": {"fp16": WHOLE, "u8u8": WHOLE, "u16u8": {"result": "dies"}},
+    "Log": {"fp16": WHOLE, "u8u8": {"result": "wrong", "sqnr_db": 3}, "u16u8": {**WHOLE, "float_db": 5}},
+    "Erf": {"fp16": {"result": "cpu"}},
+}
+
+
+@pytest.fixture
+def given_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {name: {"SM8650": row} for name, row in ONNX.items()}
+    document = {"schema": 1, "measured": {}, "upstream": {}, "cells": {}, "onnx": {"cells": cells}}
+    monkeypatch.setattr(operator_table, "shipped", lambda: Table.model_validate_json(json.dumps(document)))
+
+
+@pytest.mark.usefixtures("given_onnx")
+def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_at() -> None:
+    (found,) = inexact_onnx(["Add", "LRN", "Log", "LRN"], "u16u8")
+    assert found.message == "LRN at u16u8 does not compile on the emulator of SM8650: keep it at u8u8"
+    assert found.command == ("nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml -k LRN/u16u8/")
+    (found,) = inexact_onnx(["Log"], "u8u8", "SM8750")
+    assert found.message == (
+        "Log at u8u8 is wrong (3 dB) on the emulator of SM8650 (SM8750 was not measured): keep it at fp16"
+    )
+    assert [*inexact_onnx(["LRN", "Log", "Erf"], "fp16"), *inexact_onnx(["LRN"], "u16s8")] == []
+
+
+@pytest.mark.usefixtures("given_onnx")
+def test_the_audit_names_it_where_nothing_compiles_too() -> None:
+    known = [each._asdict() for each in inexact_onnx(["LRN"], "u16u8")]
+    lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "remedy": "r", "inexact": known}}))
+    assert known[0]["message"] in lines and f"  → {known[0]['command']}" in lines
