@@ -198,6 +198,7 @@ class Compilation:
             "made_up_inputs": not prepared["compared"],
             "notes": prepared["notes"],
             "calibrated_by": quantized.get("calibrated_by", 0),
+            "in_float": quantized.get("in_float", False),
         }
         evidence = None if self.keep else self.compiled
         return Done(facts, touched, evidence=evidence, own=(self.scratch, self.logs))

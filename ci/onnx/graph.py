@@ -208,6 +208,17 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
             graph.node[index].CopyFrom(gather)
 
 
+def all_in_float(model: onnx.ModelProto) -> bool:
+    """Whether the model takes or gives floats, and quantizes none of them."""
+    import onnx
+
+    floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+    values = [*model.graph.input, *model.graph.output]
+    return not any(node.op_type == "QuantizeLinear" for node in model.graph.node) and any(
+        value.type.tensor_type.elem_type in floats for value in values
+    )
+
+
 def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
     """Nodes that the provider computes wrongly: Reciprocals of an input whose quantized range ends below 1.
 

@@ -77,8 +77,12 @@ def quantized(
     *,
     per_channel: bool = False,
     name: str = "model_qdq",
+    alone: bool = False,
 ) -> Path:
-    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN needs it."""
+    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN needs it.
+
+    The quantizer leaves an operator that only passes values on, such as MaxPool, in float if its input is.
+    With `alone`, it is quantized all the same."""
     if not samples:
         raise CheckFailed("no calibration sample", remedy="give at least one")
     # Imported late, because it imports torch, which nothing else here needs.
@@ -103,6 +107,8 @@ def quantized(
             per_channel=per_channel,
             weight_symmetric=precision.symmetric_weights,
         )
+        if alone:
+            config.extra_options["ForceQuantizeNoInputCheck"] = True
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / f"{name}.onnx"
         quantize(str(source), str(written), config)

@@ -18,6 +18,7 @@ from ci.onnx.events import Place, places_of, slowest
 from ci.onnx.flexible import write_flexible
 from ci.onnx.graph import (
     Problem,
+    all_in_float,
     external_files,
     fix_dimensions,
     is_context,
@@ -269,13 +270,20 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         )
     name = order.get("name")
     quantized = provider.quantized(
-        model, calibration, precision, into, per_channel=run.per_channel, name=name or "model_qdq"
+        model,
+        calibration,
+        precision,
+        into,
+        per_channel=run.per_channel,
+        name=name or "model_qdq",
+        alone=_case(order).recorded,
     )
     outputs = provider.on_cpu(quantized, saved(prepared / SAMPLES))
     save(into / REFERENCE, outputs)
     return {
         "model": str(quantized),
         "calibrated_by": len(calibration),
+        "in_float": _case(order).recorded and all_in_float(load_graph(quantized)),
         "near": _near(saved(prepared / EXPECTED), [], outputs, False) if name else {},
         "packages": provider.packages(),
     }

@@ -72,7 +72,7 @@ class Cell(Model):
     """The case with that figure: its inputs, or ExecuTorch's test. Empty if all are exact."""
     float_db: float | None = None
     """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
-    in it what quantizing itself loses."""
+    in it what quantizing itself loses. Of ONNX's operators if it is below LEAST_DB."""
     loses_db: float | None = None
     """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
     below LOSES_DB."""

@@ -14,10 +14,17 @@ from ci.suites.precision import ONNX_PRECISIONS, OnnxPrecision
 HEAD = """\
 ## Operators of ONNX, through ONNX Runtime
 
-The operators of ONNX's opset {opset}, compiled by ONNX Runtime's QNN provider. Each is one node test of
-the package onnx ([which one][tests]). Axes, shapes and weights are constants of the model. It runs with the
-test's own data, and with others drawn between its smallest and largest value. The figure is the least
-signal-to-noise ratio of the outputs, against the quantized model on the CPU; in fp16 against the float model.
+The operators of ONNX's opset {opset}, compiled by ONNX Runtime's QNN provider for {chips} alone. Each is
+one case: a node test of the package onnx ([which one][tests]). Other ranges and shapes are not tried, as they
+are above. Axes, shapes and weights are constants of the model. It runs with the test's own data, and with
+others drawn between its smallest and largest value. The figure is the least signal-to-noise ratio of the
+outputs, against the quantized model on the CPU; in fp16 against the float model. `to float` stands where
+quantizing itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is not what
+the float model says.
+
+Here an operator that only passes values on, such as MaxPool, is quantized although it stands alone; in your
+model it is quantized if what makes its input is. Some of them HTP runs in fp16 all the same, such as Flatten
+and Reshape: their figure is how far fp16 is from the quantized model.
 
 [tests]: ../manifests/upstream/operators/onnx_tests.json
 
@@ -49,22 +56,32 @@ def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> Onnx:
 
 
 def cell_of(recorded: Recorded) -> Cell:
-    figure = recorded.accuracy.get("reference_sqnr_db", recorded.accuracy.get("sqnr_db"))
-    result: Result = "whole"
+    to_float = recorded.accuracy.get("sqnr_db")
+    figure = recorded.accuracy.get("reference_sqnr_db", to_float)
+    result: Result = "float" if recorded.in_float else "whole"
     if recorded.failed:
         result = recorded.failed
     elif recorded.refused:
         result = "part" if recorded.taken else "cpu"
     elif figure is not None and figure < LEAST_DB:
         result = "wrong"
-    shown = None if figure is None else round(min(figure, EXACT), 1)
-    return Cell(result=result, sqnr_db=shown, cpu=recorded.refused)
+    lost = result != "wrong" and to_float is not None and to_float < LEAST_DB
+    return Cell(
+        result=result,
+        sqnr_db=_shown(figure),
+        float_db=_shown(to_float) if lost else None,
+        cpu=recorded.refused,
+    )
+
+
+def _shown(figure: float | None) -> float | None:
+    return None if figure is None else round(min(figure, EXACT), 1)
 
 
 def markdown(onnx: Onnx) -> Iterator[str]:
     """The section of docs/operators.md."""
     yield ""
-    yield HEAD.format(opset=onnx.opset)
+    yield HEAD.format(opset=onnx.opset, chips=" and ".join(onnx.measured), least=LEAST_DB)
     for soc, versions in onnx.measured.items():
         count = sum(soc in chips for chips in onnx.cells.values())
         yield f"{soc}: {count} operators, measured with {versions}. Cells by result:"

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from ci.onnx import provider
+from ci.onnx.graph import all_in_float, load_graph
 from ci.onnx.options import Settings
 from ci.suites.accuracy import decibels
 from ci.suites.baseline import baseline_path, load_baseline
@@ -400,6 +402,16 @@ factory = "ci.suites.models.onnx_nodes:node"
 arguments = { test = "test_erf", module = "erf", opset = 20 }
 recorded = true
 run = [{ precision = "fp16", socs = ["SM8650"] }]
+[case.Transpose]
+factory = "ci.suites.models.onnx_nodes:node"
+arguments = { test = "test_transpose_default", module = "transpose", opset = 20 }
+recorded = true
+run = [{ precision = "u8u8", socs = ["SM8650"] }]
+[case.Relu]
+factory = "ci.suites.models.onnx_nodes:node"
+arguments = { test = "test_relu", module = "relu", opset = 20 }
+recorded = true
+run = [{ precision = "u8u8", socs = ["SM8650"] }]
 """
 
 
@@ -411,5 +423,19 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     recorded = load_baseline(baseline_path(suite, "wheels")).programs
     assert recorded["Erf/fp16/SM8650"].refused == ("Erf",)
     assert recorded["Abs/u8u8/SM8650"].accuracy["reference_sqnr_db"] > 40
+    # In fp16 it would be above 70 dB.
+    assert 40 < recorded["Transpose/u8u8/SM8650"].accuracy["sqnr_db"] < 60
+    in_float = [name for name, each in recorded.items() if each.in_float]
+    assert in_float == ["Relu/u8u8/SM8650"]
     onnx_command(*places, verb=("test_onnx",))
-    assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 2
+    assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_operator_that_passes_values_on_is_quantized_alone_only_if_asked(
+    tmp_path: Path, alone: bool
+) -> None:
+    model = write(model_of([helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[1, 1])]), tmp_path / "m")
+    sample = {"x": np.ones((1, 3, 8, 8), np.float32)}
+    path = provider.quantized(model, [sample], precision_named("u8u8"), tmp_path, alone=alone)
+    assert all_in_float(load_graph(path)) is not alone

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.onnx.graph import (
+    all_in_float,
     external_files,
     fix_dimensions,
     load_graph,
@@ -211,3 +212,12 @@ def test_a_reciprocal_is_wrong_where_the_range_of_its_input_ends_below_1(
     weights = {"s": np.float32(scale), "z": kind(zero)}
     model = model_of(nodes, weights={name: np.asarray(value) for name, value in weights.items()})
     assert wrong_reciprocals(model) == (["inverse"] if wrong else [])
+
+
+def test_a_model_with_floats_of_which_nothing_is_quantized_is_all_in_float() -> None:
+    assert all_in_float(relu())
+    quantize = helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    assert not all_in_float(model_of([quantize]))
+    shape = helper.make_tensor_value_info("x", TensorProto.INT32, [2])
+    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["x"])], "integers", [shape], [shape])
+    assert not all_in_float(helper.make_model(graph))

@@ -73,6 +73,10 @@ BUILD = "v2.51.0"
 BASELINE = {
     "Abs/fp16/SM8650": Recorded(build_id=BUILD, accuracy={"sqnr_db": 74.32, "reference_sqnr_db": 81.0}),
     "Abs/u8u8/SM8650": Recorded(build_id=BUILD, accuracy={"reference_sqnr_db": 999.0}),
+    "Abs/u16u8/SM8650": Recorded(build_id=BUILD, accuracy={"sqnr_db": 11.2, "reference_sqnr_db": 999.0}),
+    "Log/u8u8/SM8650": Recorded(
+        build_id=BUILD, accuracy={"sqnr_db": 73.0, "reference_sqnr_db": 73.0}, in_float=True
+    ),
     "Log/u16u8/SM8650": Recorded(build_id=BUILD, accuracy={"reference_sqnr_db": 3.0}),
     "Erf/fp16/SM8650": Recorded(build_id=BUILD, refused=("Erf",)),
     "Pool/u8u8/SM8650": Recorded(build_id=BUILD, refused=("Where",), taken=("Div",)),
@@ -107,6 +111,8 @@ def test_each_result_of_the_baseline_is_a_cell() -> None:
     assert cells == {
         "Abs fp16": "whole 81 dB",
         "Abs u8u8": "whole exact",
+        "Abs u16u8": "whole exact, 11 dB to float",
+        "Log u8u8": "float 73 dB",
         "Log u16u8": "WRONG 3 dB",
         "Erf fp16": "CPU: Erf",
         "Pool u8u8": "part: Where",
@@ -115,11 +121,22 @@ def test_each_result_of_the_baseline_is_a_cell() -> None:
     }
 
 
+def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:
+    cells = onnx_cells().cells
+    good = [
+        f"{operator} {precision}"
+        for operator, chips in cells.items()
+        for precision, cell in chips["SM8650"].items()
+        if cell.good
+    ]
+    assert good == ["Abs fp16", "Abs u8u8"]
+
+
 def test_the_pages_show_them_and_what_is_left_out() -> None:
     table = table_of({}, {}, onnx_cells())
     assert json.loads(table.as_json())["onnx"]["cells"]["Erf"]["SM8650"]["fp16"]["result"] == "cpu"
     text = markdown_of(table)
-    assert "| Abs | whole 81 dB | whole exact |  |" in text
+    assert "| Abs | whole 81 dB | whole exact | whole exact, 11 dB to float |" in text
     assert "- control flow: If, Loop" in text and "proof_of_a_fault" not in text
     rows = re.findall(r'<tr data-soc="SM8650"><th scope="row">(\w+)</th>(.*?)</tr>', html_of(table))
     results = {
