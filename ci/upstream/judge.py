@@ -225,9 +225,11 @@ def _worse(before: Part, now: Part) -> float:
         lost = float(now.sqnr_db is None) - float(before.sqnr_db is None)
     else:
         lost = _lost(before.sqnr_db, now.sqnr_db)
-    # A coarser quantizer is farther from the float model, and HTP as near to the quantized one as before.
-    if not lost and before.float_db is not None and now.float_db is not None:
-        lost = _lost(before.float_db, now.float_db)
+    # A coarser quantizer is farther from the float model, and HTP as near to the quantized one as before, or
+    # nearer.
+    if lost <= 0 and before.float_db is not None and now.float_db is not None:
+        to_float = _lost(before.float_db, now.float_db)
+        lost = to_float if to_float > 0 else lost or to_float
     old, new = {*before.cpu}, {*now.cpu}
     if before.in_float is not None and now.in_float is not None:
         old, new = old | {*before.in_float}, new | {*now.in_float}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,15 @@ class TestStage:
         assert self.rules(tmp_path) == {"onnx-changed"}
         changed = [each for each in self.report(tmp_path).findings if each.rule == "onnx-changed"]
         assert [each.subject for each in changed] == ["net/u16u8/SM8650", "net/u16u8/SM8750"]
+
+    def test_a_result_that_is_not_the_recorded_one_is_done_again(self, tmp_path: Path) -> None:
+        recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        assert self.stage(tmp_path, "--update-baseline", text=recorded) == 0
+        shutil.rmtree(tmp_path / "store")
+        self.answers = facts(near={**facts()["beside"]["near"], "reference_sqnr_db": 40.0})
+        for _ in range(2):
+            assert self.stage(tmp_path, text=recorded) == 1
+            assert self.report(tmp_path).metrics["cached"] == 0
 
     def test_wrong_outputs_of_a_recorded_case_are_said_and_pass(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]

@@ -142,11 +142,12 @@ def test_a_part_that_gave_something_else_when_it_was_recorded_is_a_finding(
     )
 
 
-def test_a_coarser_quantizer_is_a_finding(tmp_path: Path) -> None:
-    """HTP is as near to the quantized model as before."""
+@pytest.mark.parametrize("to_quantized", [60, 200])
+def test_a_coarser_quantizer_is_a_finding(tmp_path: Path, to_quantized: float) -> None:
+    """HTP is as near to the quantized model as before, or nearer."""
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
     recorded = record({"a": [Part("whole", 60, float_db=45, quantized_db=45)]})
-    verdict = Verdict("a", "passed", parts=(Part("whole", 60, float_db=5, quantized_db=5),))
+    verdict = Verdict("a", "passed", parts=(Part("whole", to_quantized, float_db=5, quantized_db=5),))
     Judge(Ledger("values", "wheels"), "SM8650", tmp_path, recorded).findings(stage, [verdict])
     (finding,) = stage.findings
     assert finding.rule == "upstream-changed" and "45.0 dB" in finding.message and "5.0 dB" in finding.message

@@ -171,7 +171,9 @@ def judged(tmp_path: Path, before: Verdict, now: Verdict) -> tuple[Judge, StageR
             died("AssertionError: no context binary, err 6001"),
             ("err 1002", "err 6001"),
         ),
-        (died("RuntimeError: \n shapes"), died("RuntimeError: \n types"), ("shapes", "types")),
+        (died("Error, Code: 1002"), died("Error, Code: 6030"), ("1002", "6030")),
+        (died("exit status 134"), died("exit status -6"), ("134", "-6")),
+        (died("RuntimeError: \n\n shapes"), died("RuntimeError: \n\n types"), ("shapes", "types")),
     ],
 )
 def test_a_failure_for_another_reason_is_a_surprise_with_both(
@@ -197,8 +199,9 @@ def test_a_failure_for_another_reason_is_a_surprise_with_both(
         ),
         (
             died("OSError: /tmp/a-1/model.pte: 3 of 10 (30.0%) differ by -1.5e-3\nmore"),
-            died("OSError: /home/b/model.pte: 4 of 10 (40.0%) differ by 2.5e-3\nless"),
+            died("OSError: /srv/b/model.pte: 4 of 10 (40.0%) differ by 2.5e-3\nless"),
         ),
+        (died("AssertionError: 3 of 10 differ"), died("AssertionError: 4 of 10 differ")),
         (
             Verdict("t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"),
             Verdict("t", "crash", "the process was ended by SIGABRT; its last words: corrupted size"),
