@@ -78,7 +78,7 @@ class Cell(Model):
     below LOSES_DB."""
     in_float: tuple[str, ...] = ()
     """Operators that run in fp16 beside quantized ones."""
-    like: MeasuredScheme | None = None
+    tried_in: MeasuredScheme | None = None
     """The scheme in which ranges and shapes were tried: it differs in the weights alone, and the operator has
     none."""
     models: Annotated[int, Field(ge=1)] = 1
@@ -136,6 +136,9 @@ EXACT = 200.0
 LOSES_DB = 20.0
 """HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU is."""
 
+DIFFERS = "†"
+"""Marks what is not as ExecuTorch's files say."""
+
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, Any] = {"additionalProperties": False}
 """For JSON Schema: no other keys than those of the pattern."""
@@ -185,6 +188,10 @@ class Table(Model):
         if files == ("lowers",) and cell.result == "whole":
             return "has no rule of the quantizer, and runs quantized"
         return ""
+
+    def marked(self, operator: str, scheme: str, cell: Cell) -> str:
+        """The cell in words, with DIFFERS where ExecuTorch's files say something else."""
+        return f"{cell} {DIFFERS}" if self.contradiction(operator, scheme, cell) else str(cell)
 
     def as_json(self) -> str:
         whole = self.model_dump(mode="json", by_alias=True, exclude={"cells", "onnx"})
@@ -374,5 +381,5 @@ def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, .
         return session("test_upstream", "rework-op", "-k", expression, *chip)
     own = any(case.result in results for case in cell.bad.values())
     suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
-    flow = (own and cell.like) or scheme
+    flow = (own and cell.tried_in) or scheme
     return session("test_upstream", suite, "--flow", flow, "-k", expression, *chip)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ci.suites.accuracy import EXACT_DB, LEAST_DB, Unusable, compare
-from ci.suites.operator_table import PLAIN
+from ci.suites.operator_table import EXACT, PLAIN
 from ci.upstream.value_cases import SAME_WITHOUT_WEIGHTS
 
 
@@ -97,8 +97,8 @@ class Delegate(Compared):
 
 
 @dataclass(slots=True)
-class Beside:
-    """What the summary of a quantized model leaves out."""
+class AgainstFloat:
+    """What the summary of a quantized model leaves out: how it compares with the float model."""
 
     float_db: float | None = None
     """The SQNR in dB on HTP against the float model."""
@@ -170,13 +170,13 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
     transform = passes.transform_for_preprocess_pipeline
     model: Any = None
     exact: list[Any] = []
-    beside = Beside()
+    against_float = AgainstFloat()
 
     def run_test(module: Any, inputs: Any, flow: Any, *args: Any, **named: Any) -> Any:
-        nonlocal model, beside
-        model, beside = (module if flow.quantize else None), Beside()
+        nonlocal model, against_float
+        model, against_float = (module if flow.quantize else None), AgainstFloat()
         summary = test(module, inputs, flow, *args, **named)
-        summary.beside = beside if flow.quantize else None
+        summary.against_float = against_float if flow.quantize else None
         return summary
 
     def calculate(program: Any, inputs: Any) -> Any:
@@ -189,13 +189,13 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
 
     def compare_outputs(reference: Any, computed: Any, *args: Any, **named: Any) -> Any:
         if model is not None:
-            beside.float_db = least_db(tree_leaves(computed), exact)
-            beside.quantized_db = least_db(tree_leaves(reference), exact)
+            against_float.float_db = least_db(tree_leaves(computed), exact)
+            against_float.quantized_db = least_db(tree_leaves(reference), exact)
         return compare(reference, computed, *args, **named)
 
     def transform_for_preprocess(self: Any, *args: Any, **named: Any) -> Any:
         module = transform(self, *args, **named)
-        beside.in_float += in_float(module.graph.nodes)
+        against_float.in_float += in_float(module.graph.nodes)
         return module
 
     runner.run_test = run_test
@@ -252,7 +252,7 @@ class Values(Backend):
         parameters = item.callspec.params  # type: ignore[attr-defined]
         case, scheme = parameters["case"], parameters["test_runner"].name.removeprefix("qnn_")
         if case.weights and scheme.endswith("_block"):
-            return bool(case.blocks and case.shape[1] % BLOCK == 0)
+            return bool(case.settings.blocks and case.shape[1] % BLOCK == 0)
         return bool(case.name == PLAIN or case.weights or scheme not in SAME_WITHOUT_WEIGHTS)
 
     def unfit(self, item: pytest.Item) -> str:
@@ -328,9 +328,6 @@ FLOAT_FLOW = "qnn"
 SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
 """Beside fp16."""
 
-EXACT = 200.0
-"""The SQNR in dB of outputs that are equal."""
-
 LOWERING = ("qnn_preprocess", "generate Qnn context binary", "to_edge_transform_and_lower", "to_backend")
 """Where an exception comes from if lowering fails."""
 
@@ -401,7 +398,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         result, error = "wrong", unheld
     compared = result in ("whole", "part", "float", "wrong") and least is not None and least > -math.inf
     figure = min(least, EXACT) if compared and least is not None else None
-    return part(result, figure, on_cpu, error, beside=summary.beside if compared else None)
+    return part(result, figure, on_cpu, error, against_float=summary.against_float if compared else None)
 
 
 def part(
@@ -410,7 +407,7 @@ def part(
     cpu: Iterable[str] = (),
     error: str = "",
     name: str = "",
-    beside: Beside | None = None,
+    against_float: AgainstFloat | None = None,
 ) -> dict[str, Any]:
     """A part of a test, as JSON (ci.upstream.ledger.Part)."""
     fields = {
@@ -420,10 +417,13 @@ def part(
         "error": ADDRESS.sub("0x…", error),
         "name": name,
     }
-    if beside is None:
+    if against_float is None:
         return fields
-    figures = {"float_db": rounded(beside.float_db), "quantized_db": rounded(beside.quantized_db)}
-    return {**fields, **figures, "in_float": beside.in_float}
+    figures = {
+        "float_db": rounded(against_float.float_db),
+        "quantized_db": rounded(against_float.quantized_db),
+    }
+    return {**fields, **figures, "in_float": against_float.in_float}
 
 
 def rounded(figure: float | None) -> float | None:

@@ -22,7 +22,8 @@ from ci.suites.expression import matcher
 from ci.upstream.judge import Judge, rules_of
 from ci.upstream.junit import junit_text
 from ci.upstream.ledger import NOT_RUN, UNKNOWN, Ledger, Recorded, Verdict, load_ledger, load_record, locked
-from ci.upstream.operators_page import OPERATORS, accept_table, write_table
+from ci.upstream.operator_cells import OPERATORS
+from ci.upstream.operators_page import accept_table, write_table
 from ci.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
 from ci.upstream.suite import Machinery, Suite, machinery, worker_environment
 from ci.upstream.upstream_reports import print_reports

@@ -62,15 +62,23 @@ class Case:
 
     operator: str
     name: str
-    expression: str
-    is_module: bool
+    settings: Operator
     range: tuple[float, ...]
     shape: tuple[int, ...]
     seed: int
-    blocks: bool
-    weights: bool
-    integers: bool
-    indices: tuple[int, ...]
+
+    @property
+    def expression(self) -> str:
+        """`{n}` stands for the number of channels."""
+        return self.settings.call or self.settings.module.replace("{n}", str(self.shape[1]))
+
+    @property
+    def is_module(self) -> bool:
+        return bool(self.settings.module)
+
+    @property
+    def weights(self) -> bool:
+        return self.is_module or self.settings.weights
 
     @property
     def inputs(self) -> str:
@@ -85,19 +93,11 @@ class Case:
 def cases() -> tuple[Case, ...]:
     values = load(VALUES, Values)
     all_cases = []
-    for name, operator in values.operators.items():
-        ranges = values.domain[operator.domain]
-        first, *others = (
-            values.shapes[operator.shapes] if isinstance(operator.shapes, str) else operator.shapes
-        )
+    for operator, settings in values.operators.items():
+        ranges, shapes = values.domain[settings.domain], settings.shapes
+        first, *others = values.shapes[shapes] if isinstance(shapes, str) else shapes
         plain = next(iter(ranges.values()))
-        rows = [(label, each, first) for label, each in ranges.items()]
+        rows = [(name, each, first) for name, each in ranges.items()]
         rows += [("x".join(map(str, shape)), plain, shape) for shape in others]
-        for label, each, shape in rows:
-            expression = operator.call or operator.module.replace("{n}", str(shape[1]))
-            module = bool(operator.module)
-            words = (expression, module, each, shape, values.seed, operator.blocks)
-            all_cases.append(
-                Case(name, label, *words, module or operator.weights, operator.integers, operator.indices)
-            )
+        all_cases += [Case(operator, name, settings, each, shape, values.seed) for name, each, shape in rows]
     return tuple(all_cases)

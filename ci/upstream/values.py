@@ -17,7 +17,7 @@ from ci.upstream.value_cases import Case, cases
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_values(test_runner: Any, case: Case) -> None:
     torch.manual_seed(case.seed)
-    model, count = alone(case.expression, case.is_module, case.indices)
+    model, count = alone(case.expression, case.is_module, case.settings.indices)
     inputs = tuple(_draw(case) for _ in range(count))
     test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
 
@@ -25,6 +25,6 @@ def test_values(test_runner: Any, case: Case) -> None:
 def _draw(case: Case) -> torch.Tensor:
     low, high, *zeros = case.range
     values = torch.rand(case.shape) * (high - low) + low
-    if case.integers:
+    if case.settings.integers:
         return values.to(torch.int32)
     return torch.where(torch.rand(case.shape) < zeros[0], 0.0, values) if zeros else values

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.upstream import ledger as ledgers
-from ci.upstream import operators_page, stage
+from ci.upstream import operator_cells, operators_page, stage
 from ci.upstream.ledger import load_ledger, load_record
 from provisioning.base.findings import Report
 from tests.support.upstream_suite import Bench
@@ -57,10 +57,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     tests = bench.package / "executorch/backends/qualcomm/tests"
     bench.write(tests / "test_passes.py", TESTS + PASSES)
     bench.write(tests / "test_conv_bn_qat.py", TESTS + TRAINING)
-    monkeypatch.setattr(operators_page, "DIRECTORY", ledgers.DIRECTORY)
+    monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
     monkeypatch.setattr(operators_page, "TABLE", tmp_path / TABLE)
     monkeypatch.setattr(operators_page, "PAGE", tmp_path / PAGE)
-    for module in (operators_page, stage):
+    for module in (operator_cells, stage):
         monkeypatch.setattr(module, "OPERATORS", ("passes", "qat"))
     return bench
 

@@ -17,7 +17,9 @@ from ci.suites.onnx_operators import SUITE, Chosen, NodeTests, node_tests
 from ci.suites.operator_table import Onnx
 from ci.suites.precision import ONNX_PRECISIONS
 from ci.upstream import onnx_page
-from ci.upstream.operators_page import html_of, markdown_of, table_of
+from ci.upstream.operator_cells import table_of
+from ci.upstream.operators_html import html_of
+from ci.upstream.operators_page import markdown_of
 
 
 def test_every_operator_of_the_installed_opset_is_measured_or_left_out_with_a_reason() -> None:

@@ -19,7 +19,7 @@ from ci.suites import operator_table
 from ci.suites.audit_table import as_text
 from ci.suites.operator_table import Inexact, Table, inexact, inexact_onnx, read
 from ci.upstream.ledger import Part, Record, Recorded
-from ci.upstream.operators_page import table_of
+from ci.upstream.operator_cells import table_of
 from provisioning.base.settings import Selection
 
 WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}

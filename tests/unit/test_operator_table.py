@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ci.engine.work import Result
-from ci.suites.operator_table import by_name
-from ci.upstream.adapters import EXACT, Beside, part, part_of
+from ci.suites.operator_table import EXACT, by_name
+from ci.upstream.adapters import AgainstFloat, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict, load_record
-from ci.upstream.operators_page import table_of
+from ci.upstream.operator_cells import table_of
 from ci.upstream.process import verdict_of as verdict_of_result
 from ci.upstream.worker import verdict_of
 from provisioning.base.stage_run import StageRun
@@ -28,11 +28,11 @@ def summary(
     on_htp: dict[str, int] | None = None,
     on_cpu: tuple[str, ...] = (),
     error: Exception | None = None,
-    beside: Beside | None = None,
+    against_float: AgainstFloat | None = None,
 ) -> Any:
     """As ExecuTorch's suite writes it, with what we add."""
     return SimpleNamespace(
-        beside=beside,
+        against_float=against_float,
         result=SimpleNamespace(name=result),
         error=error,
         tensor_error_statistics=[SimpleNamespace(sqnr=figure) for figure in sqnr],
@@ -73,8 +73,8 @@ def test_a_part_says_where_it_ran_and_how_exactly(
 
 
 def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
-    beside = Beside(52.31, 97.72, ["aten.mul.Tensor"])
-    outcome = summary(on_cpu=("aten::erf",), beside=beside)
+    against_float = AgainstFloat(52.31, 97.72, ["aten.mul.Tensor"])
+    outcome = summary(on_cpu=("aten::erf",), against_float=against_float)
     facts = {"test": "a", "outcome": "passed", "parts": [part_of(outcome, "qnn_16a8w")], "problems": []}
     path = tmp_path / "record.json"
     path.write_text(Record().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
@@ -229,7 +229,7 @@ def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_ar
     assert (
         table_of({"values": {"SM8650": Record("x", failing)}}, {}).cells["log"]["SM8650"]["16a4w"].models == 1
     )
-    assert row["16a4w"].like == "16a8w" and row["16a4w"].models == 2
+    assert row["16a4w"].tried_in == "16a8w" and row["16a4w"].models == 2
 
 
 def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:

@@ -12,7 +12,9 @@ import pytest
 from ci.suites.operator_table import Cell, Table, by_name
 from ci.suites.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from ci.upstream.ledger import Part, Record, Recorded
-from ci.upstream.operators_page import html_of, markdown, markdown_of, table_of
+from ci.upstream.operator_cells import table_of
+from ci.upstream.operators_html import html_of
+from ci.upstream.operators_page import markdown, markdown_of
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
 
@@ -218,6 +220,12 @@ def test_the_filters_find_a_cell_by_what_any_of_its_cases_gave() -> None:
     assert results.split() == ["whole", "cpu", "wrong", "dies", "crash"]
     assert "<small>WRONG: small [-0.01, 0.01] (4 dB)</small>" in row
     assert "<small>CPU: shape 1x2x1x3x7x5</small>" in row
+
+
+def test_the_chip_with_the_most_cases_is_the_first_of_an_operators_rows() -> None:
+    one = {"test_gather[8a]": Part("passed", 48.0)}
+    found = html_of(table(newer=one, chips={"SM8350": one, "SM8850": one}))
+    assert re.findall('<tr data-soc="(.*?)"', found) == ["SM8650", "SM8350", "SM8850"]
 
 
 def test_the_filter_of_chips_takes_whole_names() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ci.suites.models.operators import alone
+from ci.suites.operator_table import EXACT
 from ci.upstream import values
-from ci.upstream.adapters import EXACT, SCHEMES, Backend, Rework, Values, built_otherwise, least_db
+from ci.upstream.adapters import SCHEMES, Backend, Rework, Values, built_otherwise, least_db
 from ci.upstream.value_cases import cases
 
 
@@ -84,7 +85,7 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
         assert runner.count_ops(left) == left
         assert runner._graph_has_unsupported_patterns(None) is skipped
     quantized, in_fp16 = (
-        runner.run_test(lambda x: x * 2, (torch.ones(8),), SimpleNamespace(quantize=quantize)).beside
+        runner.run_test(lambda x: x * 2, (torch.ones(8),), SimpleNamespace(quantize=quantize)).against_float
         for quantize in (True, False)
     )
     assert quantized.float_db == pytest.approx(20, abs=0.1)
@@ -179,6 +180,12 @@ def test_a_case_with_zeros_has_as_many_as_it_says() -> None:
     drawn = values._draw(by_name["relu-zeros"])
     assert 0.2 < float((drawn == 0).float().mean()) < 0.8
     assert not (values._draw(by_name["relu-plain"]) == 0).any()
+
+
+def test_an_operator_of_integers_is_given_different_integers() -> None:
+    case = next(case for case in cases() if case.settings.integers)
+    drawn = values._draw(case)
+    assert drawn.dtype == torch.int32 and drawn.unique().numel() > 2
 
 
 def test_a_norm_of_a_case_multiplies_and_adds_something() -> None:
