@@ -294,10 +294,10 @@ def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> It
     for compiles in (True, False):
         for name, (operator, chips) in rows.items():
             own, usual = _cell(chips, soc, scheme), _cell(chips, DEFAULT_SOC, scheme)
-            place, cell, beside = soc, own, ""
+            place, cell, few = soc, own, ""
             if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
                 few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
-                place, cell, beside = DEFAULT_SOC, _without_plain(usual) if own else usual, f" ({few})"
+                place, cell = DEFAULT_SOC, _without_plain(usual) if own else usual
             results = ("wrong",) if compiles else NOT_COMPILED
             words = cell and _where(cell, results)
             if cell is None or not words:
@@ -305,13 +305,15 @@ def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> It
             verb = "loses accuracy on the emulator of" if compiles else f"{_failure(cell)} for"
             better = next((each for each in _better(scheme) if _is_good(chips, {soc, place}, each)), "")
             instead = f": keep it at {better}" if better else ""
-            message = f"{name} at {scheme} {verb} {place}{beside} {words}{instead}"
+            measured_on = _place(place, shipped().measured, few)
+            message = f"{name} at {scheme} {verb} {measured_on} {words}{instead}"
             yield Inexact(operator, message, _command(name, scheme, soc, cell, results), compiles)
 
 
 def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
     """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
-    beside = "" if soc == DEFAULT_SOC else f" ({soc} was not measured)"
+    few = "" if soc == DEFAULT_SOC else f"{soc} was not measured"
+    place = _place(DEFAULT_SOC, shipped().onnx.measured, few)
     for name in sorted(set(operators)):
         cells = dict[str, Cell](shipped().onnx.cells.get(name, {}).get(DEFAULT_SOC, {}).items())
         cell = cells.get(precision)
@@ -322,9 +324,19 @@ def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SO
         order = ("u16u8", "u8u8", "fp16") if precision == "fp16" else ("u8u8", "u16u8", "fp16")
         better = next((each for each in order if each in cells and cells[each].good), "")
         instead = f": keep it at {better}" if better else ""
-        message = f"{name} at {precision} {verb} on the emulator of {DEFAULT_SOC}{beside}{instead}"
+        message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
         words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
         yield Inexact(name, message, session("test_onnx", *words), compiles)
+
+
+BUILD = re.compile(r"\bQNN v?\d+\.\d+\.\d+")
+
+
+def _place(soc: str, versions: Mapping[str, str], few: str) -> str:
+    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`: your own QNN may be another one."""
+    build = BUILD.search(versions.get(soc, ""))
+    notes = [note for note in (build and build[0], few) if note]
+    return f"{soc} ({'; '.join(notes)})" if notes else soc
 
 
 def _says_more(usual: Cell | None, own: Cell) -> bool:

@@ -134,6 +134,21 @@ class Judge:
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
 
+    def note_changes(self, stage: StageRun, verdicts: Iterable[Verdict], tests: Collection[str]) -> None:
+        """What --update-ledger accepts: a note for every verdict that is not the recorded one."""
+        rule = f"{rules_of(stage)}-recorded"
+        for verdict in sorted(verdicts, key=lambda each: each.test):
+            before, changes = self.expected(verdict.test), [text for text, _ in self.changes(verdict)]
+            known = verdict.test in self.record.tests or self.ledger.entry(verdict.test, self.soc)
+            if known and verdict.outcome != before and self.is_surprise(verdict):
+                changes.insert(0, f"was {before}, and is {verdict.outcome}: {verdict.reason}".rstrip(": "))
+            if changes:
+                again = self._again(stage, verdict)
+                stage.add(rule, Severity.NOTE, verdict.test, "; ".join(changes), again)
+        for test in self.gone(tests):
+            removed = "removed: the suite does not have it any more"
+            stage.add(rule, Severity.NOTE, test, removed, self.command(stage, "--list"))
+
     def gone(self, tests: Collection[str]) -> list[str]:
         """What the ledger or the record names and the suite no longer has."""
         named = {each.test for each in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
@@ -184,7 +199,7 @@ class Judge:
             now = replace(self, ledger=ledger, record=record)
             stale = {each.test for each in verdicts if now._changed_reasons(each)}
             ledger = ledger.updated(verdicts, causes, self.soc, stale).only(known)
-            record = record.with_verdicts(verdicts, measured).only(known)
+            record = now.recorded(verdicts, measured).only(known)
             for path, text in (
                 (ledger_path(suite, profile), ledger.as_toml()),
                 (record_path(suite, profile, self.soc), record.as_json()),
@@ -192,6 +207,11 @@ class Judge:
                 replace_text(path, text)
                 sys.stderr.write(f"wrote {path}\n")
         return replace(self, ledger=ledger, record=record)
+
+    def recorded(self, verdicts: Iterable[Verdict], measured: str) -> Record:
+        """The record with these verdicts. Of a test that ends by chance it keeps the failure."""
+        kept = [each for each in verdicts if each.outcome != "passed" or not self._is_unsteady(each.test)]
+        return self.record.with_verdicts(kept, measured)
 
     def _cause(self, verdict: Verdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""
@@ -220,6 +240,12 @@ def _worse(before: Part, now: Part) -> float:
     """Above 0 if a part is worse than it was, below if it is better, 0 if it is the same."""
     if before.result != now.result:
         return ORDER.index(before.result) - ORDER.index(now.result)
+    old, new = {*before.cpu}, {*now.cpu}
+    if before.in_float is not None and now.in_float is not None:
+        old, new = old | {*before.in_float}, new | {*now.in_float}
+    if left := new - old:
+        # The figure may be better for it: the CPU and fp16 are more exact.
+        return len(left)
     if before.sqnr_db is None or now.sqnr_db is None:
         # What is not compared any more is worse.
         lost = float(now.sqnr_db is None) - float(before.sqnr_db is None)
@@ -227,13 +253,10 @@ def _worse(before: Part, now: Part) -> float:
         lost = _lost(before.sqnr_db, now.sqnr_db)
     # A coarser quantizer is farther from the float model, and HTP as near to the quantized one as before, or
     # nearer.
-    if lost <= 0 and before.float_db is not None and now.float_db is not None:
-        to_float = _lost(before.float_db, now.float_db)
+    if lost <= 0 and before.float_db is not None:
+        to_float = 1.0 if now.float_db is None else _lost(before.float_db, now.float_db)
         lost = to_float if to_float > 0 else lost or to_float
-    old, new = {*before.cpu}, {*now.cpu}
-    if before.in_float is not None and now.in_float is not None:
-        old, new = old | {*before.in_float}, new | {*now.in_float}
-    return lost or float(bool(new - old)) or -float(bool(old - new))
+    return lost or -float(bool(old - new))
 
 
 def _lost(before: float, now: float) -> float:

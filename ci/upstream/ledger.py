@@ -78,8 +78,11 @@ class Part:
     """The operators of a quantized model that HTP computes in float; None: not measured."""
 
     def __str__(self) -> str:
+        figure = "" if self.sqnr_db is None else f" {self.sqnr_db:.1f} dB"
         to_float = "" if self.float_db is None else f" ({self.float_db:.1f} dB to float)"
-        return self.result if self.sqnr_db is None else f"{self.result} {self.sqnr_db:.1f} dB{to_float}"
+        places = (("on the CPU", self.cpu), ("in fp16", self.in_float or ()))
+        where = "".join(f", {' '.join(names)} {place}" for place, names in places if names)
+        return f"{self.result}{figure}{to_float}{where}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,14 +70,15 @@ def table_of(
     """From records by suite and chip, with what ONNX Runtime compiled."""
     rows: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     names: dict[str, str] = {}
-    measured = {}
+    measured: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for suite in sorted(records, key=(*OPERATORS, *records).index):
         for soc, record in records[suite].items():
             for test, parts in record.tests.items():
                 for operator, scheme, row in _rows(suite, test, parts.parts):
                     name = names.setdefault(key_of(operator), operator)
                     rows[name, scheme][soc].append(row)
-                    measured[soc] = record.versions()
+            if record.tests:
+                measured[soc][record.versions()].append(suite)
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, scheme), chips in sorted(rows.items()):
         for soc, own in chips.items():
@@ -94,12 +95,19 @@ def table_of(
     return Table.model_validate(
         {
             "schema": 1,
-            "measured": measured,
+            "measured": {soc: _in_words(versions) for soc, versions in measured.items()},
             "upstream": files,
             "cells": dict(sorted(cells.items())),
             **({"onnx": onnx} if onnx else {}),
         }
     )
+
+
+def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
+    """With the suites if they were measured with different ones."""
+    if len(versions) == 1:
+        return next(iter(versions))
+    return "; ".join(f"{', '.join(suites)}: {name}" for name, suites in versions.items())
 
 
 def _from_similar_scheme(own: Sequence[Row], others: Sequence[Row], scheme: MeasuredScheme) -> list[Row]:
@@ -145,7 +153,8 @@ def _newer_rows(
     """gather, 8a8w for `test_gather[8a]`; conv1d, 16a4w for `test_conv1d[16a4w_pcq]`.
 
     Such a test compares outputs only after it made sure that all is one delegate, so a part with a figure is
-    whole. It is no test of quantized outputs where it passes with ones that are far from the float model's.
+    whole. Of quantized outputs that are far from the float model's, one that fails is wrong, and one that
+    passes is no test.
     One that passes without a figure expects an exception, and one that fails before it compares says nothing
     of a place, unless lowering fails."""
     name, _, kind = identifier.partition("_")
@@ -161,8 +170,10 @@ def _newer_rows(
             if scheme == "fp16":
                 tested = Part("wrong" if part.result == "wrong" else "whole", figure)
             else:
-                far = part.result != "wrong" and figure is not None and figure < LEAST_DB
-                tested, float_db = Part("bad_test" if far else "whole"), figure
+                refused = part.result == "wrong" and (figure is None or figure < LEAST_DB)
+                far = figure is not None and figure < LEAST_DB
+                tested = Part("wrong" if refused else "bad_test" if far else "whole")
+                float_db = figure
         elif part.result not in ("dies", "crash", "memory", "timeout"):
             continue
         yield (

@@ -40,8 +40,9 @@ shapes that are tried beside. Two tables below have the cases that go wrong, and
 the cell says. reports/operators.html has the same with filters, and the worst case of each cell.
 
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
-model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses. One
-that passes below {LEAST_DB:g} dB tests nothing: its outputs may be wrong, or quantizing may lose so much.
+model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses.
+Below {LEAST_DB:g} dB its outputs are wrong, or quantizing loses so much: WRONG is one that fails there, and
+one that passes there tests nothing.
 
 `loses`: how much farther from the float model HTP is than the same quantized model on the CPU, where that
 is {LOSES_DB:g} dB or more: 16 bits gain less there than they should. `in fp16`: these operators are not
@@ -61,7 +62,7 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[Verdict]]], measured: str) 
     judge, _ = runs[0]
     records = committed_records(judge.ledger.profile)
     for each, verdicts in runs:
-        now = each.record.with_verdicts(verdicts, measured)
+        now = each.recorded(verdicts, measured)
         records.setdefault(each.ledger.suite, {})[each.soc] = now
     onnx = onnx_page.committed(judge.ledger.profile)
     table = table_of(records, upstream_files() or read().upstream, onnx)
@@ -170,7 +171,7 @@ def _other_chips(table: Table) -> Iterator[str]:
         "## Other chips",
         "",
         "Plain cases and Qualcomm's newer tests; shown where one of these gives another result than on "
-        f"{DEFAULT_SOC}.",
+        f"{DEFAULT_SOC}. That chip's own column is the cell above, of all ranges and shapes.",
         "",
     )
     differing = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from ci.engine.inputs import PATH_VARIABLES, Touched
 from ci.engine.jobs import Job
+from ci.engine.machine import RAN_OUT
 from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, Result
 from ci.engine.workers.parent import Gone, Setup, Worker, killed, tail
@@ -19,8 +19,6 @@ from ci.upstream.ledger import Part, Verdict
 from ci.upstream.suite import Suite
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
-
-NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|can't allocate memory|Cannot allocate memory")
 
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
@@ -84,8 +82,10 @@ class TestTask:
             if end.kind != "crash" or gone.touched is None or not gone.by_itself:
                 raise
             reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
-        if any(NO_MEMORY.search(each["what"]) for each in reply["problems"]):
-            return Failure("memory", reply["reason"], of_machine=True)
+        # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
+        errors = [*(each["what"] for each in reply["problems"]), *(part["error"] for part in reply["parts"])]
+        if ran_out := next(filter(RAN_OUT.search, errors), ""):
+            return Failure("memory", ran_out, of_machine=True)
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
         _forget_places(reply["touched"])
@@ -94,7 +94,7 @@ class TestTask:
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         log = self.logs / f"{self.name}.log"
-        kind = "memory" if NO_MEMORY.search(tail(log)) else "killed" if killed(gone.how) else gone.kind
+        kind = "memory" if RAN_OUT.search(tail(log)) else "killed" if killed(gone.how) else gone.kind
         return Failure(kind, gone.sentence(log), of_machine=gone.of_machine or kind == "memory")
 
 

@@ -165,7 +165,9 @@ def prepare(
     for name, plan in plans.items():
         tests = listed[name]
         unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
-        if chosen := choose(plan, args, tests):
+        chosen = choose(plan, args, tests)
+        # A suite that has lost all its tests is no suite without a match.
+        if chosen or not tests:
             runs.append(Run(plan, workers[name], tests, chosen))
     if unmatched or not runs:
         flags = [word for each in sorted(unmatched or args.expressions) for word in ("-k", each)]
@@ -190,6 +192,7 @@ def _measure(
     if updates:
         # What was killed from outside says nothing about a test.
         expected = [verdict for test, verdict in verdicts.items() if test not in killed]
+        judge.note_changes(stage, expected, run.tests)
         judge = judge.updated(expected, run.tests, plan.machinery.measured_with())
     _report(stage, plan, judge, verdicts, run)
     return judge, verdicts
@@ -232,6 +235,15 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
             f"manifests/upstream/{plan.suite.name} has it, and executorch"
             f" {plan.machinery.versions['executorch']} has no such test",
             judge.command(stage, "--sample", "--update-ledger"),
+        )
+    if judge.record.tests and (unrecorded := len(verdicts.keys() - judge.record.tests.keys())):
+        stage.add(
+            f"{rules_of(stage)}-no-record",
+            Severity.NOTE,
+            plan.suite.name,
+            f"{unrecorded} tests have no record on {judge.soc}: where they run and how exact they are is not"
+            " compared",
+            judge.command(stage, "--update-ledger"),
         )
     if missing := len(run.chosen) - len(verdicts):
         stage.add(

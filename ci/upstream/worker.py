@@ -51,6 +51,9 @@ ARGUMENTS = (
 OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
 """What the worst part of a test makes of it. Of the other results, the reports decide."""
 
+TESTS_NOTHING = ("bad_test", "no_kernel")
+"""A part with this result raises nothing: what is raised beside it is a failure of its own."""
+
 NOT_HERE = ("ModuleNotFoundError", "ci.upstream.shims.NotAvailableHere")
 """Errors of tests that want what is not here."""
 
@@ -195,7 +198,7 @@ def verdict_of(
     if problems and (touched or missing or tools):
         outcome = "absent"
         reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
-    elif (result := worst(parts)) in OUTCOMES:
+    elif (result := worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
         guilty = next(each for each in parts if each["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
         if result == "no_kernel":

@@ -54,9 +54,8 @@ def test_conv1d(flow):
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(tmp_path, monkeypatch)
-    tests = bench.package / "executorch/backends/qualcomm/tests"
-    bench.write(tests / "test_passes.py", TESTS + PASSES)
-    bench.write(tests / "test_conv_bn_qat.py", TESTS + TRAINING)
+    bench.write(bench.tests / "test_passes.py", TESTS + PASSES)
+    bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING)
     monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
     monkeypatch.setattr(operators_page, "TABLE", tmp_path / TABLE)
     monkeypatch.setattr(operators_page, "PAGE", tmp_path / PAGE)
@@ -122,10 +121,40 @@ def test_a_kill_from_outside_is_no_expectation_and_a_time_limit_is_one_in_words(
     assert (code, rules["test_killed"]) == (1, "upstream-failed")
 
 
+def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
+    both(bench, "-k", "relu or conv1d", "--update-ledger")
+    bench.write(bench.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
+    bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING.replace("pass", "assert 0"))
+    code, report = both(bench, "-k", "relu6 or conv1d", "--update-ledger")
+    notes = {each.subject: each.message for each in report.findings if each.rule == "upstream-recorded"}
+    assert code == 0 and notes.keys() == {"test_conv1d[qnn_8a8w]", "test_relu[qnn_8a8w]"}
+    assert "was passed, and is failed" in notes["test_conv1d[qnn_8a8w]"]
+
+
+def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
+    both(bench, "-k", "relu or conv1d", "--update-ledger")
+    bench.write(bench.tests / "test_conv_bn_qat.py", "")
+    code, report = both(bench, "-k", "relu")
+    assert (code, [(each.rule, each.subject) for each in report.findings]) == (
+        1,
+        [("upstream-gone", "test_conv1d[qnn_8a8w]")],
+    )
+
+
+def test_tests_without_a_record_are_counted(bench: Bench) -> None:
+    bench.run("passes", "-k", "relu", "--update-ledger", stage="test_upstream")
+    bench.write(bench.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
+    code, report = bench.run("passes", "-k", "relu", stage="test_upstream")
+    assert (code, [(each.rule, each.subject) for each in report.findings]) == (
+        0,
+        [("upstream-no-record", "passes")],
+    )
+
+
 def test_rules_have_the_name_of_their_stage(bench: Bench) -> None:
     _, report = bench.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
     assert [each.rule for each in report.findings if each.subject == "test_upstream"] == ["upstream-stopped"]
-    bench.write(bench.package / "executorch/backends/qualcomm/tests/test_passes.py", "import nothing")
+    bench.write(bench.tests / "test_passes.py", "import nothing")
     code, report = both(bench)
     assert (code, [each.rule for each in report.findings]) == (3, ["upstream-not-measured"])
 

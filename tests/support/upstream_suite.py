@@ -168,6 +168,7 @@ class Bench:
         self.code: int
         self.report: Report
         self.package = root / "site"
+        self.tests = self.package / "executorch/backends/qualcomm/tests"
         self.sdk = make_sdk(root / "sdk")
         self.runner = root / "dist" / "bin" / "qnn_executor_runner"
         self.logs = root / "reports" / "delegate"

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ci.engine.work import Result
+from ci.engine.jobs import Job
+from ci.engine.work import Failure, Result
 from ci.suites.operator_table import EXACT, by_name
+from ci.upstream import process
 from ci.upstream.adapters import AgainstFloat, part, part_of
 from ci.upstream.judge import Judge
 from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict, load_record
@@ -113,6 +115,24 @@ def test_an_operator_that_is_not_quantized_any_more_is_a_finding(
 )
 def test_the_worst_part_decides_a_test(parts: list[dict[str, Any]], outcome: str) -> None:
     assert verdict_of([], [], parts)["outcome"] == outcome
+
+
+def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
+    raised = SimpleNamespace(failed=True, skipped=False, longrepr=None, longreprtext="OSError: teardown")
+    verdict = verdict_of([raised], [], [part("whole", 60), part("bad_test")])  # type: ignore[list-item]
+    assert (verdict["outcome"], verdict["reason"]) == ("failed", "OSError: teardown")
+
+
+def test_memory_that_runs_out_in_a_model_says_nothing_of_it(tmp_path: Path) -> None:
+    """ExecuTorch's suite takes it for a model that cannot be exported, or for a failure of lowering."""
+    reply = {
+        "problems": [{"where": "", "what": "RuntimeError: Test failure."}],
+        "parts": [part("dies", error="lowering: MemoryError: Unable to allocate 3 GiB")],
+    }
+    worker: Any = SimpleNamespace(ask=lambda order: reply)
+    task = process.TestTask("t", memo=cast(Any, None), key={}, cost=Job("t"), logs=tmp_path, keep=False)
+    done = task.work(worker, {})
+    assert isinstance(done, Failure) and (done.kind, done.of_machine) == ("memory", True)
 
 
 def record(rows: dict[str, list[Part]]) -> Record:

@@ -81,7 +81,7 @@ def test_newer_tests_give_the_place_and_a_figure_of_their_own_kind() -> None:
     assert [str(cell(found, "gather", scheme)) for scheme in ("fp16", "8a8w", "16a8w")] == [
         "whole 72 dB",
         "whole, 48 dB to float",
-        "whole, 4 dB to float",
+        "WRONG, 4 dB to float",
     ]
     assert cell(found, "gather").good and not cell(found, "gather", "16a8w").good
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 RAN_OUT = re.compile(
-    r"bad[_ ]alloc|out of memory|[Cc]an(?:'t|not) allocate memory|Failed to allocate memory"
+    r"\bMemoryError\b|bad[_ ]alloc|out of memory|[Cc]an(?:'t|not) allocate memory|Failed to allocate memory"
     r"|No space left on device"
 )
 
