@@ -173,6 +173,13 @@ def test_a_coarser_quantizer_is_a_finding(tmp_path: Path, to_quantized: float) -
     assert finding.rule == "upstream-changed" and "45.0 dB" in finding.message and "5.0 dB" in finding.message
 
 
+def test_what_is_not_compared_with_the_float_model_any_more_is_a_finding(tmp_path: Path) -> None:
+    judge = Judge(
+        Ledger("values", "wheels"), "SM8650", tmp_path, record({"a": [Part("whole", 60, float_db=45)]})
+    )
+    assert judge.is_surprise(Verdict("a", "passed", parts=(Part("whole", 60),)))
+
+
 def test_records_of_parts_of_a_suite_add_up() -> None:
     first = Verdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
     crashed = Verdict("a", "crash", parts=(Part("crash"),))
