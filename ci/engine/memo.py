@@ -278,11 +278,11 @@ class Memo:
             folders[path] = None
             yield "file", name(path), today.content(path, digest) + today.target(path)
         searched = self._searched(touched)
-        above = tuple(f"{each}/" for each in self.roots.named.values())
+        above = (*(f"{each}/" for each in self.roots.named.values()), *own)
         for path, state in touched.looked.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
             if state == "directory" and any(each.startswith(f"{path}/") for each in above):
-                # A root is found through it wherever it is: clones of other places are as good.
+                # Roots and the work's own files are found through it wherever they are.
                 ours = ours or not today.target(path)
             if not ours and path not in touched.opened and path not in searched:
                 # Code that resolves a link opens the target by its own name.

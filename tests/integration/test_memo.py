@@ -502,6 +502,18 @@ def test_a_failure_removes_what_was_remembered_of_the_same_work(place: Place) ->
     assert place.do()[1] == "its remembered result is gone"
 
 
+def test_folders_on_the_way_to_the_files_that_work_writes_are_no_inputs(place: Place) -> None:
+    """Another clone has none yet."""
+    reports, memo = place.folder / "reports", place.memo()
+    logs = reports / "upstream" / "passes"
+    logs.mkdir(parents=True)
+    looked = dict.fromkeys(map(str, (reports, logs.parent, logs)), "directory")
+    assert not memo.remember("a", {"a": 1}, {}, Touched(looked=looked), own=(logs,)).not_remembered
+    memo.close()
+    shutil.rmtree(reports)
+    assert isinstance(place.memo().find("a", {"a": 1}), Entry)
+
+
 def test_what_a_worker_read_before_any_work_counts_as_it_was_then(place: Place) -> None:
     shared = place.write("shared.py", "one = 1")
     common = Touched(opened={str(shared): stamp_of(shared.stat())})
