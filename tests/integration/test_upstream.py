@@ -390,13 +390,15 @@ def test_usage_errors_run_nothing(bench: Bench, flags: tuple[str, ...]) -> None:
 def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(bench: Bench) -> None:
     bench.ledger({"gone": "failed"}, sample=("missing", "abs"))
     path = ledgers.record_path("delegate", "wheels", "SM8650")
-    bench.write(path, Record("x", {"TestOps.test_removed": Recorded(1, 1)}).as_json())
+    tests = {f"TestOps.test_{name}": Recorded(1, 1) for name in ("removed", "abs")}
+    bench.write(path, Record("x", tests).as_json())
     code, report = bench.run("--sample")
     removed = dict.fromkeys(("gone", "missing", "removed"), ("delegate-gone", Severity.ERROR))
     assert (code, findings(report), bench.executed) == (1, removed, {"abs"})
     assert report.findings[0].remedy == "nox -s test_delegate -- --sample --update-ledger"
     code, report = bench.run("--sample", "--update-ledger")
-    assert (code, findings(report)) == (0, {})
+    removed = dict.fromkeys(removed, ("delegate-recorded", Severity.NOTE))
+    assert (code, findings(report)) == (0, removed)
     book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
     assert (book.expected, book.sample) == ((), ("TestOps.test_abs",))
     assert set(load_record("delegate", "wheels", "SM8650").tests) == {"TestOps.test_abs"}
