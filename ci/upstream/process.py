@@ -11,7 +11,7 @@ from typing import Any
 
 from ci.engine.inputs import PATH_VARIABLES, Touched
 from ci.engine.jobs import Job
-from ci.engine.machine import RAN_OUT
+from ci.engine.machine import FULL, RAN_OUT
 from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, Result
 from ci.engine.workers.parent import Gone, Setup, Worker, killed, tail
@@ -85,7 +85,8 @@ class TestTask:
         # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
         errors = [*(each["what"] for each in reply["problems"]), *(part["error"] for part in reply["parts"])]
         if ran_out := next(filter(RAN_OUT.search, errors), ""):
-            return Failure("memory", ran_out, of_machine=True)
+            # A full disk says no more of a test than a kill from outside, and is not recorded either.
+            return Failure("killed" if FULL in ran_out else "memory", ran_out, of_machine=True)
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
         _forget_places(reply["touched"])

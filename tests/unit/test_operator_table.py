@@ -123,16 +123,25 @@ def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
     assert (verdict["outcome"], verdict["reason"]) == ("failed", "OSError: teardown")
 
 
-def test_memory_that_runs_out_in_a_model_says_nothing_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("lowering: MemoryError: Unable to allocate 3 GiB", "memory"),
+        ("lowering: OSError: [Errno 28] No space left on device", "killed"),
+    ],
+)
+def test_memory_and_a_disk_that_run_out_in_a_model_say_nothing_of_it(
+    tmp_path: Path, error: str, kind: str
+) -> None:
     """ExecuTorch's suite takes it for a model that cannot be exported, or for a failure of lowering."""
     reply = {
         "problems": [{"where": "", "what": "RuntimeError: Test failure."}],
-        "parts": [part("dies", error="lowering: MemoryError: Unable to allocate 3 GiB")],
+        "parts": [part("dies", error=error)],
     }
     worker: Any = SimpleNamespace(ask=lambda order: reply)
     task = process.TestTask("t", memo=cast(Any, None), key={}, cost=Job("t"), logs=tmp_path, keep=False)
     done = task.work(worker, {})
-    assert isinstance(done, Failure) and (done.kind, done.of_machine) == ("memory", True)
+    assert isinstance(done, Failure) and (done.kind, done.of_machine) == (kind, True)
 
 
 def record(rows: dict[str, list[Part]]) -> Record:
