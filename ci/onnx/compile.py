@@ -14,10 +14,10 @@ from typing import Any
 from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
-from ci.engine.machine import RAN_OUT
 from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.onnx.machine import RAN_OUT
 from ci.onnx.options import files_of
 from ci.onnx.suite import Program
 from ci.suites.baseline import Baseline

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.machine import ran_out
 from ci.onnx import provider
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
@@ -30,6 +29,7 @@ from ci.onnx.graph import (
     source_digest,
     wrong_reciprocals,
 )
+from ci.onnx.machine import ran_out
 from ci.onnx.options import Settings
 from ci.onnx.samples import calibration_samples, checked, divided, drawn, resembling
 from ci.onnx.suite import Case, Run

@@ -333,9 +333,10 @@ BUILD = re.compile(r"\bQNN v?\d+\.\d+\.\d+")
 
 
 def _place(soc: str, versions: Mapping[str, str], few: str) -> str:
-    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`: your own QNN may be another one."""
-    build = BUILD.search(versions.get(soc, ""))
-    notes = [note for note in (build and build[0], few) if note]
+    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`: your own QNN may be another one. Of several builds
+    none is named."""
+    builds = set(BUILD.findall(versions.get(soc, "")))
+    notes = [*(builds if len(builds) == 1 else ()), *([few] if few else ())]
     return f"{soc} ({'; '.join(notes)})" if notes else soc
 
 

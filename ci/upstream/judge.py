@@ -209,9 +209,13 @@ class Judge:
         return replace(self, ledger=ledger, record=record)
 
     def recorded(self, verdicts: Iterable[Verdict], measured: str) -> Record:
-        """The record with these verdicts. Of a test that ends by chance it keeps the failure."""
-        kept = [each for each in verdicts if each.outcome != "passed" or not self._is_unsteady(each.test)]
-        return self.record.with_verdicts(kept, measured)
+        """The record with these verdicts. Of a test that ends by chance it keeps a failure."""
+        new = [each for each in verdicts if each.outcome != "passed" or not self._failed_by_chance(each.test)]
+        return self.record.with_verdicts(new, measured)
+
+    def _failed_by_chance(self, test: str) -> bool:
+        parts = self.record.tests.get(test, UNKNOWN).parts
+        return self._is_unsteady(test) and any(part.result not in GOOD for part in parts)
 
     def _cause(self, verdict: Verdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -11,7 +12,6 @@ from typing import Any
 
 from ci.engine.inputs import PATH_VARIABLES, Touched
 from ci.engine.jobs import Job
-from ci.engine.machine import FULL, RAN_OUT
 from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, Result
 from ci.engine.workers.parent import Gone, Setup, Worker, killed, tail
@@ -19,6 +19,15 @@ from ci.upstream.ledger import Part, Verdict
 from ci.upstream.suite import Suite
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
+
+NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|[Cc]an(?:'t|not) allocate memory")
+NO_ROOM = "No space left on device"
+
+
+def _ran_out(text: str) -> str:
+    """The kind of failure if memory or the disk ran out. A full disk says no more of a test than a kill from
+    outside, and is not recorded either."""
+    return "killed" if NO_ROOM in text else "memory" if NO_MEMORY.search(text) else ""
 
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
@@ -84,9 +93,9 @@ class TestTask:
             reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
         # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
         errors = [*(each["what"] for each in reply["problems"]), *(part["error"] for part in reply["parts"])]
-        if ran_out := next(filter(RAN_OUT.search, errors), ""):
-            # A full disk says no more of a test than a kill from outside, and is not recorded either.
-            return Failure("killed" if FULL in ran_out else "memory", ran_out, of_machine=True)
+        for line in "\n".join(errors).splitlines():
+            if kind := _ran_out(line):
+                return Failure(kind, line.strip(), of_machine=True)
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
         _forget_places(reply["touched"])
@@ -95,8 +104,8 @@ class TestTask:
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         log = self.logs / f"{self.name}.log"
-        kind = "memory" if RAN_OUT.search(tail(log)) else "killed" if killed(gone.how) else gone.kind
-        return Failure(kind, gone.sentence(log), of_machine=gone.of_machine or kind == "memory")
+        kind = _ran_out(tail(log)) or ("killed" if killed(gone.how) else gone.kind)
+        return Failure(kind, gone.sentence(log), of_machine=gone.of_machine or kind in ("memory", "killed"))
 
 
 def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) -> dict[str, Any]:

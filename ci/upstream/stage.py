@@ -186,7 +186,8 @@ def _measure(
     stage: StageRun, run: Run, args: argparse.Namespace, selection: Selection
 ) -> tuple[Judge, Mapping[str, Verdict]]:
     plan, judge = run.plan, run.plan.judge
-    updates = args.update_ledger or args.table
+    # What a suite without tests has lost stays recorded, and is an error.
+    updates = bool(run.tests) and (args.update_ledger or args.table)
     _announce(plan, has_record=updates or bool(judge.record.tests))
     verdicts, killed = run_tests(plan, selection, run.chosen, run.workers, args)
     if updates:
@@ -376,7 +377,9 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
     answer = memo.find("the tests of the suite", key)
     if not isinstance(answer, Entry):
         tests, touched = workers.tests()
-        answer = memo.remember("the tests of the suite", key, {"tests": tests}, touched)
+        answer = memo.remember(
+            "the tests of the suite", key, {"tests": tests}, touched, own=(plan.judge.logs,)
+        )
     return [str(name) for name in answer.result["tests"]]
 
 

@@ -134,11 +134,13 @@ def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
 def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
     both(bench, "-k", "relu or conv1d", "--update-ledger")
     bench.write(bench.tests / "test_conv_bn_qat.py", "")
-    code, report = both(bench, "-k", "relu")
-    assert (code, [(each.rule, each.subject) for each in report.findings]) == (
-        1,
-        [("upstream-gone", "test_conv1d[qnn_8a8w]")],
-    )
+    for flags in ((), ("--update-ledger",)):
+        code, report = both(bench, "-k", "relu", *flags)
+        assert (code, [(each.rule, each.subject) for each in report.findings]) == (
+            1,
+            [("upstream-gone", "test_conv1d[qnn_8a8w]")],
+        )
+    assert load_record("qat", "wheels", "SM8650").tests
 
 
 def test_tests_without_a_record_are_counted(bench: Bench) -> None:

@@ -153,6 +153,23 @@ def test_another_chip_is_named_and_is_in_the_command(given: Any) -> None:
     assert "--soc" not in only("log", "16a4w").command
 
 
+@pytest.mark.parametrize(
+    ("measured", "place"),
+    [
+        ("executorch 1, QNN v2.49.40.26", "SM8650 (QNN v2.49.40) with"),
+        # The last one need not have measured the cell.
+        ("QNN v2.51.0.26; 3 of 4 tests with QNN v2.49.40.26", "SM8650 with"),
+    ],
+)
+def test_the_build_that_was_measured_is_named_if_there_is_one(
+    given: Any, monkeypatch: pytest.MonkeyPatch, measured: str, place: str
+) -> None:
+    given(SM8650={"16a4w": {**WHOLE, "bad": LOW}})
+    table = operator_table.shipped().model_copy(update={"measured": {"SM8650": measured}})
+    monkeypatch.setattr(operator_table, "shipped", lambda: table)
+    assert f"on the emulator of {place}" in only("log", "16a4w").message
+
+
 def test_a_chip_that_is_better_than_sm8650_is_not_told_of_it(given: Any) -> None:
     given(SM8650={"16a4w": {"result": "wrong", "models": 9}}, SM8750={"16a4w": {**WHOLE, "models": 1}})
     assert list(inexact(["log"], "16a4w", "SM8750")) == []

@@ -130,7 +130,7 @@ def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
         ("lowering: OSError: [Errno 28] No space left on device", "killed"),
     ],
 )
-def test_memory_and_a_disk_that_run_out_in_a_model_say_nothing_of_it(
+def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it(
     tmp_path: Path, error: str, kind: str
 ) -> None:
     """ExecuTorch's suite takes it for a model that cannot be exported, or for a failure of lowering."""

@@ -273,6 +273,8 @@ def test_the_record_of_a_test_that_ends_by_chance_keeps_its_failure(tmp_path: Pa
     better, worse = ((Part(result, figure),) for result, figure in (("whole", 88), ("wrong", -12)))
     assert judge.recorded([Verdict("t", "passed", parts=better)], "y").tests == before.tests
     assert judge.recorded([Verdict("t", "wrong", parts=worse)], "y").tests["t"].parts == worse
+    fresh = Judge(judge.ledger, "SM8650", tmp_path)
+    assert fresh.recorded([Verdict("t", "passed", parts=better)], "y").tests["t"].parts == better
 
 
 def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:

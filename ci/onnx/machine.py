@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-FULL = "No space left on device"
 RAN_OUT = re.compile(
-    r"\bMemoryError\b|bad[_ ]alloc|out of memory|[Cc]an(?:'t|not) allocate memory|Failed to allocate memory"
-    rf"|{FULL}"
+    r"bad[_ ]alloc|out of memory|[Cc]an(?:'t|not) allocate memory|Failed to allocate memory"
+    r"|No space left on device"
 )
 
 
