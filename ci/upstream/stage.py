@@ -228,13 +228,22 @@ def _check(args: argparse.Namespace, selection: Selection) -> None:
 
 def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Verdict], run: Run) -> None:
     judge.findings(stage, verdicts.values())
-    for test in judge.gone(run.tests):
+    place, version = f"manifests/upstream/{plan.suite.name}", plan.machinery.versions["executorch"]
+    gone = judge.gone(run.tests)
+    if gone and not run.tests:
+        # An update would not help: it keeps what is recorded.
+        message = (
+            f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
+        )
+        remedy = f"find them, and correct the suite in ci/upstream/suite.py; {judge.command(stage, '--list')}"
+        stage.add(f"{rules_of(stage)}-gone", Severity.ERROR, plan.suite.name, message, remedy)
+        gone = []
+    for test in gone:
         stage.add(
             f"{rules_of(stage)}-gone",
             Severity.ERROR,
             test,
-            f"manifests/upstream/{plan.suite.name} has it, and executorch"
-            f" {plan.machinery.versions['executorch']} has no such test",
+            f"{place} has it, and executorch {version} has no such test",
             judge.command(stage, "--sample", "--update-ledger"),
         )
     if judge.record.tests and (unrecorded := len(verdicts.keys() - judge.record.tests.keys())):

@@ -138,8 +138,9 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
         code, report = both(bench, "-k", "relu", *flags)
         assert (code, [(each.rule, each.subject) for each in report.findings]) == (
             1,
-            [("upstream-gone", "test_conv1d[qnn_8a8w]")],
+            [("upstream-gone", "qat")],
         )
+        assert "--update-ledger" not in report.findings[0].remedy
     assert load_record("qat", "wheels", "SM8650").tests
 
 
