@@ -23,6 +23,7 @@ PACKAGES = {
     "nginx": "nginx-light",
     "openssl": "openssl",
     "qemu-aarch64": "qemu-user",
+    "qemu-x86_64": "qemu-user",
     "readelf": "binutils",
     "shellcheck": "shellcheck",
     "ssh": "openssh-client",
