@@ -105,6 +105,12 @@ class Memo:
         self._folders: dict[str, str] = {}
         self._count = itertools.count()
 
+    @property
+    def place(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Keys of memos with equal places name the same files."""
+        named = self.roots.named.items()
+        return str(self._kind), tuple(sorted((name, os.path.realpath(path)) for name, path in named))
+
     def find(self, subject: str, key: Mapping[str, Json]) -> Entry | Miss:
         """The remembered result for this key, or why there is none; `subject` names the work in `Miss.why`.
 

@@ -28,9 +28,6 @@ from provisioning.base.command_line import TIMEOUT
 from provisioning.base.findings import Metric
 from provisioning.environment import Environment
 
-JUDGED_LATER = {"thresholds", "emulator_fault", "tags", "socs", "label", "delegates", "cpu_budget"}
-"""Fields of a run that do not affect the program's bytes."""
-
 LOG = "compile.log"
 
 WORKER = ("-m", "ci.executorch.worker")
@@ -75,11 +72,7 @@ def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
 def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
     """The inputs that are known before any work. Code and files are discovered by the work itself."""
     return {
-        "case": program.case.model_dump(
-            mode="json", include={"factory", "arguments", "inputs", "samples", "inferences", "backend"}
-        ),
-        "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
-        "soc": program.soc,
+        **program.told,
         "python": basis.python,
         "QNN": dict(basis.sdk),
         "suite": roots.name(str(program.search_path)),

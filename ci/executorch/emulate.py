@@ -14,6 +14,7 @@ from typing import Any
 from ci.engine.inputs import Touched, search_key
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
+from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Worker
@@ -59,18 +60,18 @@ class Run(ProgramTask):
     runner: Path
     folder: Path
     """Everything of this run, to look at if the result is refused."""
+    told: Mapping[str, Metric]
+    """What the work is told beside the program and the runner. It is in the key."""
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         assert self.compiled.folder is not None
-        facts = self.compiled.facts
         reply = worker.ask(
             {
                 "runner": str(self.runner),
                 "program": str(self.compiled.folder / PROGRAM),
                 "compiled": str(self.compiled.folder),
                 "folder": str(empty_folder(self.folder)),
-                **{name: facts[name] for name in ("inputs", "expected", "reference")},
-                "non_finite": self.program.case.non_finite,
+                **self.told,
             }
         )
         if "killed" in reply:
@@ -162,16 +163,10 @@ def measure(
         if each.folder is None:
             continue
         memo, program = memos[programs[name].suite], programs[name]
-        key: dict[str, Metric] = {
-            "program": dict(memo.files_of(each.folder, without=LOG)),
-            "non_finite": program.case.non_finite,
-            "runner": memo.roots.name(str(runner)),
-            "QNN": dict(plan.basis.sdk),
-            **search_key(memo.roots, environment),
-        }
         recorded = plan.baseline(program).of(name)
         cost = Job(name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
-        tasks.append(Run(program, key, memo, cost, each, runner, plan.settings.logs / name))
+        basis: dict[str, Metric] = {"QNN": dict(plan.basis.sdk), **search_key(memo.roots, environment)}
+        tasks.append(run_task(program, each, memo, cost, runner, basis, plan.settings.logs / name))
 
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.executorch.run_worker"), "nox -s test_emulator"
@@ -195,6 +190,30 @@ def measure(
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)
     return results
+
+
+def run_task(
+    program: Program,
+    compiled: Result,
+    memo: Memo,
+    cost: Job,
+    runner: Path,
+    basis: Mapping[str, Metric],
+    folder: Path,
+) -> Run:
+    """`basis` is what every run depends on beside its program."""
+    assert compiled.folder is not None
+    told: dict[str, Metric] = {
+        **{name: compiled.facts[name] for name in ("inputs", "expected", "reference")},
+        "non_finite": program.case.non_finite,
+    }
+    key: dict[str, Metric] = {
+        **basis,
+        **told,
+        "program": dict(memo.files_of(compiled.folder, without=LOG)),
+        "runner": memo.roots.name(str(runner)),
+    }
+    return Run(program, key, memo, cost, compiled, runner, folder, told)
 
 
 def line_of(name: str, result: Result) -> Line:

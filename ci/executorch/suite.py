@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -81,6 +81,8 @@ class Input(Model):
 
 
 class Run(AnyRun):
+    judged_later: ClassVar = AnyRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
+
     scheme: Scheme
     backend: Backend | None = None
     """The processor; [the case's]."""
@@ -140,6 +142,8 @@ class Run(AnyRun):
 
 
 class Case(AnyCase):
+    judged_later: ClassVar = AnyCase.judged_later | {"files", "delegates", "cpu_budget"}
+
     factory: Factory
     """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
     are named here."""
@@ -197,9 +201,9 @@ class Program(AnyProgram[Case, Run]):
 
 def ordered(order: dict[str, Any]) -> tuple[Case, Run, str, Path]:
     """The case, the run, the chip, and where modules are searched."""
-    case = Case.model_validate_json(json.dumps(order["case"]))
-    run = Run.model_validate_json(json.dumps(order["run"]))
-    return case, run, order["soc"], Path(order["search_path"])
+    told = {**order["run"], "socs": [order["soc"]]}
+    case = Case.model_validate_json(json.dumps({**order["case"], "run": [told]}))
+    return case, case.runs[0], order["soc"], Path(order["search_path"])
 
 
 SUITES = Suites("test_lowering", SHIPPED, Program, Suite)

@@ -71,14 +71,11 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
 
 def _warm_up() -> None:
     """Lower a small model, so that libraries are loaded and compilers warm."""
-    case = {
-        "factory": "ci.executorch.warm_up:model",
-        "run": [{"scheme": "8a8w", "socs": ["SM8650"], "tags": ["pr"], "calibration": 1}],
-    }
+    case, run = {"factory": "ci.executorch.warm_up:model"}, {"scheme": "8a8w", "calibration": 1}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         log.touch()
-        order = {"case": case, "run": case["run"][0], "soc": "SM8650", "search_path": str(ROOT)}
+        order = {"case": case, "run": run, "soc": "SM8650", "search_path": str(ROOT)}
         lowered({**order, "into": folder, "log": str(log)})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,7 +62,7 @@ for executorch.runtime. Compile it with --precision 16a8w for the runner.
 
 def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_grad_enabled(False)
-    run = Run.model_validate_json(json.dumps(order["run"]))
+    run = Run.model_construct(**order["run"])
     model, into = Path(order["model"]), Path(order["into"])
     place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
     readers: dict[str, Reader] = {}

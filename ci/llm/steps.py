@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ ENDLESS, FEW = "endless.json", "few.json"
 
 
 def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
-    run = Run.model_validate_json(json.dumps(order["run"]))
+    run = Run.model_construct(**order["run"])
     model, into = Path(order["model"]), Path(order["into"])
     place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
     context, counts = place.context, {"prefill": PREFILL, "decode": DECODE}

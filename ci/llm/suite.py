@@ -5,7 +5,7 @@ keep.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,8 @@ PRECISIONS = {
 
 
 class Run(AnyRun):
+    judged_later: ClassVar = AnyRun.judged_later | {"limits", "htp_against_cpu"}
+
     precision: Literal["fp16", "u16u8", "16a8w", "8a8w", "16a4w"]
     through: Literal["genie", "executorch"] = "genie"
     cache: Literal["uint8", "uint16"] = "uint8"

@@ -4,7 +4,6 @@ depend on.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -27,9 +26,6 @@ from provisioning.environment import Environment
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
-JUDGED_LATER = {"limits", "htp_against_cpu", "tags", "socs", "label"}
-"""Fields of a run that affect neither the program nor the figures."""
-
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
@@ -154,18 +150,16 @@ def training(case: str, common: Common) -> ModelTask:
 
 
 def program_task(program: Program, common: Common, model: Path, weights: str, *, keep: bool) -> ModelTask:
-    run, soc = program.run, program.soc
+    run, told = program.run, {name: program.told[name] for name in ("run", "soc")}
     order = {
         "do": run.through,
-        "run": json.loads(run.model_dump_json()),
-        "soc": soc,
+        **told,
         "model": str(model),
         "timeout": common.timeout,
     }
     inputs: dict[str, Metric] = {
         "what": "speak",
-        "run": run.model_dump(mode="json", exclude=JUDGED_LATER),
-        "soc": soc,
+        **told,
         "weights": weights,
     }
     seconds = 90.0 if run.quantized else 60.0

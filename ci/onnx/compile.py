@@ -31,9 +31,6 @@ from provisioning.base.findings import Metric
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
-JUDGED_LATER = {"thresholds", "tags", "socs", "label"}
-"""Fields of a run that affect neither the compiled program nor the figures."""
-
 WORKER_MEMORY = 1400 << 20
 SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 """The assumed cost of a model and of a program that were never measured, for the order of work and the
@@ -127,13 +124,11 @@ def versions() -> dict[str, Metric]:
 def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
     """What is known before any work. Code, model and files are discovered by the work itself."""
     named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
-    case = program.case.model_dump(mode="json", exclude={"runs"})
-    if case["model"]:
-        case["model"] = roots.name(os.path.abspath(program.file(case["model"])))  # noqa: PTH100
+    told = program.told
+    if model := told["case"]["model"]:
+        told["case"]["model"] = roots.name(os.path.abspath(program.file(model)))  # noqa: PTH100
     return {
-        "case": case,
-        "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
-        "soc": program.soc,
+        **told,
         "python": python_name(),
         "suite": roots.name(str(program.search_path)),
         **search_key(roots, environ, ["PYTHONPATH"]),
@@ -173,7 +168,9 @@ class Compilation:
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         run = self.program.run
-        prepared = self._once(worker, shared, "prepare", "model")
+        # Each run takes as many of them as it says, from the first on.
+        most = max(each.calibration for each in self.program.case.runs)
+        prepared = self._once(worker, shared, "prepare", "model", calibration=most)
         if isinstance(prepared, Failure):
             return prepared
         of_model = {"prepared": prepared["into"], "source": prepared["model"]}

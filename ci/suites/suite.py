@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 import shlex
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -70,6 +69,9 @@ PLACEHOLDER = Thresholds(sqnr_db=0)
 
 
 class AnyRun(Model):
+    judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
+    """Fields that the work is not told, so that no result depends on them. All others are in its key."""
+
     label: Word | None = None
     """Tells this run from others of the same kind; [the kind]."""
     socs: tuple[str, ...] = Field(min_length=1)
@@ -109,6 +111,9 @@ class AnyRun(Model):
 
 
 class AnyCase(Model):
+    judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
+    """As of a run."""
+
     non_finite: bool = False
     """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
     runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
@@ -154,14 +159,18 @@ class AnyProgram(Generic[C, R]):
         return self.suite.parent
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What the work is told of the suite, as JSON. It is in the key of the work."""
+        return {
+            "case": self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
+            "run": self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
+            "soc": self.soc,
+        }
+
+    @property
     def order(self) -> dict[str, Any]:
         """For the process that works on it, as JSON."""
-        return {
-            "case": json.loads(self.case.model_dump_json(by_alias=True)),
-            "run": json.loads(self.run.model_dump_json()),
-            "soc": self.soc,
-            "search_path": str(self.search_path),
-        }
+        return {**self.told, "search_path": str(self.search_path)}
 
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])

@@ -124,6 +124,25 @@ class TestCompiling:
         results = list(compiled(tmp_path, *programs_of(tmp_path / "suite.toml")).values())
         assert len(results) == 2 and results[0].folder == results[1].folder
 
+    @pytest.mark.parametrize("repository", [True, False])
+    def test_suites_of_two_repositories_that_name_alike_what_differs_are_each_compiled(
+        self, tmp_path: Path, repository: bool
+    ) -> None:
+        """Equal names of folder, module and factory give equal keys, in one call and one after the other."""
+        programs = []
+        for number in (1, 2):
+            top = tmp_path / f"r{number}"
+            if repository:
+                (top / ".git").mkdir(parents=True)
+            program = make_program(top / "ci", text=SUITE.replace("case.net", f"case.net{number}"))
+            (top / "ci" / "layers.py").write_text(f"WIDTH = {number}\n")
+            programs.append(program)
+        for cached in (False, True):
+            results = compiled(tmp_path, *programs)
+            texts = [(results[each.name].folder or Path()) / "program.pte" for each in programs]
+            assert [text.read_text() for text in texts] == ["8", "16"]
+            assert all(each.cached == cached for each in results.values())
+
 
 RUN = """
 import sys

@@ -38,7 +38,9 @@ for program in choose(programs_of(SHIPPED), tags=["pr"], words=sys.argv[3:]):
 for name, programs in cases.items():
     folder = into / name
     folder.mkdir()
-    prepared = steps.order_prepare(dict(programs[0].order, log=str(log), into=str(folder)))
+    most = max(program.run.calibration for program in programs)
+    order = dict(programs[0].order, calibration=most, log=str(log), into=str(folder))
+    prepared = steps.order_prepare(order)
     common = dict(log=str(log), prepared=str(folder), source=prepared["model"])
     ready = {}
     for program in programs:

@@ -1,0 +1,205 @@
+"""Whatever the work on a program is told is in its key: for every field of a case and a run, in every lane."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ci.engine.inputs import key_of, roots_of
+from ci.engine.jobs import Job
+from ci.engine.memo import Memo
+from ci.engine.work import Result, Task
+from ci.engine.workers.parent import Worker
+from ci.executorch.compile import Lowering
+from ci.executorch.compile import key as lowering_key
+from ci.executorch.emulate import run_task
+from ci.executorch.suite import Input, ModuleScheme
+from ci.executorch.suite import programs_of as lowering_programs
+from ci.llm.suite import SUITES as LLM
+from ci.llm.suite import Limits
+from ci.llm.work import Common, program_task
+from ci.onnx.compile import Compilation
+from ci.onnx.compile import key as onnx_key
+from ci.onnx.suite import programs_of as onnx_programs
+from ci.suites.suite import AnyProgram, Thresholds
+from tests.support.lowering import BASIS, make_program
+from tests.support.onnx_suites import write_suite
+
+LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0, regret=1.0)
+LLM_SUITE = """\
+schema = 1
+[case.net]
+perplexity = 9.0
+[[case.net.run]]
+precision = "fp16"
+socs = ["SM8650"]
+"""
+
+RUN = {
+    "label": "other",
+    "socs": ("SM8850",),
+    "tags": ("nightly",),
+    "thresholds": Thresholds(sqnr_db=7.0, top1=0.5),
+}
+EXECUTORCH_RUN = RUN | {
+    "scheme": "16a8w",
+    "backend": "lpai",
+    "emulator_fault": "it does not run",
+    "qat": True,
+    "per_channel": False,
+    "observer": "moving_average",
+    "calibration": 5,
+    "modules": (ModuleScheme(scheme="16a8w", name="layer"),),
+    "annotations": ("net:annotate",),
+    "block_sizes": {"conv": (1, 16)},
+    "unquantized_nodes": ("conv",),
+    "unquantized_operators": ("aten.add",),
+    "cpu_nodes": ("conv",),
+    "cpu_operators": ("aten.add",),
+    "delegates": 2,
+    "cpu_budget": 3,
+}
+EXECUTORCH_CASE = {
+    "non_finite": True,
+    "factory": "net:other",
+    "arguments": {"width": 9},
+    "inputs": (Input(shape=(1, 2)),),
+    "backend": "gpu",
+    "samples": "data",
+    "files": ("others.bin",),
+    "inferences": 3,
+    "delegates": 2,
+    "cpu_budget": 3,
+}
+ONNX_RUN = RUN | {
+    "precision": "u16u16",
+    "per_channel": True,
+    "calibration": 5,
+    "options": {"vtcm_mb": 4},
+    "profiling": True,
+    "refused": ("Erf",),
+}
+ONNX_CASE = {
+    "non_finite": True,
+    "factory": "net:other",
+    "arguments": {"width": 9},
+    "model": "other.onnx",
+    "dimensions": {"batch": 1},
+    "calibrate": "data",
+    "inferences": 3,
+    "recorded": True,
+}
+LLM_RUN = RUN | {
+    "precision": "u16u8",
+    "through": "executorch",
+    "cache": "uint16",
+    "parts": 2,
+    "state": "buffers",
+    "limits": LIMITS,
+    "htp_against_cpu": LIMITS,
+    "prompts": 3,
+}
+LLM_CASE = {"non_finite": True, "perplexity": 5.0}
+
+JUDGED = {
+    *("label", "tags", "thresholds", "socs", "limits", "htp_against_cpu", "perplexity"),
+    *("cpu_budget", "delegates", "emulator_fault", "files"),
+}
+"""Fields whose change does no work again."""
+
+FACTS = {"inputs": [], "expected": [], "reference": []}
+
+
+def _lowering(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
+    key = lowering_key(cast(Any, program), BASIS, memo.roots, {})
+    return Lowering(cast(Any, program), key, memo, Job("net"), folder)
+
+
+def _emulator(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
+    compiled = folder / "compiled"
+    compiled.mkdir(exist_ok=True)
+    result = Result(FACTS, compiled)
+    return run_task(cast(Any, program), result, memo, Job("net"), Path("runner"), {}, folder / "run")
+
+
+def _onnx(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
+    key = onnx_key(cast(Any, program), memo.roots, {})
+    return Compilation(cast(Any, program), key, memo, Job("net"), "net", folder, folder / "scratch")
+
+
+def _llm(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
+    return program_task(cast(Any, program), Common(memo, folder, 9.0, {}), folder, "weights", keep=False)
+
+
+@dataclass(frozen=True)
+class Lane:
+    program: Callable[[Path], AnyProgram[Any, Any]]
+    task: Callable[[AnyProgram[Any, Any], Memo, Path], Task]
+    case: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+
+def _llm_program(folder: Path) -> AnyProgram[Any, Any]:
+    path = folder / "llm.toml"
+    path.write_text(LLM_SUITE)
+    return LLM.programs_of(path)[0]
+
+
+LANES = {
+    "test_lowering": Lane(make_program, _lowering, EXECUTORCH_CASE, EXECUTORCH_RUN),
+    "test_emulator": Lane(make_program, _emulator, EXECUTORCH_CASE, EXECUTORCH_RUN),
+    "test_onnx": Lane(lambda folder: onnx_programs(write_suite(folder))[0], _onnx, ONNX_CASE, ONNX_RUN),
+    "test_llm": Lane(_llm_program, _llm, LLM_CASE, LLM_RUN),
+}
+
+
+class Heard(Exception):
+    """Carries the first order that a worker got."""
+
+
+class Listener:
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        raise Heard({name: value for name, value in order.items() if name not in ("into", "log", "folder")})
+
+
+def _key_and_order(lane: Lane, program: AnyProgram[Any, Any], folder: Path) -> tuple[str, Any]:
+    memo = Memo(folder / "store", "any", roots_of(program.suite, folder / "store"), environ=os.environ)
+    task = lane.task(program, memo, folder)
+    with pytest.raises(Heard) as heard:
+        task.work(cast(Worker, Listener()), {})
+    return key_of(task.key), heard.value.args[0]
+
+
+CHANGES = [
+    (name, part, field)
+    for name, lane in LANES.items()
+    for part, fields in (("case", lane.case), ("run", lane.run))
+    for field in fields
+]
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None:
+    lane = LANES[name]
+    program = lane.program(tmp_path)
+    assert set(lane.case) == set(type(program.case).model_fields) - {"runs"}
+    assert set(lane.run) == set(type(program.run).model_fields)
+
+
+@pytest.mark.parametrize(("name", "part", "field"), CHANGES)
+def test_what_the_work_is_told_is_in_its_key(tmp_path: Path, name: str, part: str, field: str) -> None:
+    lane = LANES[name]
+    program = lane.program(tmp_path)
+    value = getattr(lane, part)[field]
+    assert getattr(getattr(program, part), field) != value
+    changed = replace(program, **{part: getattr(program, part).model_copy(update={field: value})})
+    key, order = _key_and_order(lane, program, tmp_path)
+    other_key, other_order = _key_and_order(lane, changed, tmp_path)
+    if key == other_key:
+        assert order == other_order
+    assert key == other_key or field not in JUDGED
