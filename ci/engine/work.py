@@ -106,7 +106,7 @@ class How:
     explain: bool = False
     """Whether to print for each task why it is done."""
     share: bool = False
-    """Whether tasks with equal keys and roots are done once. Only for tasks whose results are judged alike."""
+    """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
     special: Mapping[str, Callable[[int, int], Worker]] = field(default_factory=dict)
     """By group: what starts its worker instead of `worker`."""
 
@@ -132,9 +132,7 @@ def do(
     looked at. A new result that it refuses is not remembered, except with `remember_all`."""
     results, todo = _remembered(tasks, accept)
     # A key names files by root, and two repositories may have other files of equal names.
-    same = {
-        task.name: (key_of(task.key), task.memo.place) if how.share else task.name for task, _ in todo
-    }
+    same = {task.name: (key_of(task.key), task.memo.place) if how.share else task.name for task, _ in todo}
     first: dict[object, Task] = {}
     for task, _ in todo:
         first.setdefault(same[task.name], task)

@@ -72,7 +72,7 @@ def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
 def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
     """The inputs that are known before any work. Code and files are discovered by the work itself."""
     return {
-        **program.told,
+        **program.request,
         "python": basis.python,
         "QNN": dict(basis.sdk),
         "suite": roots.name(str(program.search_path)),

@@ -30,7 +30,7 @@ from ci.executorch.judge import (
 from ci.executorch.reload import judged, reloads
 from ci.executorch.stage import Plan, chosen_programs, lane_row, plan_of
 from ci.executorch.suite import SUITES, Program
-from ci.suites.accuracy import missed
+from ci.suites.accuracy import missed, rounded
 from ci.suites.baseline import Recorded
 from ci.suites.findings import (
     accuracy_message,
@@ -43,7 +43,7 @@ from ci.suites.findings import (
 )
 from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
-from ci.suites.stage import accepted, counts, finish, memos_of, print_list, rounded, update_baselines
+from ci.suites.stage import accepted, counts, finish, memos_of, print_list, update_baselines
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -60,8 +60,8 @@ class Run(ProgramTask):
     runner: Path
     folder: Path
     """Everything of this run, to look at if the result is refused."""
-    told: Mapping[str, Metric]
-    """What the work is told beside the program and the runner. It is in the key."""
+    request: Mapping[str, Metric]
+    """What the worker gets beside the program and the runner. It is in the key."""
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         assert self.compiled.folder is not None
@@ -71,7 +71,7 @@ class Run(ProgramTask):
                 "program": str(self.compiled.folder / PROGRAM),
                 "compiled": str(self.compiled.folder),
                 "folder": str(empty_folder(self.folder)),
-                **self.told,
+                **self.request,
             }
         )
         if "killed" in reply:
@@ -111,9 +111,9 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
             )
     compiled = plan.compiled(environ)
     measured = measure(args, plan, runner, compiled, environ)
-    figures = {name: rounded(each.facts["figures"]) for name, each in measured.items() if ran(each)}
+    figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
     write = partial(update, plan, compiled, measured)
-    programs = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage.command)
+    programs = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage)
     plan = replace(plan, programs=programs)
     judge(stage, plan, compiled, measured)
     if args.keep_programs:
@@ -203,17 +203,17 @@ def run_task(
 ) -> Run:
     """`basis` is what every run depends on beside its program."""
     assert compiled.folder is not None
-    told: dict[str, Metric] = {
+    request: dict[str, Metric] = {
         **{name: compiled.facts[name] for name in ("inputs", "expected", "reference")},
         "non_finite": program.case.non_finite,
     }
     key: dict[str, Metric] = {
         **basis,
-        **told,
+        **request,
         "program": dict(memo.files_of(compiled.folder, without=LOG)),
         "runner": memo.roots.name(str(runner)),
     }
-    return Run(program, key, memo, cost, compiled, runner, folder, told)
+    return Run(program, key, memo, cost, compiled, runner, folder, request)
 
 
 def line_of(name: str, result: Result) -> Line:
@@ -243,7 +243,8 @@ def judge(
             findings = findings_of(program, result, lowered.facts)
             findings += kept_on_cpu(program, lowered.facts)
             findings += notes(program, lowered.facts, again)
-            findings += placeholder(program, f"{again} --update-thresholds")
+            every = SUITES.repeat(program, "test_emulator", every_chip=True)
+            findings += placeholder(program, f"{every} --update-thresholds")
         stage.findings += findings
         if result is not None and result.folder and verdict(findings) == "fail":
             stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.folder.rglob("*.raw"))]
@@ -355,4 +356,4 @@ def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Re
             }
             if not result.cached:
                 values[name]["run_seconds"] = round(result.facts["seconds"], 1)
-    update_baselines(SUITES, plan.baselines, values)
+    update_baselines(SUITES, plan.baselines, plan.programs, values)

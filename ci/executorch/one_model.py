@@ -35,7 +35,6 @@ from ci.suites.findings import hardly_alike
 from ci.suites.into_suite import Extension, factory_in, require_place
 from ci.suites.other_python import export_with
 from ci.suites.precision import scheme_named
-from ci.suites.stage import rounded
 from ci.suites.suggestions import suggestion_for
 from ci.suites.user_model import UserModel
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -310,5 +309,5 @@ def _extend(
         "delegates": None if number == program.case.delegates else number,
         "cpu_budget": max(len(each["left"]) for each in facts) or None,
     }
-    extension.write([rounded(each.facts["figures"]) for each in measured.values()], fields)
+    extension.write([each.facts["figures"] for each in measured.values()], fields)
     update(plan, compiled, measured)

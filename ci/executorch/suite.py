@@ -201,8 +201,8 @@ class Program(AnyProgram[Case, Run]):
 
 def ordered(order: dict[str, Any]) -> tuple[Case, Run, str, Path]:
     """The case, the run, the chip, and where modules are searched."""
-    told = {**order["run"], "socs": [order["soc"]]}
-    case = Case.model_validate_json(json.dumps({**order["case"], "run": [told]}))
+    request = {**order["run"], "socs": [order["soc"]]}
+    case = Case.model_validate_json(json.dumps({**order["case"], "run": [request]}))
     return case, case.runs[0], order["soc"], Path(order["search_path"])
 
 

@@ -150,16 +150,16 @@ def training(case: str, common: Common) -> ModelTask:
 
 
 def program_task(program: Program, common: Common, model: Path, weights: str, *, keep: bool) -> ModelTask:
-    run, told = program.run, {name: program.told[name] for name in ("run", "soc")}
+    run, request = program.run, {name: program.request[name] for name in ("run", "soc")}
     order = {
         "do": run.through,
-        **told,
+        **request,
         "model": str(model),
         "timeout": common.timeout,
     }
     inputs: dict[str, Metric] = {
         "what": "speak",
-        **told,
+        **request,
         "weights": weights,
     }
     seconds = 90.0 if run.quantized else 60.0

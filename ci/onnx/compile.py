@@ -124,11 +124,11 @@ def versions() -> dict[str, Metric]:
 def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
     """What is known before any work. Code, model and files are discovered by the work itself."""
     named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
-    told = program.told
-    if model := told["case"]["model"]:
-        told["case"]["model"] = roots.name(os.path.abspath(program.file(model)))  # noqa: PTH100
+    request = program.request
+    if model := request["case"]["model"]:
+        request["case"]["model"] = roots.name(os.path.abspath(program.file(model)))  # noqa: PTH100
     return {
-        **told,
+        **request,
         "python": python_name(),
         "suite": roots.name(str(program.search_path)),
         **search_key(roots, environ, ["PYTHONPATH"]),

@@ -27,6 +27,7 @@ from ci.onnx.findings import (
     was_compiled,
 )
 from ci.onnx.suite import SUITES, Program
+from ci.suites.accuracy import rounded
 from ci.suites.baseline import COSTS, Baseline, load_tolerances
 from ci.suites.findings import known_faults, verdict
 from ci.suites.flags import check_args
@@ -39,7 +40,6 @@ from ci.suites.stage import (
     counts,
     finish,
     print_list,
-    rounded,
     update_baselines,
 )
 from provisioning.base.files import replace_text
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
-        current = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage.command)
+        current = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage)
         plan = replace(plan, programs=current)
         judge(stage, plan, results, selection)
         record(stage, plan.programs, selection)
@@ -158,9 +158,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
 
 
 def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
-    return {
-        name: rounded(context_of(result)["near"]) for name, result in results.items() if was_compiled(result)
-    }
+    return {name: context_of(result)["near"] for name, result in results.items() if was_compiled(result)}
 
 
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
@@ -170,7 +168,7 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
         name: {
             **costs_of(results[name]),
             "peak_mb": int(results[name].facts["peak"]) >> 20,
-            "accuracy": figures,
+            "accuracy": rounded(figures),
             **outcome_of(results[name]),
             "build_id": build_id_of(results[name]),
         }
@@ -184,4 +182,4 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
                 **outcome_of(result),
                 "build_id": build_id_of(result),
             }
-    update_baselines(SUITES, plan.baselines, values)
+    update_baselines(SUITES, plan.baselines, plan.programs, values)

@@ -126,7 +126,7 @@ def write_context(
 
     At most `most` inferences are compared. The traffic is read from `log`."""
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
-    precision = precision_named(_run(order).precision)
+    precision = precision_named(run_of(order).precision)
     samples, expected, reference = (each[:most] for each in _inferences(order))
     traced = order.get("trace", True)
     session, audit, ddr = provider.compiled(
@@ -162,7 +162,7 @@ def write_context(
     )
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
-    non_finite = _case(order).non_finite
+    non_finite = case_of(order).non_finite
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
@@ -192,11 +192,11 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
 
     With `calibration`, this many samples of a factory are kept to calibrate by, instead of the run's number.
     With `drawn`, a model without samples is calibrated by drawn ones; without `verify`, none are compared."""
-    case, into, search_path = _case(order), Path(order["into"]), Path(order["search_path"])
+    case, into, search_path = case_of(order), Path(order["into"]), Path(order["search_path"])
     notes: list[list[str]] = []
     constant: list[str] = []
     if case.factory:
-        count = order.get("calibration") or _run(order).calibration
+        count = order.get("calibration") or run_of(order).calibration
         model, samples, calibration, notes = _exported(case, search_path, into, count)
         signature = signature_of(load_graph(model))
     else:
@@ -258,7 +258,7 @@ def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
-    run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
+    run, prepared, into = run_of(order), Path(order["prepared"]), Path(order["into"])
     model, precision = Path(order["model"]), precision_named(run.precision)
     _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
     if not precision.quantized:
@@ -277,14 +277,14 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         into,
         per_channel=run.per_channel,
         name=name or "model_qdq",
-        alone=_case(order).recorded,
+        alone=case_of(order).recorded,
     )
     outputs = provider.on_cpu(quantized, saved(prepared / SAMPLES))
     save(into / REFERENCE, outputs)
     return {
         "model": str(quantized),
         "calibrated_by": len(calibration),
-        "in_float": _case(order).recorded and all_in_float(load_graph(quantized)),
+        "in_float": case_of(order).recorded and all_in_float(load_graph(quantized)),
         "near": _near(saved(prepared / EXPECTED), [], outputs, False) if name else {},
         "packages": provider.packages(),
     }
@@ -308,7 +308,11 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
         folder.mkdir()
         facts, _ = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
         near[chip] = facts["near"]["sqnr_db"]
-    model, precision, build = Path(order["model"]), precision_named(_run(order).precision), installed_build()
+    model, precision, build = (
+        Path(order["model"]),
+        precision_named(run_of(order).precision),
+        installed_build(),
+    )
     files = write_flexible(model, precision, order["chips"], settings, build, path, embed=order["embed"])
     record = replace(
         Record(**facts["record"]),
@@ -347,7 +351,7 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
 
     Both have the same graph, so costs and accuracy are measured once, and the embedded one's outputs are
     compared with the other's."""
-    run, into = _run(order), Path(order["into"])
+    run, into = run_of(order), Path(order["into"])
     if run.refused:
         return _refused(order, run, into / "model_ctx.onnx")
     try:
@@ -405,7 +409,7 @@ def _refusal(order: Mapping[str, Any], refused: Collection[str]) -> dict[str, An
 
 def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """The error as the result of a case whose failures are results. Raises it again for other cases."""
-    if not _case(order).recorded:
+    if not case_of(order).recorded:
         raise error
     if ran_out(error):
         raise EnvironmentLacking(
@@ -426,7 +430,7 @@ def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
 
 def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     """Compile for HTP what it takes, and say what stays on the CPU and why."""
-    run, path = _run(order), Path(order["into"]) / "model_ctx.onnx"
+    run, path = run_of(order), Path(order["into"]) / "model_ctx.onnx"
     model, source = Path(order["model"]), load_graph(Path(order["source"]))
     _, audit, ddr = provider.compiled(
         model,
@@ -468,7 +472,7 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     from ci.onnx.cuts import searched
 
-    run, prepared = _run(order), Path(order["prepared"])
+    run, prepared = run_of(order), Path(order["prepared"])
     result = searched(
         Path(order["model"]),
         places_of(load_graph(Path(order["source"]))),
@@ -482,12 +486,12 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"result": result}
 
 
-def _case(order: Mapping[str, Any]) -> Case:
+def case_of(order: Mapping[str, Any]) -> Case:
     return Case.model_construct(**order["case"])
 
 
-def _run(order: Mapping[str, Any]) -> Run:
-    # Without the fields that it is not told, it would not be valid.
+def run_of(order: Mapping[str, Any]) -> Run:
+    # An order lacks the fields that are judged later, without which a run is not valid.
     return Run.model_construct(**order["run"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ FIGURES = {
     "reference_sqnr_db": "SQNR in dB against the quantized model on the CPU",
 }
 LESS_IS_BETTER = ("max_abs", "max_rel")
+DIGITS = 6
+"""How many are written of a figure, and shown at least."""
 
 Pair = tuple[str, Any, Any]
 """The name of an output, the array expected and the array computed."""
@@ -49,7 +52,10 @@ class Missed:
 
     def __str__(self) -> str:
         side = "at most" if self.figure in LESS_IS_BETTER else "at least"
-        return f"{FIGURES[self.figure]}: expected {side} {self.bound:.6g}, found {self.value:.6g}"
+        # As many digits as tell them apart: 17 tell all floats apart.
+        texts = ((f"{self.bound:.{digits}g}", f"{self.value:.{digits}g}") for digits in range(DIGITS, 18))
+        bound, value = next(both for both in texts if both[0] != both[1])
+        return f"{FIGURES[self.figure]}: expected {side} {bound}, found {value}"
 
 
 def compare(
@@ -65,7 +71,24 @@ def compare(
     if against:
         quantized = _worst(against, non_finite)
         figures |= {f"reference_{name}": quantized[name] for name in ("cosine", "sqnr_db")}
-    return {name: round(value, 7) for name, value in figures.items()}
+    return figures
+
+
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures as a baseline stores them, none better than measured, so that thresholds of them hold."""
+    return {name: at_worst(name, value) for name, value in figures.items()}
+
+
+def at_worst(figure: str, value: float) -> float:
+    """The value with DIGITS digits, rounded to the side on which it is less accurate."""
+    if not math.isfinite(value):
+        return value
+    exact, least = Decimal(repr(float(value))), -DIGITS
+    if figure in LESS_IS_BETTER:
+        # Errors have any size.
+        least += exact.adjusted() + 1
+    side = ROUND_CEILING if figure in LESS_IS_BETTER else ROUND_FLOOR
+    return float(exact.quantize(Decimal((0, (1,), least)), side))
 
 
 def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:
@@ -98,12 +121,19 @@ def _figures(name: str, expected: Any, output: Any, non_finite: bool) -> dict[st
     noise = float((((values - wanted) / scale) ** 2).sum())
     product = float(((wanted / scale) * (values / scale)).sum())
     return {
-        "cosine": product / math.sqrt(signal * power) if signal and power else float(noise == 0),
+        "cosine": _cosine(product, signal, power, noise),
         "sqnr_db": decibels(signal, noise),
         "max_abs": worst,
         "max_rel": worst / largest if largest else float(worst != 0),
         "top1": top1,
     }
+
+
+def _cosine(product: float, signal: float, power: float, noise: float) -> float:
+    """1 of equal arrays, and never more, although the last bits of sums are not exact."""
+    if not (noise and signal and power):
+        return float(noise == 0)
+    return min(1.0, product / math.sqrt(signal * power))
 
 
 def _finite(name: str, wanted: Any, values: Any, non_finite: bool) -> tuple[Any, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from ci.suites.accuracy import at_worst
 from ci.suites.suite import AnyProgram
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed, ManifestError
@@ -127,13 +128,15 @@ class Baseline:
             programs[name] = programs.get(name, Recorded()).updated(fields)
         return replace(self, programs=programs)
 
-    def rewritten(self, values: Mapping[str, Mapping[str, object]], known: Iterable[str]) -> Baseline:
-        """With these values, without programs that the suite does not have any more; also on disk."""
+    def rewritten(self, values: Mapping[str, Mapping[str, object]], runs: Collection[str]) -> Baseline:
+        """With these values, without programs whose run the suite does not have any more; also on disk.
+
+        Chips do not matter, because --soc may name others than the suite."""
         updated = self.with_values(values)
-        wanted = {*known, *values}
-        updated = replace(updated, programs={n: each for n, each in updated.programs.items() if n in wanted})
+        programs = {n: each for n, each in updated.programs.items() if n.rpartition("/")[0] in runs}
+        updated = replace(updated, programs=programs)
         updated.write()
-        sys.stderr.write(f"wrote {updated.path}\n")
+        sys.stderr.write(f"wrote {len(values)} programs to {updated.path}\n")
         return updated
 
     def with_reasons(self, figures: Mapping[str, Mapping[str, float]], reason: str, again: str) -> Baseline:
@@ -153,7 +156,7 @@ class Baseline:
             recorded = programs.get(name, Recorded())
             if name in lost:
                 programs[name] = recorded.model_copy(update={"reason": reason})
-            elif values.get("top1", 0.0) > recorded.accuracy.get("top1", 0.0):
+            elif at_worst("top1", values.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0):
                 programs[name] = recorded.model_copy(update={"reason": ""})
         return replace(self, programs=programs)
 

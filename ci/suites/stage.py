@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
+V = TypeVar("V")
 
 
 def chosen(
@@ -86,13 +88,19 @@ def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict
 
 
 def update_baselines(
-    suites: Suites[P], baselines: dict[Path, Baseline], values: Mapping[str, Mapping[str, object]]
+    suites: Suites[P],
+    baselines: dict[Path, Baseline],
+    programs: Sequence[P],
+    values: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Replace what the baselines have of these programs, and drop programs that their suites have no more."""
+    """Replace what the baselines have of these programs, and drop runs that their suites have no more."""
     for suite, baseline in list(baselines.items()):
-        known = [program.name for program in suites.all_programs([suite])]
-        mine = {name: values[name] for name in known if name in values}
-        baselines[suite] = baseline.rewritten(mine, known)
+        runs = {program.run_name for program in suites.all_programs([suite])}
+        baselines[suite] = baseline.rewritten(_of_suite(suite, programs, values), runs)
+
+
+def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
+    return {each.name: values[each.name] for each in programs if each.suite == suite and each.name in values}
 
 
 def accepted(
@@ -102,32 +110,46 @@ def accepted(
     baselines: dict[Path, Baseline],
     figures: Mapping[str, Mapping[str, float]],
     update: Callable[[], None],
-    command: str,
+    stage: StageRun,
 ) -> tuple[P, ...]:
     """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
     with their thresholds of now."""
     if args.update_baseline or args.update_thresholds:
-        agree(baselines, programs, figures, args.reason, command)
+        agree(baselines, programs, figures, args.reason, stage.command)
     if args.update_baseline:
         update()
-    return _with_thresholds(suites, programs, figures) if args.update_thresholds else programs
+    if not args.update_thresholds:
+        return programs
+    # In the order of the programs.
+    changed = {
+        program.name: program
+        for suite in dict.fromkeys(program.suite for program in programs)
+        for program in _with_thresholds(suites, suite, programs, figures, stage.stage)
+    }
+    return tuple(changed[program.name] for program in programs)
 
 
 def _with_thresholds(
-    suites: Suites[P], programs: Sequence[P], figures: Mapping[str, Mapping[str, float]]
-) -> tuple[P, ...]:
-    """Write the figures to the suites as thresholds; returns the programs with them."""
-    changed: dict[str, P] = {}
-    for suite in dict.fromkeys(program.suite for program in programs):
-        update_suite(suite, suites.programs_of, figures, load_tolerances().sqnr_margin_db)
-        again = suites.programs_of(suite, profile=programs[0].profile)
-        changed |= {program.name: program for program in again}
-    return tuple(changed.get(program.name, program) for program in programs)
+    suites: Suites[P],
+    suite: Path,
+    programs: Sequence[P],
+    figures: Mapping[str, Mapping[str, float]],
+    stage: str,
+) -> list[P]:
+    """Write the figures to the suite as thresholds; returns its programs with them."""
 
+    def again(program: P) -> str:
+        return f"{suites.repeat(program, stage, every_chip=True)} --update-thresholds"
 
-def rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures as a baseline stores them, so that thresholds are derived from those."""
-    return {name: round(value, 6) for name, value in figures.items()}
+    mine, margin_db = _of_suite(suite, programs, figures), load_tolerances().sqnr_margin_db
+    profile = programs[0].profile
+    update_suite(suite, partial(suites.programs_of, profile=profile), mine, margin_db, again)
+    runs = {program.run_name: program for program in suites.programs_of(suite)}
+    return [
+        replace(each, case=runs[each.run_name].case, run=runs[each.run_name].run)
+        for each in programs
+        if each.suite == suite
+    ]
 
 
 def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str) -> dict[str, Metric]:

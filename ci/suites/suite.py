@@ -70,7 +70,7 @@ PLACEHOLDER = Thresholds(sqnr_db=0)
 
 class AnyRun(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
-    """Fields that the work is not told, so that no result depends on them. All others are in its key."""
+    """Fields that the work does not get, so no result depends on them. All others are in its key."""
 
     label: Word | None = None
     """Tells this run from others of the same kind; [the kind]."""
@@ -150,8 +150,13 @@ class AnyProgram(Generic[C, R]):
     needs: Needs = NONE
 
     @property
+    def run_name(self) -> str:
+        """Without the chip."""
+        return f"{self.case_name}/{self.run.name}"
+
+    @property
     def name(self) -> str:
-        return f"{self.case_name}/{self.run.name}/{self.soc}"
+        return f"{self.run_name}/{self.soc}"
 
     @property
     def search_path(self) -> Path:
@@ -159,8 +164,8 @@ class AnyProgram(Generic[C, R]):
         return self.suite.parent
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the work is told of the suite, as JSON. It is in the key of the work."""
+    def request(self) -> dict[str, Any]:
+        """What the work gets of the suite, as JSON. All of it is in the key of the work."""
         return {
             "case": self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
             "run": self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
@@ -170,7 +175,7 @@ class AnyProgram(Generic[C, R]):
     @property
     def order(self) -> dict[str, Any]:
         """For the process that works on it, as JSON."""
-        return {**self.told, "search_path": str(self.search_path)}
+        return {**self.request, "search_path": str(self.search_path)}
 
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -282,11 +287,10 @@ class Suites(Generic[P]):
             remedy=session(self.stage, "--list"),
         )
 
-    def repeat(self, program: P, stage: str = "") -> str:
-        """The command that runs this program again."""
+    def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> str:
+        """The command that runs this program again; with `every_chip`, its run for each chip of the suite."""
         suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
-        soc = [] if program.soc in program.run.socs else ["--soc", program.soc]
+        name = f"{program.run_name}/" if every_chip else program.name
+        soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
         profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
-        return shlex.join(
-            ["nox", "-s", stage or self.stage, "--", *suite, "-k", program.name, *soc, *profile]
-        )
+        return shlex.join(["nox", "-s", stage or self.stage, "--", *suite, "-k", name, *soc, *profile])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,36 @@ class TestFigures:
     def test_the_worst_of_several_outputs_counts_whatever_their_order(self, scales: list[float]) -> None:
         measured = compare([("y", VALUES, VALUES * scale) for scale in scales])
         assert (measured["sqnr_db"], measured["max_abs"]) == pytest.approx((decibels(1, 4), 4))
+
+
+class TestUnrounded:
+    """Figures are judged as they are."""
+
+    def test_an_error_above_its_threshold_misses_it_however_small_both_are(self) -> None:
+        output = VALUES.astype("float64")
+        output[0, 0] += 4e-8
+        measured = figures(VALUES, output)
+        misses = missed(Thresholds(cosine=0, max_abs=1e-9, max_rel=1e-9), measured)
+        assert [miss.figure for miss in misses] == ["max_abs", "max_rel"]
+        assert not missed(Thresholds(cosine=0, max_abs=5e-8, max_rel=5e-8), measured)
+
+    def test_a_cosine_just_below_its_threshold_misses_it(self) -> None:
+        wanted, output = numpy.array([1.0, 0.0]), numpy.array([1.0, 2e-4])
+        measured = figures(wanted, output)
+        assert 1 - measured["cosine"] == pytest.approx(2e-8)
+        assert missed(Thresholds(cosine=0.99999999), measured)
+        assert not missed(Thresholds(cosine=0.9999999), measured)
+
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
+    def test_the_same_reaches_a_cosine_of_one_and_nothing_exceeds_it(self, values: list[float]) -> None:
+        array = numpy.array(values)
+        assert figures(array, array)["cosine"] == 1
+        assert figures(array, array * 3)["cosine"] <= 1
+
+    def test_a_miss_shows_two_numbers_that_differ(self) -> None:
+        (miss,) = missed(Thresholds(sqnr_db=0, top1=0.666667), {"sqnr_db": 1, "top1": 2 / 3})
+        wanted, found = re.findall(r"at least ([\d.]+), found ([\d.]+)", str(miss))[0]
+        assert float(wanted) > float(found)
 
 
 class TestNotFinite:

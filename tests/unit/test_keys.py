@@ -1,7 +1,8 @@
-"""Whatever the work on a program is told is in its key: for every field of a case and a run, in every lane."""
+"""Whatever a worker gets is in the key of its work: for every field of a case and a run, in every lane."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +19,16 @@ from ci.engine.workers.parent import Worker
 from ci.executorch.compile import Lowering
 from ci.executorch.compile import key as lowering_key
 from ci.executorch.emulate import run_task
-from ci.executorch.suite import Input, ModuleScheme
-from ci.executorch.suite import programs_of as lowering_programs
+from ci.executorch.suite import SUITES as EXECUTORCH
+from ci.executorch.suite import Input, ModuleScheme, ordered
 from ci.llm.suite import SUITES as LLM
 from ci.llm.suite import Limits
+from ci.llm.suite import Run as LlmRun
 from ci.llm.work import Common, program_task
 from ci.onnx.compile import Compilation
 from ci.onnx.compile import key as onnx_key
+from ci.onnx.steps import case_of, run_of
+from ci.onnx.suite import SUITES as ONNX
 from ci.onnx.suite import programs_of as onnx_programs
 from ci.suites.suite import AnyProgram, Thresholds
 from tests.support.lowering import BASIS, make_program
@@ -192,7 +196,7 @@ def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "part", "field"), CHANGES)
-def test_what_the_work_is_told_is_in_its_key(tmp_path: Path, name: str, part: str, field: str) -> None:
+def test_what_the_worker_gets_is_in_the_key(tmp_path: Path, name: str, part: str, field: str) -> None:
     lane = LANES[name]
     program = lane.program(tmp_path)
     value = getattr(lane, part)[field]
@@ -203,3 +207,32 @@ def test_what_the_work_is_told_is_in_its_key(tmp_path: Path, name: str, part: st
     if key == other_key:
         assert order == other_order
     assert key == other_key or field not in JUDGED
+
+
+def _same(received: Any, sent: Any) -> bool:
+    fields = set(type(sent).model_fields) - sent.judged_later
+    return all(_plain(getattr(received, name)) == _plain(getattr(sent, name)) for name in fields)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("program", EXECUTORCH.all_programs([]), ids=lambda program: program.name)
+def test_the_lowering_worker_gets_all_that_the_suite_says(program: Any) -> None:
+    case, run, soc, folder = ordered(json.loads(json.dumps(program.order)))
+    assert _same(case, program.case) and _same(run, program.run)
+    assert (soc, folder) == (program.soc, program.search_path)
+
+
+@pytest.mark.parametrize("program", ONNX.all_programs([]), ids=lambda program: program.name)
+def test_the_onnx_worker_gets_all_that_the_suite_says(program: Any) -> None:
+    order = json.loads(json.dumps(program.order))
+    assert _same(case_of(order), program.case) and _same(run_of(order), program.run)
+    assert run_of(order).settings(program.soc) == program.run.settings(program.soc)
+
+
+@pytest.mark.parametrize("program", LLM.all_programs([]), ids=lambda program: program.name)
+def test_the_worker_of_language_models_gets_all_that_the_suite_says(program: Any) -> None:
+    run = LlmRun.model_construct(**json.loads(json.dumps(program.order))["run"])
+    assert _same(run, program.run) and run.quantized == program.run.quantized

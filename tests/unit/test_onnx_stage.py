@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,11 @@ class TestStage:
 
     def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
         self.orders.write_text("")
-        places = ["--store", str(folder / "store"), "--reports", str(folder / "reports")]
-        command = ["test_onnx", "--suite", str(write_suite(folder, text)), *places, *arguments]
+        command = ["test_onnx", "--suite", str(write_suite(folder, text)), *self.places(folder), *arguments]
         return main("python -m ci", "", VERBS, command)
+
+    def places(self, folder: Path) -> list[str]:
+        return ["--store", str(folder / "store"), "--reports", str(folder / "reports")]
 
     def done(self) -> list[str]:
         return self.orders.read_text().splitlines()
@@ -246,6 +249,65 @@ class TestStage:
         agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"))
         assert agreed.programs[program.name].reason == "two are alike"
         assert self.report(tmp_path).metrics["failed"] == 0
+
+    def test_costs_of_a_chip_that_the_suite_does_not_name_are_agreed_on_beside_the_suites_own(
+        self, tmp_path: Path
+    ) -> None:
+        path = baseline_path(tmp_path / "onnx.toml", "wheels")
+        other = ("--soc", "SM8850")
+        assert self.stage(tmp_path, *other) == 0
+        (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "cost-no-baseline"]
+        _, _, fix = warning.remedy.partition(" -- ")
+        # What the warning says to type.
+        assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
+        assert list(load_baseline(path).programs) == ["net/u16u8/SM8850"]
+        assert self.stage(tmp_path, *other) == 0
+        assert "cost-no-baseline" not in {each.rule for each in self.report(tmp_path).findings}
+        assert self.stage(tmp_path, "--update-baseline") == 0
+        chips = ["net/u16u8/SM8650", "net/u16u8/SM8750", "net/u16u8/SM8850"]
+        assert list(load_baseline(path).programs) == chips
+        # Of a run that the suite has no more, nothing stays.
+        assert self.stage(tmp_path, "--update-baseline", text=SUITE.replace("u16u8", "u16s16")) == 0
+        assert list(load_baseline(path).programs) == ["net/u16s16/SM8650", "net/u16s16/SM8750"]
+
+    def test_thresholds_are_not_written_of_another_chip_alone_and_the_fix_writes_them(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        bare = SUITE.partition("thresholds")[0]
+        assert self.stage(tmp_path, "--soc", "SM8850", "--update-thresholds", text=bare) == 1
+        assert (tmp_path / "onnx.toml").read_text() == bare
+        (refusal,) = self.report(tmp_path).findings
+        assert "net/u16u8" in refusal.message and "SM8650, SM8750" in refusal.message
+        assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
+        (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "threshold-placeholder"]
+        _, _, fix = refusal.remedy.partition(" -- ")
+        assert warning.remedy.endswith(fix)
+        assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
+        written = (tmp_path / "onnx.toml").read_text()
+        assert "sqnr_db = 29.0" in written
+        assert self.stage(tmp_path, "--soc", "SM8850", text=written) == 0
+
+    def test_a_chip_that_soc_adds_is_held_to_the_thresholds_too(self, tmp_path: Path) -> None:
+        near, bare = facts()["beside"]["near"], SUITE.partition("thresholds")[0]
+        self.answers = facts(near={**near, "sqnr_db": 20.0})
+        assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
+        self.answers = facts()
+        chips = ("--soc", "SM8650", "--soc", "SM8750", "--soc", "SM8850")
+        assert self.stage(tmp_path, *chips, "--update-thresholds", text=bare) == 0
+        written = (tmp_path / "onnx.toml").read_text()
+        assert "sqnr_db = 19.0" in written
+        assert self.stage(tmp_path, *chips, text=written) == 0
+
+    def test_thresholds_just_written_hold_and_are_written_again_the_same(self, tmp_path: Path) -> None:
+        near = facts()["beside"]["near"]
+        self.answers = facts(near={**near, "top1": 2 / 3, "max_rel": 4e-8, "max_abs": 5e-7})
+        text = SUITE.replace("{ sqnr_db = 20,", "{ top1 = 0, max_rel = 0, max_abs = 0, sqnr_db = 20,")
+        assert self.stage(tmp_path, "--update-thresholds", "--update-baseline", text=text) == 0
+        written = (tmp_path / "onnx.toml").read_text()
+        assert "top1 = 0.666666 " in written
+        assert self.stage(tmp_path, text=written) == 0
+        assert self.stage(tmp_path, "--update-thresholds", "--update-baseline", text=written) == 0
+        assert (tmp_path / "onnx.toml").read_text() == written
 
     def test_without_the_provider_nothing_counts_as_passed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from ci.suites.accuracy import rounded
 from ci.suites.baseline import Baseline, load_baseline
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import MANIFESTS
@@ -38,6 +39,19 @@ class TestAgreeing:
         assert baseline.programs["net/8a8w/SM8650"].reason == "two scores are alike"
         better = baseline.with_reasons({"net/8a8w/SM8650": {"top1": 1.0}}, "", "again")
         assert better.programs["net/8a8w/SM8650"].reason == ""
+
+    def test_the_reason_of_a_share_with_endless_digits_stays(self, tmp_path: Path) -> None:
+        program, share = "net/8a8w/SM8650", {"top1": 1 / 3}
+        baseline = self.agreed(tmp_path).with_reasons({program: share}, "two scores are alike", "again")
+        baseline = baseline.with_values({program: {"build_id": "v1", "accuracy": rounded(share)}})
+        baseline.write()
+        again = load_baseline(baseline.path).with_reasons({program: share}, "", "again")
+        assert again.programs[program].reason == "two scores are alike"
+
+    def test_a_share_that_an_older_baseline_rounded_up_is_not_lost(self, tmp_path: Path) -> None:
+        older = self.agreed(tmp_path, accuracy={"top1": 0.666667})
+        again = older.with_reasons({"net/8a8w/SM8650": {"top1": 2 / 3}}, "", "again")
+        assert again.programs == older.programs
 
     def test_what_another_build_gave_does_not_stay_beside_what_this_one_gives(self, tmp_path: Path) -> None:
         baseline = self.agreed(tmp_path, peak_mb=7)

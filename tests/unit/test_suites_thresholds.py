@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
+from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ci.executorch.suite import load_suite, programs_of
+from ci.suites.accuracy import missed, rounded
 from ci.suites.suite import Thresholds
 from ci.suites.thresholds import derived, rewritten, update_suite
+from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import MANIFESTS
 
 if sys.version_info >= (3, 11):
@@ -80,6 +88,46 @@ class TestDerived:
         assert thresholds == {"sqnr_db": 99.0, "cosine": 0.999999}
 
 
+FRACTIONS = sorted({Fraction(k, n) for n in range(2, 76) for k in range(1, n)})
+SHARES = st.floats(0, 1)
+ERRORS = st.one_of(st.floats(0, 1e300), st.floats(1e-12, 1e-3))
+
+
+class TestWhatWasWrittenHolds:
+    """What was measured passes the thresholds written for it, also after a baseline and a file kept it."""
+
+    def _thresholds(self, figures: dict[str, float]) -> Thresholds:
+        """Those that a suite has then."""
+        named = Thresholds(**dict.fromkeys(figures, 0.0))
+        wanted = derived(("sqnr_db",), named, [json.loads(json.dumps(rounded(figures)))], 1.0)
+        text = rewritten(TEXT, {("one", 0): wanted})
+        assert "-0.0" not in text
+        return Thresholds(**tomllib.loads(text)["case"]["one"]["run"][0]["thresholds"])
+
+    def test_every_fraction_of_rows(self) -> None:
+        assert len(FRACTIONS) > 1700
+        named = Thresholds(sqnr_db=0.0, top1=0.0)
+        for fraction in FRACTIONS:
+            figures = {"sqnr_db": 9.0, "top1": float(fraction)}
+            written = derived((), named, [rounded(figures)], 1.0)
+            assert missed(Thresholds(**written), figures) == [], fraction
+            assert figures["top1"] - written["top1"] < 1e-6
+
+    @given(st.floats(0, 999), SHARES, SHARES, ERRORS, ERRORS)
+    def test_any_figures(
+        self, sqnr_db: float, cosine: float, top1: float, largest: float, relative: float
+    ) -> None:
+        names = ("sqnr_db", "cosine", "top1", "max_abs", "max_rel")
+        figures = dict(zip(names, (sqnr_db, cosine, top1, largest, relative), strict=True))
+        assert missed(self._thresholds(figures), figures) == []
+
+    @pytest.mark.parametrize("error", [0.0, 5e-7, 4e-8, 1e-12, 5e-324, 1.0, 123456.789])
+    def test_an_error_is_held_to_its_own_size(self, error: float) -> None:
+        held = self._thresholds({"sqnr_db": 99.0, "max_abs": error, "max_rel": error})
+        assert held.max_abs == held.max_rel is not None
+        assert error <= held.max_rel <= max(1.13 * error, 1e-323)
+
+
 class TestRewritten:
     def test_thresholds_are_replaced_and_everything_else_stays(self) -> None:
         wanted = {("one", 0): {"sqnr_db": 29.5}, ("dotted.name", 0): {"cosine": 0.99}}
@@ -118,11 +166,15 @@ class TestRewritten:
 
 
 class TestUpdate:
-    def _update(self, tmp_path: Path, measured: dict[str, float]) -> dict[str, float | None]:
+    text = TEXT.replace('["SM8650"]', '["SM8650", "SM8750"]', 1)
+
+    def _update(
+        self, tmp_path: Path, measured: dict[str, float], others: Mapping[str, float] = FIGURES
+    ) -> dict[str, float | None]:
         path = tmp_path / "suite.toml"
-        path.write_text(TEXT.replace('["SM8650"]', '["SM8650", "SM8750"]', 1))
-        figures = {name: {**FIGURES, "sqnr_db": value} for name, value in measured.items()}
-        update_suite(path, programs_of, figures, 1.0)
+        path.write_text(self.text)
+        figures = {name: {**others, "sqnr_db": value} for name, value in measured.items()}
+        update_suite(path, programs_of, figures, 1.0, lambda program: f"type {program.run_name}")
         runs = load_suite(path).cases["one"].runs
         return {run.name: run.thresholds.sqnr_db for run in runs if run.thresholds}
 
@@ -135,4 +187,11 @@ class TestUpdate:
     ) -> None:
         thresholds = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/fp16/SM8650": 50.0})
         assert thresholds == {"8a8w": 1.0, "fp16": 49.0}
-        assert "one/8a8w keeps its thresholds: not all its chips were measured" in capsys.readouterr().err
+        kept = "one/8a8w keeps its thresholds: SM8750 was not measured; type one/8a8w\n"
+        assert kept in capsys.readouterr().err
+
+    def test_a_run_with_a_figure_that_nobody_measured_keeps_what_it_has(self, tmp_path: Path) -> None:
+        for figures in ({"sqnr_db": 30.0}, {**FIGURES, "top1": math.nan}):
+            with pytest.raises(CheckFailed, match=r"one/fp16 .* top1"):
+                self._update(tmp_path, {"one/fp16/SM8650": 30.0}, figures)
+            assert (tmp_path / "suite.toml").read_text() == self.text
