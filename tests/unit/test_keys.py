@@ -116,7 +116,7 @@ JUDGED = {
 }
 """Fields whose change does no work again."""
 
-FACTS = {"inputs": [], "expected": [], "reference": []}
+FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": []}
 
 
 def _lowering(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
