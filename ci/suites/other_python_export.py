@@ -10,8 +10,7 @@ import torch
 
 
 def export(modules: str, target: str, seed: str, sample: str, file: str) -> None:
-    # With -c, Python looks in the working folder first.
-    sys.path[0] = modules
+    sys.path.insert(0, modules)
     torch.manual_seed(int(seed))
     module, _, function = target.partition(":")
     product = getattr(importlib.import_module(module), function)()
