@@ -32,7 +32,7 @@ ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", 
 
 
 def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, str]:
-    """The package of a verb and the environment it runs in, for a user who typed the arguments in `folder`."""
+    """The package of a verb and the environment it runs in, for a user who typed this in `folder`."""
     if verb == "shell":
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")

@@ -23,6 +23,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection, user_path
 from provisioning.manifest import soc_named
 
+
 def pytorch_model(model: str) -> UserModel:
     """The user's model. Modules are searched first in its own folder, or in the current one."""
     named = user_model(model, Parser.user_folder())

@@ -71,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
         require_installed()
         logs = selection.reports.absolute() / "onnx"
         plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
-        results = compile_programs(
-            args, plan, selection, keep=args.keep, new_baseline=args.update_baseline
-        )
+        results = compile_programs(args, plan, selection, keep=args.keep, new_baseline=args.update_baseline)
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
@@ -92,8 +90,9 @@ def compile_programs(
     keep: bool = False,
     new_baseline: bool = False,
 ) -> dict[str, Result]:
-    """The result of each program by name. With `new_baseline`, a cached result that is worse than the baseline
-    counts: it is about to become the baseline."""
+    """The result of each program by name.
+
+    With `new_baseline`, a cached result that is worse than the baseline counts: it becomes the baseline."""
     results: dict[str, Result] = {}
     for own, programs in by_packages(plan.programs, selection.store):
         mine = replace(plan, programs=tuple(programs))

@@ -159,8 +159,8 @@ class AnyProgram(Generic[C, R]):
 
     @property
     def working_folder(self) -> Path:
-        """Where relative paths in the user's code begin: the suite's folder, or the user's for a model that no
-        suite has."""
+        """Where relative paths in the user's code begin: the suite's folder, or for a model that no suite has
+        the user's."""
         return Parser.user_folder() if self.suite.name == NO_SUITE else self.suite.parent
 
     @property

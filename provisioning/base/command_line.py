@@ -257,8 +257,9 @@ def _module_of(verb: Verb) -> VerbModule:
 
 
 def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
-    """What the words mean to a verb, which is not run. Of words that its command line refuses, what was parsed
-    before; the verb itself says what is wrong."""
+    """What the words mean to a verb, which is not run.
+
+    Where its command line refuses them, what was parsed before: the verb itself says what is wrong."""
     parser = Parser(allow_abbrev=False)
     _module_of(verb).configure(parser)
     parser.add_argument("--debug", action="store_true")

@@ -181,7 +181,9 @@ def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text(READS_SEED)
     (tmp_path / "seed.txt").write_text("0")
-    done = ci("compile", "models/net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path)
+    done = ci(
+        "compile", "models/net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "net-SM8750-fp16.json",
         "net-SM8750-fp16.pte",

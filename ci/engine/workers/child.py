@@ -30,9 +30,10 @@ WARM = "QNN_CI_WORKER_WARM"
 """Whether to do a small piece of work first, which halves the time of all others."""
 
 THREADS = "QNN_CI_WORKER_THREADS"
-"""How many threads libraries of numbers may use. The user's code does not see it: it differs from run to run."""
+"""How many threads numeric libraries may use. It differs from run to run: the user's code must not see it."""
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
+"""What they read it from."""
 
 YOUNG = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
