@@ -21,7 +21,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  (nox itself runs on older ones)
     sys.exit(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: install nox with it")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from provisioning.base.command_line import Verb
+from provisioning.base.command_line import STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
 from provisioning.python_environments import PythonEnvironments, uv_program
 from qnn_ci import VERBS, program_of
@@ -35,7 +35,7 @@ os.environ.setdefault("QNN_CI_RUN", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpi
 
 
 def run_verb(session: nox.Session, verb: str) -> None:
-    package, environment = program_of(verb, session.posargs)
+    package, environment = program_of(verb, session.posargs, user_folder(session))
     run(session, environment, "-m", package, verb)
 
 
@@ -74,7 +74,7 @@ def run(session: nox.Session, environment: str, *command: str) -> None:
         *command,
         *session.posargs,
         external=True,
-        env=_started_in(session) if command[1] != "pytest" else WITH_BYTECODE,
+        env=_variables(session) if command[1] != "pytest" else WITH_BYTECODE,
         interrupt_timeout=15,
         terminate_timeout=20,
     )
@@ -88,12 +88,17 @@ def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _started_in(session: nox.Session) -> dict[str, str | None]:
-    """nox went to this file's folder; relative paths among the arguments count from where its user is."""
-    started_in = session.invoked_from
+def user_folder(session: nox.Session) -> Path:
+    """Where the user typed the command: nox itself went to this file's folder."""
+    invoked_from = Path(session.invoked_from)
+    return Path(os.environ.get(STARTED_IN) or invoked_from) if invoked_from == Path.cwd() else invoked_from
+
+
+def _variables(session: nox.Session) -> dict[str, str | None]:
     # For suites with packages of their own: the locked environments have no uv.
     variables: dict[str, str | None] = {"QNN_CI_UV": os.environ.get("QNN_CI_UV") or uv_program()}
-    return variables if Path(started_in) == Path.cwd() else {**variables, "QNN_CI_STARTED_IN": started_in}
+    folder = user_folder(session)
+    return variables if folder == Path.cwd() else {**variables, STARTED_IN: str(folder)}
 
 
 def interpreter(session: nox.Session, environment: str) -> str:

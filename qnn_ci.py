@@ -16,6 +16,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
+from ci.suites.compile_flags import CHECKPOINT, ONNX, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402
@@ -26,19 +27,22 @@ NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "
 """They work on our own sources, git history or Dockerfile."""
 
 
-def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
-    """The package of a verb and the environment it runs in."""
+ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "divergence")
+"""They take a model of any lane, and run in that lane's environment."""
+
+
+def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, str]:
+    """The package of a verb and the environment it runs in, for a user who typed this in `folder`."""
     if verb == "shell":
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ("compare", "test_golden"):
-        # Each lane has packages of its own.
-        words = " ".join(arguments).replace("=", " ").split()
-        return "ci", "executorch" if "executorch" in words else "onnx"
-    if verb == "compile" and any(Path(word, "config.json").is_file() for word in arguments):
-        return "ci", "llm"
-    if verb in ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "divergence"):
-        return "ci", "onnx" if any(word.endswith(".onnx") for word in arguments) else "executorch"
+        return "ci", command_line.parsed(CI[verb], arguments).lane
+    if verb in ONE_MODEL:
+        lane = lane_of(command_line.parsed(CI[verb], arguments).model, folder)
+        if lane == CHECKPOINT and verb == "compile":
+            return "ci", "llm"
+        return "ci", "onnx" if lane == ONNX else "executorch"
     if verb == "bench":
         return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
@@ -59,7 +63,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     """Replace this process: signals, the terminal and the exit code are then the verb's own."""
     from provisioning.python_environments import PythonEnvironments, uv_program
 
-    package, environment = program_of(verb, arguments)
+    package, environment = program_of(verb, arguments, Path.cwd())
     if package == "ci" and verb == "shell" and not CLONE:
         raise UsageError(
             "shell --image works on the images of a clone",

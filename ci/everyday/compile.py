@@ -6,6 +6,7 @@ import argparse
 
 from ci.suites import compile_flags
 from ci.suites.flags import require_host
+from provisioning.base.command_line import Parser
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -24,9 +25,10 @@ configure = compile_flags.configure
 def run(args: argparse.Namespace) -> int:
     compile_flags.require_lane(args)
     require_host(args)
-    if compile_flags.is_checkpoint(args.model):
+    lane = compile_flags.lane_of(args.model, Parser.user_folder())
+    if lane == compile_flags.CHECKPOINT:
         from ci.llm.commands import compile_checkpoint as compile_model
-    elif compile_flags.is_onnx(args.model):
+    elif lane == compile_flags.ONNX:
         from ci.onnx.one_model import compile_model
     else:
         from ci.executorch.one_model import compile_model

@@ -16,7 +16,7 @@ from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, line_of
-from ci.engine.workers.child import WARM
+from ci.engine.workers.child import THREADS, WARM
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY
@@ -76,6 +76,7 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
         "python": basis.python,
         "QNN": dict(basis.sdk),
         "suite": roots.name(str(program.search_path)),
+        "working folder": roots.name(str(program.working_folder)),
         **search_key(roots, environ),
     }
 
@@ -166,7 +167,7 @@ def compile_programs(
     baseline: Callable[[Program], Baseline],
 ) -> dict[str, Result]:
     """Every program by name; its files are in the result's folder."""
-    environ = environment.merged(environ)
+    environ = {**environment.merged(environ), "PYTHONWARNINGS": "ignore"}
     results: dict[str, Result] = {}
     for own, mine in by_packages(programs, settings.store):
         results |= _compile_with(own, mine, {**environ, **own.variables}, settings, basis, baseline)
@@ -241,7 +242,7 @@ def started(
     return Worker(
         Setup(
             command=command,
-            environment={**environment, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"},
+            environment={**environment, THREADS: str(threads), "PYTHONWARNINGS": "ignore"},
             logs=logs,
             timeout=timeout,
             imports=imports,

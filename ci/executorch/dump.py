@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
@@ -17,7 +19,10 @@ ONLINE = {"calls": False, "dlc": True}
 
 
 def _child(kind: str, order: str) -> None:
-    case, run, soc, place = ordered(json.loads(order))
+    request = json.loads(order)
+    case, run, soc, place = ordered(request)
+    into = Path.cwd()
+    os.chdir(request["working_folder"])
     loaded = make(case.factory, case.arguments, place)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
@@ -26,6 +31,7 @@ def _child(kind: str, order: str) -> None:
         batches = calibration_of(loaded, run)
         module, _, _ = quantized_model(loaded, sample, batches, run, case.backend, soc, place)
     spec = compiler_spec(soc, run, saver=kind == "calls", online_prepare=ONLINE[kind])
+    os.chdir(into)
     to_edge_transform_and_lower_to_qnn(module, copied(sample), spec)
 
 

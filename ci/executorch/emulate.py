@@ -41,6 +41,7 @@ from ci.suites.findings import (
     shown_thresholds,
     verdict,
 )
+from ci.suites.flags import RUN_TIMEOUT
 from ci.suites.operator_table import inexact
 from ci.suites.own_packages import record
 from ci.suites.stage import accepted, counts, finish, memos_of, print_list, update_baselines
@@ -170,7 +171,7 @@ def measure(
 
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.executorch.run_worker"), "nox -s test_emulator"
-        logs, timeout = plan.settings.logs, args.run_timeout
+        logs, timeout = plan.settings.logs, args.run_timeout or RUN_TIMEOUT
         return started(command, environment, threads, logs, timeout, session, "numpy")
 
     def accept(name: str, result: Result) -> bool:

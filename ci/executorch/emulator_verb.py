@@ -6,7 +6,7 @@ import argparse
 
 from ci.executorch import KEPT
 from ci.executorch.verb import add_flags
-from ci.suites.flags import add_accuracy, check_args
+from ci.suites.flags import RUN_TIMEOUT, add_accuracy, check_args
 from provisioning.base.command_line import add_timeout
 from provisioning.base.settings import add_selection
 
@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     group = add_flags(parser)
     add_accuracy(group)
-    add_timeout(group, "a run", 300, flag="--run-timeout")
+    add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
     group.add_argument(
         "--reload",
         action="store_true",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.engine.workers.child import Answer, serve
+from ci.engine.workers.child import Answer, serve, threads
 from ci.engine.workers.parent import how_it_ended, in_words, killed, tail
 
 TAIL = 4000
@@ -44,7 +44,13 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     with (folder / LOG).open("wb") as log:
         # The runner finds its own libraries; this process needs none of the SDK's.
         code = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+            command,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
         ).returncode
     facts["seconds"] = time.monotonic() - began
     if killed(how := how_it_ended(code)):

@@ -16,13 +16,12 @@ from ci.executorch.judge import failure_in_words
 from ci.executorch.stage import Plan, plan_of
 from ci.executorch.suite import Case, Program, Run
 from ci.suites.precision import scheme_named
+from ci.suites.suite import NO_SUITE
 from ci.suites.user_model import UserModel, user_model
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection, user_path
 from provisioning.manifest import soc_named
-
-NO_SUITE = "no-suite.toml"
 
 
 def pytorch_model(model: str) -> UserModel:

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import WARM, Answer, Meter, serve
+from ci.engine.workers.child import WARM, Answer, Meter, serve, threads
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
@@ -36,7 +36,8 @@ def start() -> Answer:
 def answer(order: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(threads())
+    os.chdir(order["working_folder"])
     return lowered(order)
 
 

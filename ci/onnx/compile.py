@@ -16,6 +16,7 @@ from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, empty_folder
+from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.machine import RAN_OUT
 from ci.onnx.options import files_of
@@ -83,6 +84,15 @@ def ended(gone: Gone, what: str, log: Path) -> CheckFailed:
     return CheckFailed(f"{what}: {gone.sentence(log)}", remedy=late or session("diagnose", log))
 
 
+def environment(own: OwnPackages | None = None) -> dict[str, str]:
+    """Of the workers, and of what a model reads there."""
+    # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
+    variables = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
+    # The provider brings its own QNN libraries, and no other SDK's may be found first.
+    variables.pop("LD_LIBRARY_PATH", None)
+    return {**variables, **(own.variables if own else {})}
+
+
 def setup_of(
     logs: Path,
     *,
@@ -93,17 +103,12 @@ def setup_of(
     own: OwnPackages | None = None,
 ) -> Setup:
     """With `exports`, import what exporting and quantizing need once, before the first fork."""
-    # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
-    if own:
-        environment |= own.variables
+    variables = environment(own)
     if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    # The provider brings its own QNN libraries, and no other SDK's may be found first.
-    environment.pop("LD_LIBRARY_PATH", None)
+        variables[THREADS] = str(threads)
     return Setup(
         command=("-m", "ci.onnx.worker", *(["--fork"] if forks else []), *(["--export"] if exports else [])),
-        environment=environment,
+        environment=variables,
         logs=logs,
         timeout=timeout,
         imports="onnxruntime and onnxruntime-qnn",
@@ -133,8 +138,7 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         "suite": roots.name(str(program.search_path)),
         **search_key(roots, environ, ["PYTHONPATH"]),
         "files of options": named,
-        # Relative paths in a factory are relative to the user's folder.
-        "working directory": roots.name(str(Parser.user_folder())),
+        "working folder": roots.name(str(program.working_folder)),
     }
 
 
@@ -270,7 +274,7 @@ def tasks_of(
     keep: bool,
     own: OwnPackages | None = None,
 ) -> list[Compilation]:
-    memos = memos_of(programs, "onnx", store, os.environ, reuse=reuse, own=own)
+    memos = memos_of(programs, "onnx", store, environment(own), reuse=reuse, own=own)
     groups = model_names(programs)
     sizes = Counter(groups.values())
     tasks = []

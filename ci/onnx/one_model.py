@@ -91,8 +91,7 @@ def _extend(suite: Path, program: Program, args: argparse.Namespace, selection: 
     programs = tuple(extension.programs)
     logs = selection.reports.absolute() / "onnx"
     plan = Plan(programs, baselines_of(programs, selection.profile), logs)
-    args.keep = False
-    results = compile_programs(args, plan, selection)
+    results = compile_programs(args, plan, selection, new_baseline=True)
     for each in programs:
         for finding in findings_of(each, results[each.name]):
             if finding.severity is Severity.ERROR:

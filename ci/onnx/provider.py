@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from ci.engine.workers.child import quiet, size_of, text_since
+from ci.engine.workers.child import quiet, size_of, text_since, threads
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import make_plain, simplify_gathers
 from ci.onnx.options import Settings
@@ -296,7 +295,7 @@ def _options(severity: int) -> Any:
     """Session options with this worker's number of threads, none of which waits by spinning."""
     options = ort.SessionOptions()
     options.log_severity_level = severity
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    options.intra_op_num_threads = threads(0)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 

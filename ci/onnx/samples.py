@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.suites.imports import search_first
+from ci.suites.user_model import where_paths_begin
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -86,9 +87,10 @@ def _called(source: str, search_path: Path) -> list[object]:
         search_first(search_path)
         return list(islice(getattr(importlib.import_module(module), name)(), MOST))
     except Exception as error:
+        remedy = f"it is called without arguments; its module is looked for in {search_path}"
         raise CheckFailed(
             f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",
-            remedy=f"it is called without arguments; its module is looked for in {search_path}",
+            remedy=where_paths_begin(error) or remedy,
         ) from error
 
 

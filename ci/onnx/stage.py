@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         require_installed()
         logs = selection.reports.absolute() / "onnx"
         plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
-        results = compile_programs(args, plan, selection)
+        results = compile_programs(args, plan, selection, keep=args.keep, new_baseline=args.update_baseline)
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
@@ -82,15 +82,32 @@ def run(args: argparse.Namespace) -> int:
     return finish(stage, selection)
 
 
-def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection) -> dict[str, Result]:
+def compile_programs(
+    args: argparse.Namespace,
+    plan: Plan,
+    selection: Selection,
+    *,
+    keep: bool = False,
+    new_baseline: bool = False,
+) -> dict[str, Result]:
+    """The result of each program by name.
+
+    With `new_baseline`, a cached result that is worse than the baseline counts: it becomes the baseline."""
     results: dict[str, Result] = {}
     for own, programs in by_packages(plan.programs, selection.store):
-        results |= _compile_with(own, args, replace(plan, programs=tuple(programs)), selection)
+        mine = replace(plan, programs=tuple(programs))
+        results |= _compile_with(own, args, mine, selection, keep=keep, new_baseline=new_baseline)
     return results
 
 
 def _compile_with(
-    own: OwnPackages, args: argparse.Namespace, plan: Plan, selection: Selection
+    own: OwnPackages,
+    args: argparse.Namespace,
+    plan: Plan,
+    selection: Selection,
+    *,
+    keep: bool,
+    new_baseline: bool,
 ) -> dict[str, Result]:
     programs = {program.name: program for program in plan.programs}
 
@@ -99,7 +116,7 @@ def _compile_with(
     def accept(name: str, result: Result) -> bool:
         program = programs[name]
         findings = list(findings_of(program, result))
-        if not args.update_baseline:
+        if not new_baseline:
             findings += changed(program, result, plan.baseline(program), margin_db)
         return verdict(findings) == "pass"
 
@@ -116,8 +133,8 @@ def _compile_with(
             logs=plan.logs,
             scratch=Path(scratch),
             # Remembered programs have no model that --keep could keep.
-            reuse=not (args.no_cache or args.keep),
-            keep=args.keep,
+            reuse=not (args.no_cache or keep),
+            keep=keep,
             own=own,
         )
         return do(tasks, How("programs", worker, args.jobs, args.why), accept=accept)

@@ -243,7 +243,7 @@ def _exported(
         samples = [sample(seed) for seed in range(case.inferences)]
         calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
     except BadFactory as error:
-        raise CheckFailed(str(error), remedy=f"correct the factory {case.factory}") from error
+        raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {case.factory}") from error
     return model, samples, calibration, [list(note) for note in loaded.notes]
 
 

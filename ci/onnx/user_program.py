@@ -13,12 +13,13 @@ from typing import Any
 
 from ci.engine.inputs import roots_of
 from ci.engine.memo import Entry, Memo
-from ci.onnx.compile import Refused, key, require_installed
+from ci.onnx.compile import Refused, environment, key, require_installed
 from ci.onnx.options import parse_assignments, settings_of
 from ci.onnx.orders import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step
 from ci.onnx.samples import MOST
 from ci.onnx.suite import Case, Program, Run
 from ci.suites.precision import precision_named
+from ci.suites.suite import NO_SUITE
 from ci.suites.user_model import user_model
 from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
@@ -51,7 +52,7 @@ def program_of(
         options=dict(options),
     )
     case = Case(model=str(named.file), dimensions=dimensions, calibrate=args.calibrate or "", run=(run,))
-    return Program(search_path() / "no-suite.toml", named.name, case, run, selection.soc)
+    return Program(search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
 def prepared(
@@ -87,7 +88,8 @@ def prepared(
 def memory(
     args: argparse.Namespace, model: Path, store: Path, kind: str, *, reuse: bool = True
 ) -> Iterator[Memo]:
-    memo = Memo(store, kind, roots_of(model, store), reuse=reuse and not args.no_cache)
+    reuse = reuse and not args.no_cache
+    memo = Memo(store, kind, roots_of(model, store), environ=environment(), reuse=reuse)
     try:
         yield memo
     finally:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.child import Answer, Meter, serve, threads
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
 
@@ -43,7 +43,7 @@ def start_exporting() -> Answer:
 def answer_in_fork(order: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(threads())
     return answer(order)
 
 
@@ -52,8 +52,9 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     from ci.onnx import steps
     from ci.onnx.provider import NotOnProvider
 
-    # Relative paths, also in options, are relative to the user's folder.
-    os.chdir(order["cwd"])
+    # The user's code, which prepares a model, is at home in its suite; relative paths in options begin where
+    # the user is.
+    os.chdir(order["working_folder"] if order["do"] == "prepare" else order["cwd"])
     meter = Meter()
     try:
         reply = steps.ORDERS[order["do"]](order)

@@ -6,9 +6,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ci.suites.flags import add_again, require_host
+from ci.suites.flags import RUN_TIMEOUT, add_again, require_host
 from ci.suites.user_model import MODEL_HELP
-from provisioning.base.command_line import Parser, add_timeout, count, repeatable
+from provisioning.base.command_line import Parser, add_timeout, count, duration, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
 
@@ -21,6 +21,8 @@ ONLY = {
     "keep_on_cpu": ("--keep-on-cpu", PYTORCH),
     "backend": ("--backend", PYTORCH),
     "python": ("--python", PYTORCH),
+    "jobs": ("--jobs", PYTORCH),
+    "run_timeout": ("--run-timeout", PYTORCH),
     "per_channel": ("--per-channel", ONNX),
     "embed": ("--embed", ONNX),
     "profile_run": ("--profile-run", ONNX),
@@ -35,28 +37,28 @@ ONLY = {
     "shared_weights": ("--shared-weights", CHECKPOINT),
 }
 """Flags that one lane alone has."""
-NOT_FOR_CHECKPOINTS = {"suite": "--suite", "jobs": "--jobs"}
 
 
 def is_onnx(model: str) -> bool:
     return model.endswith(".onnx")
 
 
-def is_checkpoint(model: str) -> bool:
-    """Whether it is a folder in the Hugging Face format, or what is often taken for one."""
-    folder = Parser.user_folder() / model
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+def lane_of(model: str | None, folder: Path) -> str:
+    """The kind of model that MODEL names for a user in this folder."""
+    if model is None:
+        return PYTORCH
+    if is_onnx(model):
+        return ONNX
+    # A folder in the Hugging Face format, or what is often taken for one.
+    files = (folder / model / name for name in ("config.json", "adapter_config.json"))
+    return CHECKPOINT if any(file.is_file() for file in files) else PYTORCH
 
 
 def require_lane(args: argparse.Namespace) -> None:
     """Refuse flags that this kind of model ignores: the user would believe that they worked."""
-    wanted = PYTORCH
-    if args.model is not None:
-        wanted = ONNX if is_onnx(args.model) else CHECKPOINT if is_checkpoint(args.model) else PYTORCH
-    if wanted == CHECKPOINT:
-        for name, flag in NOT_FOR_CHECKPOINTS.items():
-            if getattr(args, name, None):
-                raise UsageError(f"{flag} does nothing for a checkpoint", remedy=f"leave {flag} out")
+    wanted = lane_of(args.model, Parser.user_folder())
+    if wanted == CHECKPOINT and getattr(args, "suite", None):
+        raise UsageError("--suite does nothing for a checkpoint", remedy="leave --suite out")
     for name, (flag, lane) in ONLY.items():
         if getattr(args, name, None) and lane != wanted:
             raise UsageError(f"{flag} is for {lane}, and {args.model} is none", remedy=f"leave {flag} out")
@@ -92,8 +94,9 @@ def add_model(
     return onnx
 
 
-def add_output(parser: argparse.ArgumentParser, output: str) -> None:
-    """What `compile` and `quantize` have alike; `output` says what is written."""
+def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._ArgumentGroup:
+    """What `compile` and `quantize` have alike; `output` says what is written. Returns the group of PyTorch
+    models' flags."""
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
     pytorch.add_argument(
@@ -103,6 +106,7 @@ def add_output(parser: argparse.ArgumentParser, output: str) -> None:
         help="export the model with this Python, which has the packages that it needs: .venv/bin/python",
     )
     pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
+    return pytorch
 
 
 def add_option(group: argparse._ActionsContainer) -> None:
@@ -130,7 +134,7 @@ def add_language(group: argparse._ActionsContainer) -> None:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
-    add_output(parser, "where the program and its record go")
+    pytorch = add_output(parser, "where the program and its record go")
     parser.add_argument("--precision", help=PRECISION_HELP)
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
@@ -157,6 +161,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT))
-    group = add_how(parser)
-    add_timeout(group, "a run", 300, flag="--run-timeout")
-    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    add_how(parser)
+    help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
+    pytorch.add_argument("--run-timeout", type=duration, metavar="S", help=help)
+    pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ci.engine.repository import repository_of
 from ci.suites.imports import search_first
 from ci.suites.model_lines import clones, relative_path, user_frame
-from ci.suites.user_model import EXPORTED, BadFactory
+from ci.suites.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
@@ -158,7 +158,8 @@ class ModelWithInputs:
         except BadFactory:
             raise
         except Exception as error:
-            raise BadFactory(f"its function for inputs raises {described(error)}") from error
+            message = f"its function for inputs raises {described(error)}"
+            raise BadFactory(message, where_paths_begin(error)) from error
 
 
 def seed_of(stream: str, number: int = 0) -> int:
@@ -200,7 +201,7 @@ def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
         if not_compilable(str(error)):
             message, remedy = explained(error)
             raise BadFactory(f"{dotted}: {message}", remedy) from error
-        raise BadFactory(f"{dotted} raises {described(error)}") from error
+        raise BadFactory(f"{dotted} raises {described(error)}", where_paths_begin(error)) from error
 
 
 def model_of(dotted: str, product: Any, inputs: Inputs | None = None) -> ModelWithInputs:
@@ -240,7 +241,8 @@ def find(dotted: str, search_path: Path) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise BadFactory(f"importing {module_name} raises {described(error)}") from error
+        message = f"importing {module_name} raises {described(error)}"
+        raise BadFactory(message, where_paths_begin(error)) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         actual = "nothing of that name" if function is None else f"a {type(function).__name__}"

@@ -10,6 +10,9 @@ from provisioning.base.command_line import add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET
 
+RUN_TIMEOUT = 300.0
+"""Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
+
 
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
     """`shipped` is the suite that is used without --suite."""

@@ -29,10 +29,10 @@ def export_with(
     file = folder / f"{named.name}.pt2"
     files = sorted(path for path in samples.iterdir() if path.suffix in SAMPLE_FILES) if samples else []
     sample = str(files[0]) if files else ""
-    command = [program, "-c", SCRIPT.read_text(encoding="utf-8"), named.factory, str(seed), sample, str(file)]
+    script, modules = SCRIPT.read_text(encoding="utf-8"), str(named.search_path)
+    command = [program, "-c", script, modules, named.factory, str(seed), sample, str(file)]
     try:
-        # With -c, Python looks for modules in the working folder first.
-        done = captured(command, cwd=named.search_path, timeout=timeout)
+        done = captured(command, cwd=Parser.user_folder(), timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(
             f"{python}: not exported after {timeout:g} s", remedy="allow more with --timeout"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 
-def export(target: str, seed: str, sample: str, file: str) -> None:
+def export(modules: str, target: str, seed: str, sample: str, file: str) -> None:
+    sys.path.insert(0, modules)
     torch.manual_seed(int(seed))
     module, _, function = target.partition(":")
     product = getattr(importlib.import_module(module), function)()

@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.suites.expression import matcher
 from ci.suites.own_packages import NONE, Needs, needs_of
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError, UsageError
@@ -63,6 +64,9 @@ class Thresholds(Model):
 
 NEAR = 8
 """Names that are suggested if one matches nothing."""
+
+NO_SUITE = "no-suite.toml"
+"""The name in place of a suite's for a model of a command line. There is no such file."""
 
 PLACEHOLDER = Thresholds(sqnr_db=0)
 """For a run without thresholds: any outputs pass, with a warning."""
@@ -173,9 +177,19 @@ class AnyProgram(Generic[C, R]):
         }
 
     @property
+    def working_folder(self) -> Path:
+        """Where relative paths in the user's code begin: the suite's folder, or for a model that no suite has
+        the user's."""
+        return Parser.user_folder() if self.suite.name == NO_SUITE else self.suite.parent
+
+    @property
     def order(self) -> dict[str, Any]:
         """For the process that works on it, as JSON."""
-        return {**self.request, "search_path": str(self.search_path)}
+        return {
+            **self.request,
+            "search_path": str(self.search_path),
+            "working_folder": str(self.working_folder),
+        }
 
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])

@@ -28,6 +28,16 @@ class BadFactory(Exception):
         self.remedy = remedy
 
 
+def where_paths_begin(error: Exception) -> str:
+    """A remedy for user code that did not find a file by a relative path; empty for other errors."""
+    if not isinstance(error, FileNotFoundError) or not error.filename or Path(error.filename).is_absolute():
+        return ""
+    return (
+        f"put it below {Path.cwd()}, where relative paths begin: the suite's folder, or yours for a single"
+        " model; Path(__file__).parent is the module's own"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str

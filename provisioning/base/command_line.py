@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -249,10 +250,27 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
     return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
 
 
-def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
+def _module_of(verb: Verb) -> VerbModule:
     path, _, attribute = verb.module.partition(":")
     imported_module: Any = importlib.import_module(path)
-    module = cast(VerbModule, getattr(imported_module, attribute) if attribute else imported_module)
+    return cast(VerbModule, getattr(imported_module, attribute) if attribute else imported_module)
+
+
+def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
+    """What the words mean to a verb, which is not run.
+
+    Where its command line refuses them, what was parsed before: the verb itself says what is wrong."""
+    parser = Parser(allow_abbrev=False)
+    _module_of(verb).configure(parser)
+    parser.add_argument("--debug", action="store_true")
+    known = argparse.Namespace()
+    with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        parser.parse_known_args(argv, known)
+    return known
+
+
+def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
+    module = _module_of(verb)
     # Child processes resolve relative paths from their own folder.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
     for variable in PATHS:

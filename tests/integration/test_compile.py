@@ -43,6 +43,10 @@ def net""",
 )
 
 
+READS_SEED = NET.replace("(0)", '(int(open("seed.txt").read()))')
+"""By a path that begins in the user's folder."""
+
+
 def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     # As `qnn-ci` starts it: in our folder, with the user's in a variable.
     done = typed(*arguments, env={**os.environ, "QNN_CI_STARTED_IN": str(cwd)})
@@ -142,14 +146,20 @@ def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_another_python_exports_a_model_of_a_package_called_ci(tmp_path: Path) -> None:
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "__init__.py").touch()
-    (tmp_path / "ci" / "models.py").write_text(NET)
+def test_another_python_exports_a_model_of_a_package_called_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seed.txt").write_text("0")
+    monkeypatch.setattr(Parser, "started_in", str(tmp_path))
+    where = tmp_path / "clone"
+    where.mkdir()
+    (where / "ci").mkdir()
+    (where / "ci" / "__init__.py").touch()
+    (where / "ci" / "models.py").write_text(READS_SEED)
     out = tmp_path / "out"
     out.mkdir()
     file = export_with(
-        Path(sys.executable), user_model("ci.models:net", tmp_path), None, out, seed=0, timeout=100
+        Path(sys.executable), user_model("ci.models:net", where), None, out, seed=0, timeout=100
     )
     assert file == out / "net.pt2"
     assert len(make("net.pt2", {}, out).sample(0)) == 1
@@ -168,8 +178,12 @@ def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tm
 
 
 def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    done = ci("compile", "net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "net.py").write_text(READS_SEED)
+    (tmp_path / "seed.txt").write_text("0")
+    done = ci(
+        "compile", "models/net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "net-SM8750-fp16.json",
         "net-SM8750-fp16.pte",

@@ -89,6 +89,23 @@ def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> No
     assert done.stdout == f"no trees in {tmp_path / 'mine'}\n"
 
 
+def test_the_users_folder_says_which_environment_a_model_needs(tmp_path: Path) -> None:
+    (tmp_path / "Llama").mkdir()
+    (tmp_path / "Llama" / "config.json").write_text("{}")
+    for name in ("llm", "executorch"):
+        locked_environment(tmp_path, name, f"echo {name}")
+    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py")]
+    done = subprocess.run(
+        [*nox, "-s", "compile", "--", "Llama/", "-o", "out"],
+        cwd=tmp_path,
+        env={**os.environ, "QNN_CI_ENVIRONMENTS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "llm\n"
+
+
 class TestTorch:
     """A real index, pip and uv, and a torch of a few bytes."""
 

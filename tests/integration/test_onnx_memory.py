@@ -192,8 +192,6 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("ci", "provisioning", "manifests"):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=bytecode)
     monkeypatch.setattr("ci.engine.inputs.ROOT", copy)
-    # The working directory is part of the key, and the first runs had the toolkit's.
-    monkeypatch.chdir(copy)
     return copy
 
 

@@ -336,7 +336,7 @@ class TestCheckpoint:
     def test_compile_takes_the_folder_of_a_checkpoint(
         self, whole_checkpoint: Path, capsys: pytest.CaptureFixture[str], flags: list[str], named: str
     ) -> None:
-        assert program_of("compile", [str(whole_checkpoint), *flags]) == ("ci", "llm")
+        assert program_of("compile", [str(whole_checkpoint), *flags], Path.cwd()) == ("ci", "llm")
         assert self.compiled(["compile"], whole_checkpoint, *flags) == 2
         assert named in capsys.readouterr().err and not (whole_checkpoint.parent / "out").exists()
 

@@ -64,6 +64,18 @@ serve(int(sys.argv[1]), lambda: answer, forks=True)
 """
 
 
+READING = """\
+import os, subprocess, sys
+from ci.engine.workers.child import serve
+
+def answer(order):
+    child = subprocess.run(["cat"], capture_output=True, text=True, timeout=10)
+    return {"found": sys.stdin.read() + child.stdout}
+
+serve(int(sys.argv[1]), lambda: answer, forks="forks" in os.environ)
+"""
+
+
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
     environment = {"PYTHONPATH": str(ROOT)}
@@ -117,6 +129,15 @@ class TestParent:
             with pytest.raises(Gone, match="SIGKILL"):
                 asking.result()
         assert list(folder.iterdir()) == []
+
+    @pytest.mark.parametrize("forks", [False, True])
+    def test_work_and_its_children_find_nothing_on_standard_input(self, setup: Setup, forks: bool) -> None:
+        environment = {**os.environ, **setup.environment, **({"forks": "1"} if forks else {})}
+        worker = Worker(replace(setup, command=("-c", READING), environment=environment, forks=forks))
+        try:
+            assert [worker.ask({})["found"] for _ in range(2)] == ["", ""]
+        finally:
+            worker.end()
 
     def test_imports_that_fail_are_reported_with_their_error(self, tmp_path: Path) -> None:
         program = ("-c", "raise SystemExit('No module named torch')")

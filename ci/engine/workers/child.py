@@ -29,6 +29,12 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 WARM = "QNN_CI_WORKER_WARM"
 """Whether to do a small piece of work first, which halves the time of all others."""
 
+THREADS = "QNN_CI_WORKER_THREADS"
+"""How many threads numeric libraries may use. It differs from run to run: the user's code must not see it."""
+
+FOR_LIBRARIES = "OMP_NUM_THREADS"
+"""What they read it from."""
+
 YOUNG = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
 default of 700 costs a sixth of their time.
@@ -51,14 +57,16 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
+    orders = _take_orders()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
-    answer = start()
+    with _threads_for_libraries():
+        answer = start()
     # Imported objects are never garbage: keep later collections from walking them.
     gc.collect()
     gc.freeze()
     _say(replies, {"touched": interpreter.touched()} if forks else {})
     with contextlib.suppress(KeyboardInterrupt):
-        for line in sys.stdin:
+        for line in orders:
             order = json.loads(line)
             if forks:
                 work = functools.partial(_logged, answer, order)
@@ -66,6 +74,34 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
             else:
                 reply = _logged(answer, order)
             _say(replies, {**reply, "resident": memory_of_process()})
+
+
+def _take_orders() -> TextIO:
+    """The stream of orders. What the user's code and its children find on stdin is empty: they would wait for
+    the next order, or take it away."""
+    orders = os.fdopen(os.dup(0), encoding="utf-8")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return orders
+
+
+@contextlib.contextmanager
+def _threads_for_libraries() -> Iterator[None]:
+    """Libraries read the number when they are loaded; the user's code then finds the user's own value."""
+    before, number = os.environ.get(FOR_LIBRARIES), os.environ.get(THREADS)
+    if number:
+        os.environ[FOR_LIBRARIES] = number
+    yield
+    if before is not None:
+        os.environ[FOR_LIBRARIES] = before
+    else:
+        os.environ.pop(FOR_LIBRARIES, None)
+
+
+def threads(default: int = 1) -> int:
+    """How many threads a piece of work may use."""
+    return int(os.environ.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
 
 
 def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""Which lane and environment a typed command gets, and which flags its lane has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci.__main__ import VERBS
+from provisioning.base.command_line import main
+from qnn_ci import program_of
+from tests.support.onnx_models import conv_model, write
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "Llama").mkdir()
+    (tmp_path / "Llama" / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        ("compile net.onnx -o out", "onnx"),
+        ("compile Llama/ -o out", "llm"),
+        ("compile Llama/", "llm"),
+        ("compile net.py:make --calibrate Llama -o out", "executorch"),
+        ("compile net.py:make -o out.onnx", "executorch"),
+        ("save-calls net.py:make -o calls.onnx", "executorch"),
+        ("profile out/net.onnx --input x.npy", "onnx"),
+        ("profile out/net.pte --source net.onnx", "executorch"),
+        ("divergence --suite models.toml -k net.onnx", "executorch"),
+        ("audit net.onnx --no-such-flag", "onnx"),
+        ("compare --case executorch", "onnx"),
+        ("compare --lane=executorch --case onnx", "executorch"),
+        ("test_golden --lane executorch", "executorch"),
+        ("test_golden --keep executorch", "onnx"),
+    ],
+)
+def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: str, environment: str) -> None:
+    verb, *arguments = words.split()
+    assert program_of(verb, arguments, folder) == ("ci", environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("compile {model} -o {out} --jobs 2", "--jobs"),
+        ("compile {model} -o {out} --run-timeout 0.001", "--run-timeout"),
+        ("audit {model} --jobs 2", "--jobs"),
+    ],
+)
+def test_a_flag_that_an_onnx_model_would_ignore_is_refused(
+    words: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = write(conv_model(), tmp_path / "net.onnx"), tmp_path / "out"
+    assert main("qnn-ci", "", VERBS, words.format(model=model, out=out).split()) == 2
+    assert f"leave {flag} out" in capsys.readouterr().err
+    assert not out.exists()
