@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(
     config.hook.pytest_deselected(items=[item for item in items if why[item]])
     items[:] = [item for item in items if not why[item]]
     order.shuffle(config, items)
-    # Then pytest puts those together that share a fixture's parameter, and leaves out what -m does not choose.
+    # Then pytest puts together what shares a fixture's parameter, and leaves out what -m does not choose.
     result = yield
     order.take_shard(config, items)
     return result

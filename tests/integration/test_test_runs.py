@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ def project(tmp_path: Path) -> Path:
             import os, pathlib
             left = pathlib.Path(os.environ["XDG_CACHE_HOME"], "qnn-ci", "left")
             def test_leaves():
-                left.parent.mkdir(parents=True)
+                left.parent.mkdir(parents=True, exist_ok=True)
                 left.touch()
             """,
         "checks/test_relies.py": """
@@ -104,11 +105,13 @@ def test_a_random_order_keeps_files_and_classes_together_and_its_seed_gives_it_a
     assert sorted(order(first)) == sorted(plain) and order(first) != plain
     for part in (0, 1):
         names = ["::".join(test.split("::")[: part + 1]) for test in order(first) if test.count("::") > part]
-        assert sum(a != b for a, b in zip(names, names[1:], strict=False)) <= len(set(names)), names
+        assert sum(a != b for a, b in itertools.pairwise(names)) <= len(set(names)), names
 
 
 def test_with_workers_the_order_is_the_same(project: Path) -> None:
-    code, lines = run(project, "-v", "-n1", "--dist", "loadfile", "--random-order", "7", "checks/test_many.py")
+    code, lines = run(
+        project, "-v", "-n1", "--dist", "loadfile", "--random-order", "7", "checks/test_many.py"
+    )
     alone = order(run(project, "-n0", "--co", "-q", "--random-order", "7", "checks/test_many.py")[1])
     ran = [line.split()[-1] for line in lines if " PASSED " in line]
     assert (code, ran) == (0, alone)

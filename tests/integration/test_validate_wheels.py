@@ -28,7 +28,7 @@ PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
 @pytest.fixture(scope="module")
 def sdk() -> Path:
-    """The SDK provisioned for all targets: with a narrower tree beside it in the store, an environment takes that."""
+    """The SDK for all targets; of the trees in the store, an environment takes the narrowest that does."""
     command = [sys.executable, "-m", "provisioning", "provision", "--json"]
     done = subprocess.run(command, cwd=ROOT, check=True, timeout=1800, capture_output=True, text=True)
     return Path(json.loads(done.stdout)["components"][0]["where"])

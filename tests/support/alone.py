@@ -1,7 +1,7 @@
 """Run each test file alone, as on a machine where no other has run: `nox -s tests -- --alone`.
 
-Each file gets a copy of this tree without build/ and dist/, and a cache folder in which our own part is empty. Kept
-are the locked environments, the caches of other programs, such as uv's, and the pinned wheels that were downloaded.
+Each file gets a copy of this tree without build/ and dist/, and a cache folder with an empty store. Kept are
+the locked environments, what the store has downloaded, and the caches of other programs, such as uv's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -30,10 +29,8 @@ import pytest
 
 from ci.engine.jobs import parse_shard
 from ci.upkeep.lint import tracked_files
-from provisioning import pip_settings
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import store_path
-from provisioning.base.toml import loads
 from tests.support import order, whole
 
 FLAG, RESUME = "--alone", "--resume"
@@ -81,14 +78,11 @@ def run(config: pytest.Config) -> int:
         waiting = [name for name in files if name not in earlier]
         print(f"{len(waiting)} files, each alone, {slots} at a time; {len(kept)} passed before", flush=True)
         results = [earlier[name] for name in kept]
-        with TemporaryDirectory(prefix="qnn-ci-wheels-") as wheels:
-            tests = Alone(root, folder, flags, digest, Path(wheels))
-            for result in tests.run(waiting, slots):
-                results.append(result)
-                saved = json.dumps(asdict(result))
-                (folder / f"{_slug(result.file)}.json").write_text(saved, encoding="utf-8")
-                line = f"{result.verdict:8} {result.seconds:6.0f} s  {result.file}  ({result.summary})"
-                print(f"[{len(results)}/{len(files)}] {line}", flush=True)
+        for result in Alone(root, folder, flags, digest).run(waiting, slots):
+            results.append(result)
+            (folder / f"{_slug(result.file)}.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
+            line = f"{result.verdict:8} {result.seconds:6.0f} s  {result.file}  ({result.summary})"
+            print(f"[{len(results)}/{len(files)}] {line}", flush=True)
     except ToolkitError as error:
         raise pytest.UsageError(f"{error.message}: {error.remedy}") from None
     return _report(folder, results)
@@ -130,9 +124,7 @@ def _digest(root: Path, flags: Sequence[str]) -> str:
 
 def _earlier(folder: Path, digest: str) -> dict[str, Result]:
     results = [Result(**json.loads(file.read_text(encoding="utf-8"))) for file in folder.glob("*.json")]
-    return {
-        result.file: result for result in results if result.tree == digest and result.verdict != FAILED
-    }
+    return {result.file: result for result in results if result.tree == digest and result.verdict != FAILED}
 
 
 @dataclass(frozen=True)
@@ -143,9 +135,6 @@ class Alone:
     logs: Path
     flags: tuple[str, ...]
     digest: str
-    wheels: Path
-    """Pip looks here first for the wheels that provisioning fetches. A store's own folder of downloads would not
-    do: a tree is made of all that is there, also of what no test of this file asked for."""
 
     def run(self, files: Sequence[str], slots: int) -> Iterator[Result]:
         """So many at a time, in the order in which they end."""
@@ -154,7 +143,6 @@ class Alone:
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGTERM, interrupt)
-        self._keep_wheels(store_path())
         running: set[subprocess.Popen[bytes]] = set()
         with ThreadPoolExecutor(slots) as pool:
             waiting = [pool.submit(self._run_one, file, running) for file in files]
@@ -203,48 +191,15 @@ class Alone:
                 (tree / ".nox").symlink_to(self.root / ".nox")
                 (tree / ".git" / "info" / "exclude").write_text("/.nox\n", encoding="utf-8")
             kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            for folder in (cache, kept / "pip", kept / "uv"):
+            store, downloads = cache / "qnn-ci" / "store", store_path() / "downloads"
+            for folder in (store, downloads, kept / "pip", kept / "uv"):
                 folder.mkdir(parents=True, exist_ok=True)
+            (store / "downloads").symlink_to(downloads)
             for entry in kept.iterdir():
                 if entry.name != "qnn-ci":
                     (cache / entry.name).symlink_to(entry)
             environ = {name: value for name, value in os.environ.items() if name not in OF_THE_USER}
-            links = f"{pip_settings.read(environ).get('find-links', '')} {self.wheels}".strip()
-            yield tree, {**environ, "XDG_CACHE_HOME": str(cache), "PIP_FIND_LINKS": links}
-            self._keep_wheels(cache / "qnn-ci" / "store")
-
-    def _keep_wheels(self, store: Path) -> None:
-        for sha256, name in _pinned_wheels(self.root).items():
-            kept = self.wheels / name
-            if not kept.exists():
-                with suppress(FileNotFoundError, FileExistsError):
-                    _link_or_copy(store / "downloads" / sha256, kept)
-
-
-@cache
-def _pinned_wheels(root: Path) -> dict[str, str]:
-    """The names of all wheels that manifests pin, by their hashes."""
-    found: dict[str, str] = {}
-
-    def look(value: object) -> None:
-        if isinstance(value, dict):
-            if "filename" in value and "sha256" in value:
-                found[value["sha256"]] = value["filename"]
-            value = list(value.values())
-        if isinstance(value, list):
-            for each in value:
-                look(each)
-
-    for file in (root / "manifests").glob("**/*.toml"):
-        look(loads(file.read_text(encoding="utf-8")))
-    return found
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
+            yield tree, {**environ, "XDG_CACHE_HOME": str(cache)}
 
 
 def _git(cwd: Path, *words: str) -> None:

@@ -33,7 +33,6 @@ PACKAGES = {
 """The Debian and Ubuntu package of each."""
 
 
-
 def _which(name: str) -> str | None:
     """A server's program is in the folder sbin, which a user's PATH may lack, beside a bin on PATH."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
