@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import alone, engine, needs, order, whole
+from tests.support import alone, engine, needs, order, twice, whole
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
@@ -25,13 +25,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     whole.add_flag(parser)
     group = parser.getgroup("qnn-ci")
-    alone.add_flags(group)
-    order.add_flags(group)
+    for module in (alone, order, twice):
+        module.add_flags(group)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Those that start pytest for each file or more than once, instead of running tests themselves."""
-    return alone.run(config) if config.getoption(alone.FLAG) else None
+    chosen = [module for module in (alone, twice) if config.getoption(module.FLAG)]
+    if len(chosen) > 1:
+        raise pytest.UsageError(f"expected {alone.FLAG} or {twice.FLAG}, found both")
+    if not chosen:
+        return None
+    # Nox ends what it has started with this signal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return chosen[0].run(config)
+    except KeyboardInterrupt:
+        return int(pytest.ExitCode.INTERRUPTED)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -124,8 +124,40 @@ def test_shards_have_every_test_once_and_whole_files(project: Path) -> None:
     assert sorted(shards[0] + shards[1]) == sorted(order(run(project, "-n0", "--co", "-q", "checks")[1]))
 
 
+def test_a_test_that_fails_only_on_a_busy_machine_differs(project: Path) -> None:
+    text = """
+import pathlib, subprocess, sys, time
+def state(child):
+    return pathlib.Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+def test_never_stopped():
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    end, stopped = time.monotonic() + 5, False
+    while time.monotonic() < end and not stopped:
+        stopped = "T" in map(state, children)
+        time.sleep(0.005)
+    for child in children:
+        child.kill()
+        child.wait()
+    assert not stopped
+def test_plain(): ...
+def test_red(): assert False
+"""
+    (project / "checks" / "test_busy.py").write_text(text)
+    code, lines = run(project, "-n0", "-q", "--twice", "checks/test_busy.py")
+    assert code == 1
+    assert "differs: checks.test_busy::test_never_stopped: passed in quiet, failed under load" in lines
+    assert "failed twice: checks.test_busy::test_red" in lines
+    assert not any("test_plain" in line for line in lines)
+
+
 @pytest.mark.parametrize(
-    "words", [("--shard", "3/2"), ("--random-order", "often"), ("--alone", "checks/test_absent.py")]
+    "words",
+    [
+        ("--shard", "3/2"),
+        ("--random-order", "often"),
+        ("--alone", "checks/test_absent.py"),
+        ("--alone", "--twice"),
+    ],
 )
 def test_a_wrong_value_is_a_usage_error_that_repeats_it(project: Path, words: tuple[str, ...]) -> None:
     code, lines = run(project, *words)

@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
-from typing import NoReturn
 
 import pytest
 
@@ -138,11 +136,6 @@ class Alone:
 
     def run(self, files: Sequence[str], slots: int) -> Iterator[Result]:
         """So many at a time, in the order in which they end."""
-
-        def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-            raise KeyboardInterrupt
-
-        signal.signal(signal.SIGTERM, interrupt)
         running: set[subprocess.Popen[bytes]] = set()
         with ThreadPoolExecutor(slots) as pool:
             waiting = [pool.submit(self._run_one, file, running) for file in files]
