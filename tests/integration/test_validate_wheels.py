@@ -23,6 +23,7 @@ from provisioning.sources.wheel import Wheel
 from provisioning.validation.scan import libraries
 from tests.support.typed import typed
 
+pytestmark = pytest.mark.bare
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
 
