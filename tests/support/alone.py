@@ -90,8 +90,9 @@ def _files(config: pytest.Config) -> list[str]:
     """Those of this shard, by their paths below the root."""
     named = config.args_source == pytest.Config.ArgsSource.ARGS
     places = [Path(place).resolve() for place in (config.args if named else [config.rootpath / DEFAULT])]
-    if absent := [str(place) for place in places if not place.exists()]:
-        raise pytest.UsageError(f"{FLAG} takes files and folders; there is no {', '.join(absent)}")
+    for place in places:
+        if not (place.exists() and place.is_relative_to(config.rootpath)):
+            raise pytest.UsageError(f"{FLAG}: expected files and folders of {config.rootpath}, found {place}")
     found = {
         path.relative_to(config.rootpath).as_posix()
         for place in places
