@@ -31,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Those that start pytest for each file or more than once, instead of running tests themselves."""
-    chosen = [module for module in (alone, twice) if config.getoption(module.FLAG)]
+    chosen = [
+        run for flag, run in ((alone.FLAG, alone.run), (twice.FLAG, twice.run)) if config.getoption(flag)
+    ]
     if len(chosen) > 1:
         raise pytest.UsageError(f"expected {alone.FLAG} or {twice.FLAG}, found both")
     if not chosen:
@@ -39,7 +41,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     # Nox ends what it has started with this signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return chosen[0].run(config)
+        return chosen[0](config)
     except KeyboardInterrupt:
         return int(pytest.ExitCode.INTERRUPTED)
 
