@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from tests.support import engine, needs, whole
+from tests.support import alone, engine, needs, order, twice, whole
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
@@ -23,6 +24,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     whole.add_flag(parser)
+    group = parser.getgroup("qnn-ci")
+    for module in (alone, order, twice):
+        module.add_flags(group)
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Those that start pytest for each file or more than once, instead of running tests themselves."""
+    chosen = [
+        run for flag, run in ((alone.FLAG, alone.run), (twice.FLAG, twice.run)) if config.getoption(flag)
+    ]
+    if len(chosen) > 1:
+        raise pytest.UsageError(f"expected {alone.FLAG} or {twice.FLAG}, found both")
+    if not chosen:
+        return None
+    # Nox ends what it has started with this signal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return chosen[0](config)
+    except KeyboardInterrupt:
+        return int(pytest.ExitCode.INTERRUPTED)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return order.describe(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,13 +62,20 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests are left out, by the reason."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
     whole.mark_properties(config, items)
     why = {item: engine.reasons(item) or needs.reasons(item) or whole.reasons(item) for item in items}
     config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
     config.hook.pytest_deselected(items=[item for item in items if why[item]])
     items[:] = [item for item in items if not why[item]]
+    order.shuffle(config, items)
+    # Then pytest puts together what shares a fixture's parameter, and leaves out what -m does not choose.
+    result = yield
+    order.take_shard(config, items)
+    return result
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -66,6 +98,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    # With -q nothing stands at the head.
+    for line in order.describe(config):
+        terminalreporter.line(line)
     left_out: Counter[str] = config.stash.get(LEFT_OUT, Counter())
     if left_out:
         terminalreporter.section("checks that did not run")

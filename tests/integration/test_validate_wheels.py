@@ -17,22 +17,22 @@ import pytest
 
 from provisioning import elf
 from provisioning import loader_search as loader
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT, Selection, reports_path, store_path
-from provisioning.environment import resolve
+from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.manifest import load_profile
 from provisioning.sources.wheel import Wheel
 from provisioning.validation.scan import libraries
 from tests.support.typed import typed
 
+pytestmark = pytest.mark.bare
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
 
 @pytest.fixture(scope="module")
 def sdk() -> Path:
-    """The provisioned SDK, fetched first where the store has none."""
-    subprocess.run([sys.executable, "-m", "provisioning", "provision"], cwd=ROOT, check=True, timeout=1800)
-    selection = Selection(DEFAULT_PROFILE, "x86_64-linux", DEFAULT_SOC, store_path(), reports_path())
-    return resolve(selection, {}).roots["qnn-sdk"].path
+    """The SDK for all targets; of the trees in the store, an environment takes the narrowest that does."""
+    command = [sys.executable, "-m", "provisioning", "provision", "--json"]
+    done = subprocess.run(command, cwd=ROOT, check=True, timeout=1800, capture_output=True, text=True)
+    return Path(json.loads(done.stdout)["components"][0]["where"])
 
 
 def _link_or_copy(source: str, target: str) -> None:

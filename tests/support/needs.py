@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -31,20 +32,25 @@ PACKAGES = {
 }
 """The Debian and Ubuntu package of each."""
 
-SEARCHED = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+
+def _which(name: str) -> str | None:
+    """A server's program is in the folder sbin, which a user's PATH may lack, beside a bin on PATH."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    beside = [str(Path(folder).with_name("sbin")) for folder in folders if Path(folder).name == "bin"]
+    return shutil.which(name, path=os.pathsep.join([*folders, *beside]))
 
 
 def program(name: str) -> str:
     """Where it is; without it the test fails and says what to install."""
-    path = shutil.which(name, path=SEARCHED)
+    path = _which(name)
     if path is None:
-        pytest.fail(f"{name} is not on PATH: apt-get install {PACKAGES[name]}", pytrace=False)
+        pytest.fail(f"{name} is not on PATH: apt-get install {PACKAGES.get(name, name)}", pytrace=False)
     return path
 
 
 def lacking(names: tuple[str, ...]) -> list[str]:
     """The packages of those that are not here."""
-    return sorted({PACKAGES[name] for name in names if shutil.which(name, path=SEARCHED) is None})
+    return sorted({PACKAGES.get(name, name) for name in names if _which(name) is None})
 
 
 def reasons(item: pytest.Item) -> list[str]:

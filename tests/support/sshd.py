@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
 
+from tests.support import needs
 from tests.support.ports import free_port
 
 HOST = "board"
@@ -38,7 +38,7 @@ Host {host}
 @contextmanager
 def ssh_server(folder: Path) -> Iterator[Path]:
     """The client's configuration, in which the server is called `board`."""
-    program = shutil.which("sshd") or "/usr/sbin/sshd"
+    program = needs.program("sshd")
     for name in ("host", "user"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=60
