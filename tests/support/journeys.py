@@ -143,9 +143,13 @@ JOB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "ADSP_LIBRARY_PATH", "LD_LIBRARY
 """Variables of whoever runs the tests that would change what a command does."""
 
 
+SHARED = ("trees", "downloads", "locks", "staging", "cache/memo/runner")
+"""Of the user's store. The runner is built in place, for all tests of a run."""
+
+
 class Stage:
     """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
-    trees and downloads of the user's store, and a memory of work done that is empty at first."""
+    trees, downloads and the runner of the user's store, and a memory of programs that is empty at first."""
 
     def __init__(self, base: Path, table: Journeys) -> None:
         self.base, self.table = base, table
@@ -160,9 +164,9 @@ class Stage:
         script(programs / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci.py"))} "$@"')
         script(programs / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
         script(programs / "python", f'exec {python} "$@"')
-        store.mkdir()
-        for shared in ("trees", "downloads", "locks", "staging"):
+        for shared in SHARED:
             (store_path() / shared).mkdir(parents=True, exist_ok=True)
+            (store / shared).parent.mkdir(parents=True, exist_ok=True)
             (store / shared).symlink_to(store_path() / shared)
         dropped = {*STEERING, *JOB}
         kept = {

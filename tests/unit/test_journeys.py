@@ -1,4 +1,4 @@
-"""tests/journeys.toml: what README.md and each page in docs/ promise first has a row, and each row a proof."""
+"""tests/journeys.toml: what README.md and the pages in docs/ promise first has a row and a proof."""
 
 from __future__ import annotations
 
