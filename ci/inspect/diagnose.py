@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from provisioning.base.command_line import Parser
 from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code
 from provisioning.base.errors import UsageError
+from provisioning.base.settings import user_path
 
 EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
@@ -40,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--codes-of",
+        type=Path,
         metavar="LIBRARY",
         help="print the error codes that a QNN library for this machine names",
     )
@@ -54,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.codes_of:
         from ci.inspect.error_names import error_names
 
-        names = error_names(Path(args.codes_of))
+        names = error_names(args.codes_of)
         print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
         return 0
     results = [result for name in _inputs(args.inputs) for result in _diagnose_input(name)]
@@ -79,7 +82,7 @@ def _inputs(names: Sequence[str]) -> Iterable[str]:
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
         return [_diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")]
-    path = Path(name)
+    path = user_path(name, "LOG", str(Parser.user_folder()))
     if not path.exists() and (number := _as_number(name)) is not None:
         return [explain_code(number)]
     if not path.exists() and (match := OPERATOR.fullmatch(name)):

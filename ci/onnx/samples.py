@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from ci.suites.imports import search_first
 from ci.suites.user_model import where_paths_begin
+from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
     from ci.onnx.arrays import Array, Sample
@@ -147,13 +149,14 @@ def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
     """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
     sample: Sample = {}
     for text in files:
-        name, equals, path = text.partition("=")
+        name, equals, file = text.partition("=")
         if not equals:
-            name, path = "", text
+            name, file = "", text
+        path = user_path(file, "--input", str(Parser.user_folder()))
         arrays = (
-            _npz(Path(path))
-            if path.endswith(".npz") and not name
-            else {name or _only_input(signature, Path(path)): read_array(Path(path))}
+            _npz(path)
+            if path.suffix == ".npz" and not name
+            else {name or _only_input(signature, path): read_array(path)}
         )
         if again := sorted(sample.keys() & arrays.keys()):
             raise UsageError(f"--input {text}: {again[0]} is given twice", remedy=f"give {again[0]} once")

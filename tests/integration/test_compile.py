@@ -177,6 +177,7 @@ def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tm
         export_with(bare, named, None, tmp_path, seed=0, timeout=100)
 
 
+@pytest.mark.whole
 def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text(READS_SEED)

@@ -114,7 +114,6 @@ def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_pat
     assert [path.read_bytes() for path in outputs] == [b"bcd", b"IBM"]
 
 
-@pytest.mark.whole
 def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
     arm64: Built, linux: Bench, tmp_path: Path
 ) -> None:

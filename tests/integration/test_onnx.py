@@ -305,32 +305,6 @@ class TestAudit:
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.whole
-class TestDivergence:
-    """The provider computes the reciprocal of a quantized input below 1 wrongly; the CPU is right."""
-
-    def test_the_operator_that_htp_computes_otherwise_is_named(self, tmp_path: Path) -> None:
-        nodes = [
-            helper.make_node("Mul", ["x", "x"], ["squares"], name="square"),
-            helper.make_node("ReduceMean", ["squares"], ["mean"], name="mean", axes=[-1]),
-            helper.make_node("Sqrt", ["mean"], ["root"], name="root"),
-            helper.make_node("Reciprocal", ["root"], ["inverse"], name="inverse"),
-            helper.make_node("Mul", ["x", "inverse"], ["y"], name="normed"),
-        ]
-        model = write(model_of(nodes, shape=(4, 16), output=(4, 16)), tmp_path / "rms.onnx")
-        (tmp_path / "samples").mkdir()
-        generator = np.random.default_rng(0)
-        for number in range(4):
-            sample = 0.05 * generator.standard_normal((4, 16))
-            np.save(tmp_path / "samples" / f"{number}.npy", sample.astype(np.float32))
-        words = (model, "--calibrate", tmp_path / "samples", "--json", tmp_path / "divergence.json")
-        onnx_command(*words, "--precision", "16a8w", code=1, verb=("divergence",))
-        first = json.loads((tmp_path / "divergence.json").read_text())["first"]
-        assert (first["node"], first["operator"]) == ("inverse", "Reciprocal")
-        assert first["sqnr_db"] < 10 and first["operands"]["root"] > 30
-        onnx_command(*words, verb=("divergence",))
-
-
 FORMS = """
 import json, sys
 from pathlib import Path

@@ -43,6 +43,18 @@ def conv_model(shape: tuple[int | str | None, ...] = (1, 3, 8, 8)) -> Any:
     return model_of(nodes, shape=shape, output=(shape[0], 4, *shape[2:]), weights={"w": weights})
 
 
+def root_mean_square() -> Any:
+    """The provider computes the reciprocal of a quantized input below 1 wrongly; the CPU is right."""
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["squares"], name="square"),
+        helper.make_node("ReduceMean", ["squares"], ["mean"], name="mean", axes=[-1]),
+        helper.make_node("Sqrt", ["mean"], ["root"], name="root"),
+        helper.make_node("Reciprocal", ["root"], ["inverse"], name="inverse"),
+        helper.make_node("Mul", ["x", "inverse"], ["y"], name="normed"),
+    ]
+    return model_of(nodes, shape=(4, 16), output=(4, 16))
+
+
 def write(model: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(path))

@@ -1,0 +1,106 @@
+"""The small files that a page's command is about: the reader's own model, suite, samples, checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from ci.upkeep import miniature_tree
+from provisioning.base.settings import ROOT
+
+NET = """\
+import torch
+from torch import nn
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
+model = make
+"""
+SUITE = """\
+schema = 1
+[case.net]
+factory = "net:make"
+[[case.net.run]]
+scheme = "8a8w"
+socs = ["SM8650"]
+thresholds = { sqnr_db = 20 }
+"""
+
+
+def _text(content: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(content, encoding="utf-8")
+
+    return write
+
+
+def _some(path: Path, shape: tuple[int, ...], scale: float = 1) -> None:
+    import numpy as np
+
+    path.mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(4):
+        np.save(path / f"{number}.npy", (scale * generator.standard_normal(shape)).astype(np.float32))
+
+
+def _convolution(path: Path) -> None:
+    from tests.support.onnx_models import conv_model, write
+
+    write(conv_model(), path)
+
+
+def _root_mean_square(path: Path) -> None:
+    from tests.support.onnx_models import root_mean_square, write
+
+    write(root_mean_square(), path)
+
+
+def _exported(path: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU()).eval()
+    torch.export.save(torch.export.export(net, (torch.randn(1, 3, 8, 8),)), path)
+
+
+def _checkpoint(path: Path) -> None:
+    from tests.support.checkpoints import write_checkpoint
+
+    write_checkpoint(path)
+
+
+def _model(name: str) -> Callable[[Path], None]:
+    """One of tests/support/lowering_models.py, which `make` makes."""
+
+    def write(path: Path) -> None:
+        shutil.copyfile(ROOT / "tests/support/lowering_models.py", path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"\n\nmake = {name}\n")
+
+    return write
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "net": _text(NET),
+    "net that QNN dies of": _model("recurrent"),
+    "net with a logarithm that the emulator computes wrongly": _model("logarithm"),
+    "suite": _text(SUITE),
+    "suite of ONNX": _text(SUITE.replace('scheme = "8a8w"', 'precision = "u8u8"')),
+    "program of torch.export": _exported,
+    "images": lambda path: _some(path, (1, 3, 8, 8)),
+    "small rows": lambda path: _some(path, (4, 16), 0.05),
+    "ONNX convolution": _convolution,
+    "ONNX root mean square": _root_mean_square,
+    "checkpoint": _checkpoint,
+    "text": lambda path: path.write_text((ROOT / "LICENSE").read_text()[:1400] * 2, encoding="utf-8"),
+    "other text": lambda path: path.write_text((ROOT / "README.md").read_text()[:1100], encoding="utf-8"),
+    "script": _text(
+        "import os\nfrom pathlib import Path\nPath('sdk').write_text(os.environ['QNN_SDK_ROOT'])\n"
+    ),
+    "build log": _text(
+        "[ERROR] [Qnn ExecuTorch]: Tensor 0 and 0 have mismatching datatypes. 0x232 != 0x408.\n"
+    ),
+    "miniature of ExecuTorch": lambda path: miniature_tree.write(path),
+}
+"""By what a file is: writes it there."""

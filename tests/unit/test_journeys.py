@@ -1,0 +1,100 @@
+"""tests/journeys.toml: what README.md and the pages in docs/ promise first has a row and a proof."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from ci.engine.gate_table import gate_table
+from provisioning.base.settings import ROOT
+from tests.support.journeys import Row, differences, journeys, promised
+from tests.support.sources import parsed
+
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+TABLE = journeys()
+ROWS = {row.name: row for row in TABLE.row}
+
+
+def _text(page: str) -> str:
+    return PAGES[page].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_what_a_page_promises_first_has_a_row(page: str) -> None:
+    missing = [command for command in promised(page, _text(page)) if f"{page}: {command}" not in ROWS]
+    assert not missing, f"{page}: tests/journeys.toml needs a row for each of {missing}"
+
+
+def test_the_readme_promises_what_its_table_types() -> None:
+    readme = promised("README.md", _text("README.md"))
+    assert len(readme) > 30
+    assert {"qnn-ci validate", "qnn-ci run_device", 'eval "$(qnn-ci env)"'} <= set(readme)
+
+
+def test_each_row_is_there_once_and_its_page_prints_its_command() -> None:
+    assert len(ROWS) == len(TABLE.row)
+    assert not [row.name for row in TABLE.row if row.command not in _text(row.page)]
+
+
+def test_a_row_that_leans_on_another_leans_on_one_with_a_proof_of_its_own() -> None:
+    leaning = [row for row in TABLE.row if row.same]
+    assert not [row.name for row in leaning if row.same not in ROWS or ROWS[row.same].same]
+
+
+def test_each_job_that_a_row_names_is_one_of_the_gates() -> None:
+    assert {row.job for row in TABLE.row if row.job} <= gate_table().row.keys()
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE.row if row.test], ids=lambda row: row.name)
+def test_a_test_that_a_row_names_is_there_and_in_the_ordinary_run(row: Row) -> None:
+    file, *path = row.test.split("::")
+    body: list[ast.stmt] = parsed(ROOT / file).body
+    marks = [each.value for each in body if isinstance(each, ast.Assign) and _sets_marks(each)]
+    for name in path:
+        found = [one for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and one.name == name]
+        assert found, f"{file} has no {name}"
+        marks += found[0].decorator_list
+        body = found[0].body
+    # Of a parametrized test some are samples: those of its parameters that are not marked.
+    words = [ast.unparse(mark) for mark in marks if "parametrize" not in ast.unparse(mark)]
+    assert not [word for word in words if "mark.whole" in word], f"{row.test} runs with --whole only"
+
+
+def _sets_marks(statement: ast.Assign) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in statement.targets)
+
+
+PAGE = """\
+# A page
+```text
+qnn-ci is no command of this block
+```
+```console
+$ cd somewhere
+$ NAME=x qnn-ci compile net.py:model -o out    # why
+$ qnn-ci validate
+```
+"""
+
+
+def test_a_pages_first_example_is_the_first_command_of_ours_without_its_comment() -> None:
+    assert promised("docs/page.md", PAGE) == ["NAME=x qnn-ci compile net.py:model -o out"]
+    assert promised("docs/page.md", "# Words alone\n") == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "holds"),
+    [
+        ({"a": {"b": 1}}, True),
+        ({"a": {"b": 2}}, False),
+        ({"a": {"b": "> 0"}, "c": [{"d": 2}]}, True),
+        ({"a": {"b": "> 1"}}, False),
+        ({"c": [{"d": 4}]}, False),
+        ({"c": []}, False),
+        ({"e": "> 0"}, False),
+    ],
+)
+def test_a_fact_holds_where_the_document_has_it_among_more(expected: object, holds: bool) -> None:
+    found = {"a": {"b": 1, "x": 0}, "c": [{"d": 1}, {"d": 2, "y": 0}]}
+    assert (differences(expected, found, "x.json") == []) is holds
