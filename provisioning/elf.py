@@ -334,8 +334,7 @@ class _File:
         kind = bytes(fetch(4, 2))
         form = _FORMATS.get(kind)
         if form is None:
-            expected = "expected 1 or 2 for each"
-            raise Malformed("ELF header", f"class and byte order: {expected}, found {kind.hex(' ') or 'none'}")
+            raise Malformed("ELF header", f"class and byte order: expected 1 or 2, found {kind.hex(' ')}")
         self.format = form
         header = Header(*self.unpack(0, form.header, "ELF header"))
         self.layout = Layout(form, header, tuple(self._segments(header)), size)
