@@ -100,8 +100,9 @@ def _format(bits: int, order: str) -> Format:
         32: ("I", "8I", "10I", "type offset vaddr paddr filesz memsz flags align"),
         64: ("Q", "IIQQQQQQ", "IIQQQQIIQQ", "type flags offset vaddr paddr filesz memsz align"),
     }[bits]
-    layouts = (f"16sHHI3{word}I6H", segment, section)
-    return Format(bits, order, *(struct.Struct(order + each) for each in layouts), tuple(fields.split()))
+    header = struct.Struct(f"{order}16sHHI3{word}I6H")
+    of_segment, of_section = struct.Struct(order + segment), struct.Struct(order + section)
+    return Format(bits, order, header, of_segment, of_section, tuple(fields.split()))
 
 
 _FORMATS = {
@@ -357,8 +358,9 @@ class _File:
         if header.phnum and header.phentsize != form.segment.size:
             expected = f"expected {form.segment.size}, found {header.phentsize}"
             raise Malformed("ELF header", f"e_phentsize: {expected}")
-        for index in range(header.phnum):
-            fields = self.unpack(header.phoff + index * form.segment.size, form.segment, "program headers")
+        whole = struct.Struct(f"{header.phnum * form.segment.size}s")
+        (table,) = self.unpack(header.phoff, whole, "program headers")
+        for fields in form.segment.iter_unpack(table):
             yield Segment(**dict(zip(form.segment_fields, fields, strict=True)))
 
     def facts(self) -> Elf:

@@ -94,8 +94,8 @@ def _passed(suite: ElementTree.Element, report: Report) -> None:
     for name, row in programs.items() if isinstance(programs, dict) else ():
         if isinstance(row, dict) and row.get("verdict") == "pass":
             took = 0 if row.get("cached") else row.get("seconds")
-            known = isinstance(took, int | float) and 0 <= took < 1e9
-            testcase(suite, report.stage, one_line(name), took if known else 0)
+            seconds = took if isinstance(took, int | float) and 0 <= took < 1e9 else 0
+            testcase(suite, report.stage, one_line(name), seconds)
 
 
 def _case(suite: ElementTree.Element, report: Report, finding: Finding, kind: str) -> None:
