@@ -1,7 +1,8 @@
-"""Facts about one ELF file, read as the loader reads them: headers and the dynamic segment, never sections.
+"""Read ELF files: `read` gives the facts that a loader reads, `layout` the headers that a signature covers.
 
-A library of 100 MB costs a few kilobytes of reading. Section headers may be garbled or gone: loaders do not
-look at them, so neither does this.
+Facts come from the headers and the dynamic segment, never from sections: a library of 100 MB costs a few
+kilobytes of reading. Section headers may be garbled or gone: loaders do not look at them. The file may be
+hostile, so every number is checked against the file before it is followed, and the work is bounded.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from provisioning.base.errors import CheckFailed
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+Fetch: TypeAlias = "Callable[[int, int], Bytes]"
+"""(offset, size) → the bytes there, fewer at the end of the file."""
 
 MAGIC = b"\x7fELF"
 HEXAGON = "EM_QDSP6"
@@ -24,22 +29,34 @@ MACHINES = {62: X86_64, 183: AARCH64, 164: HEXAGON, 3: "EM_386", 40: "EM_ARM", 8
 
 _NAMES = {X86_64: "x86-64", AARCH64: "AArch64", HEXAGON: "Hexagon", "EM_386": "x86"}
 _HEXAGON_ARCH_MASK = 0x3FF
-# Far more than any linker writes: only damaged files have so many.
-_MOST_ENTRIES = 4096
-_MOST_NOTES = 64 << 10
+MOST_SEGMENTS = 512
+"""Linkers write about ten."""
+# libnss3.so needs 191, the most of 1,809 libraries.
+_MOST_READS = 1 << 14
 _MOST_STRING = 4096
 # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
 
-_PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_STACK = 1, 2, 3, 4, 0x6474E551
+PT_NULL, PT_LOAD = 0, 1
+_PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_STACK = 2, 3, 4, 0x6474E551
 _PF_X = 0x1
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH = 0, 1, 5, 10, 14, 15
 _DT_TEXTREL, _DT_RUNPATH, _DT_FLAGS = 22, 29, 30
 _DT_VERDEF, _DT_VERDEFNUM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _DF_TEXTREL = 0x4
+_NT_GNU_BUILD_ID = 3
 _LONG_ANDROID_NOTE = 4 + 64 + 64
 _VER_FLG_WEAK = 0x2
 _STACK_EXECUTABLE_UNLESS_STATED = frozenset({X86_64, AARCH64, "EM_386", "EM_ARM"})
+
+
+class Malformed(CheckFailed):
+    """Numbers that contradict the file or each other. `part` names where."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        super().__init__(f"{part}: {reason}")
+        self.part = part
+        self.reason = reason
 
 
 class NotElf(CheckFailed):
@@ -58,6 +75,126 @@ class BrokenElf(CheckFailed):
         super().__init__(f"{path}: a damaged ELF file: {reason}")
         self.path = path
         self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The structures of one ELF class and byte order."""
+
+    bits: int
+    order: str
+    header: struct.Struct
+    segment: struct.Struct
+    section: struct.Struct
+    segment_fields: tuple[str, ...]
+    """Those of Segment, in the file's order."""
+
+    @property
+    def most(self) -> int:
+        """The largest address or offset."""
+        return (1 << self.bits) - 1
+
+
+def _format(bits: int, order: str) -> Format:
+    word, segment, section, fields = {
+        32: ("I", "8I", "10I", "type offset vaddr paddr filesz memsz flags align"),
+        64: ("Q", "IIQQQQQQ", "IIQQQQIIQQ", "type flags offset vaddr paddr filesz memsz align"),
+    }[bits]
+    header = struct.Struct(f"{order}16sHHI3{word}I6H")
+    of_segment, of_section = struct.Struct(order + segment), struct.Struct(order + section)
+    return Format(bits, order, header, of_segment, of_section, tuple(fields.split()))
+
+
+_FORMATS = {
+    bytes((bits // 32, place)): _format(bits, order)
+    for bits in (32, 64)
+    for place, order in enumerate("<>", start=1)
+}
+ELF32 = _FORMATS[b"\1\1"]
+"""Little-endian, as Hexagon's libraries are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    ident: bytes
+    type: int
+    machine: int
+    version: int
+    entry: int
+    phoff: int
+    shoff: int
+    flags: int
+    ehsize: int
+    phentsize: int
+    phnum: int
+    shentsize: int
+    shnum: int
+    shstrndx: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    type: int
+    offset: int
+    vaddr: int
+    paddr: int
+    filesz: int
+    memsz: int
+    flags: int
+    align: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.filesz
+
+    def moved(self, by: int) -> Segment:
+        return replace(self, offset=self.offset + by)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The ELF header and the program headers, which are inside the file; their segments may not be."""
+
+    format: Format
+    header: Header
+    segments: tuple[Segment, ...]
+    size: int
+
+    @property
+    def head_size(self) -> int:
+        """Bytes of ELF header and program headers, if the latter follow the former."""
+        return self.format.header.size + len(self.segments) * self.format.segment.size
+
+    @property
+    def machine(self) -> str:
+        return MACHINES.get(self.header.machine, f"EM_{self.header.machine}")
+
+    @property
+    def arch(self) -> int | None:
+        return _arch(self.machine, self.header.flags)
+
+    @property
+    def sections(self) -> range:
+        """Where each section header begins; empty if there are none. Raises Malformed."""
+        header, size = self.header, self.format.section.size
+        if header.shoff == 0:
+            return range(0)
+        if header.shnum == 0:
+            raise Malformed("section headers", "their number is not in the ELF header (extended numbering)")
+        if header.shentsize != size:
+            raise Malformed("ELF header", f"e_shentsize: expected {size}, found {header.shentsize}")
+        end = header.shoff + header.shnum * size
+        if end > self.size:
+            raise Malformed(
+                "section headers", f"at bytes {header.shoff}..{end} of a file of {self.size} bytes"
+            )
+        return range(header.shoff, end, size)
+
+
+def _arch(machine: str, flags: int) -> int | None:
+    """The Hexagon arch, 75 for V75; None for other machines or when e_flags name none."""
+    digits = f"{flags & _HEXAGON_ARCH_MASK:x}"
+    return int(digits) if machine == HEXAGON and digits.isdecimal() and digits != "0" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +226,12 @@ class Elf:
     android_api: int | None = None
     ndk: tuple[str, str] | None = None
     """The NDK's release and build number, of the Android note: `("r27d", "13750724")`."""
+    gnu_build_id: str = ""
+    """In hexadecimal digits, when the linker wrote one."""
 
     @property
     def arch(self) -> int | None:
-        """The Hexagon arch, 75 for V75; None for other machines or when e_flags name none."""
-        digits = f"{self.flags & _HEXAGON_ARCH_MASK:x}"
-        return int(digits) if self.machine == HEXAGON and digits.isdecimal() and digits != "0" else None
+        return _arch(self.machine, self.flags)
 
     @property
     def machine_name(self) -> str:
@@ -134,6 +271,13 @@ def identity(path: Path) -> tuple[int, int] | None:
     return 32 * head[4], struct.unpack_from("<H" if head[5] == 1 else ">H", head, 18)[0]
 
 
+def layout(data: Bytes) -> Layout:
+    """Raises Malformed for what is no ELF file or has not all of its headers."""
+    if data[:4] != MAGIC:
+        raise Malformed("file", "not an ELF file" if len(data) else "it is empty")
+    return _File(lambda at, size: data[at : at + size], len(data)).layout
+
+
 def read(path: Path) -> Elf:
     """Raises NotElf or BrokenElf for bad content, OSError for what cannot be opened, nothing else."""
     with path.open("rb") as stream:
@@ -145,14 +289,15 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
     head = stream.read(256)
     if head[:4] != MAGIC:
         raise NotElf(path, _looks_like(head))
+
+    def fetch(at: int, size: int) -> bytes:
+        stream.seek(at)
+        return stream.read(size)
+
     try:
-        return _File(stream, head).elf()
-    except (_Damage, UnicodeDecodeError) as damage:
+        return _File(fetch, stream.seek(0, os.SEEK_END)).facts()
+    except (Malformed, UnicodeDecodeError) as damage:
         raise BrokenElf(path, str(damage)[:200]) from None
-
-
-class _Damage(Exception):
-    pass
 
 
 def _looks_like(head: bytes) -> str:
@@ -174,120 +319,111 @@ def _looks_like(head: bytes) -> str:
 LINKER_SCRIPT = "it is a linker script"
 
 
-class _Segment(NamedTuple):
-    kind: int
-    flags: int
-    offset: int
-    address: int
-    size: int
-    align: int
-
-
-class _AndroidNote(NamedTuple):
-    api: int
-    ndk: tuple[str, str] | None
+class _Notes(NamedTuple):
+    android_api: int | None = None
+    ndk: tuple[str, str] | None = None
+    gnu_build_id: str = ""
 
 
 class _File:
-    """One open ELF file. Every number that it holds is checked against the file before it is followed."""
+    """One ELF file. Reading stops after _MOST_READS structures: entries may name each other in circles."""
 
-    def __init__(self, stream: BinaryIO, head: bytes) -> None:
-        if head[4:5] not in (b"\1", b"\2") or head[5:6] not in (b"\1", b"\2"):
-            raise _Damage(
-                f"class {head[4:5].hex() or '?'} and byte order {head[5:6].hex() or '?'} are not ELF's"
-            )
-        self.wide = head[4] == 2
-        self.order = "<" if head[5] == 1 else ">"
-        self.stream = stream
-        self.size = stream.seek(0, os.SEEK_END)
-        header = self.numbers(16, "HHIQQQIHHHHHH" if self.wide else "HHIIIIIHHHHHH", "the header")
-        _, self.machine, _, _, self.segments_at, self.sections_at, self.flags, *sizes = header
-        _, self.segment_size, self.segments, self.section_size, self.sections, _ = sizes
+    def __init__(self, fetch: Fetch, size: int) -> None:
+        self.fetch = fetch
+        self.size = size
+        self.reads = 0
+        kind = bytes(fetch(4, 2))
+        form = _FORMATS.get(kind)
+        if form is None:
+            raise Malformed("ELF header", f"class and byte order: expected 1 or 2, found {kind.hex(' ')}")
+        self.format = form
+        header = Header(*self.unpack(0, form.header, "ELF header"))
+        self.layout = Layout(form, header, tuple(self._segments(header)), size)
 
-    def numbers(self, offset: int, layout: str, what: str) -> tuple[int, ...]:
-        structure = struct.Struct(self.order + layout)
-        if offset + structure.size > self.size:
-            raise _Damage(f"truncated: {what} end at byte {offset + structure.size} of {self.size}")
-        self.stream.seek(offset)
-        return structure.unpack(self.stream.read(structure.size))
+    def unpack(self, at: int, form: struct.Struct, part: str) -> tuple[Any, ...]:
+        self.reads += 1
+        if self.reads > _MOST_READS:
+            raise Malformed(part, f"there are too many (limit {_MOST_READS})")
+        if at + form.size > self.size:
+            raise Malformed(part, f"truncated at byte {self.size}, expected {at + form.size}")
+        return form.unpack(self.fetch(at, form.size))
 
-    def elf(self) -> Elf:
-        segments = list(self._segments())
-        loads = [segment for segment in segments if segment.kind == _PT_LOAD]
+    def numbers(self, at: int, fields: str, part: str) -> tuple[int, ...]:
+        return self.unpack(at, struct.Struct(self.format.order + fields), part)
+
+    def _segments(self, header: Header) -> Iterator[Segment]:
+        form = self.format
+        if header.phnum > MOST_SEGMENTS:
+            raise Malformed("program headers", f"{header.phnum} of them (limit {MOST_SEGMENTS})")
+        if header.phnum and header.phentsize != form.segment.size:
+            expected = f"expected {form.segment.size}, found {header.phentsize}"
+            raise Malformed("ELF header", f"e_phentsize: {expected}")
+        whole = struct.Struct(f"{header.phnum * form.segment.size}s")
+        (table,) = self.unpack(header.phoff, whole, "program headers")
+        for fields in form.segment.iter_unpack(table):
+            yield Segment(**dict(zip(form.segment_fields, fields, strict=True)))
+
+    def facts(self) -> Elf:
+        header, segments, machine = self.layout.header, self.layout.segments, self.layout.machine
+        loads = [segment for segment in segments if segment.type == PT_LOAD]
         for load in loads:
-            if (end := load.offset + load.size) > self.size:
-                raise _Damage(f"truncated: a segment ends at byte {end} of {self.size}")
-        of_kind = {segment.kind: segment for segment in reversed(segments)}
-        stack = of_kind.get(_PT_GNU_STACK)
-        dynamic = list(self._dynamic(of_kind.get(_PT_DYNAMIC)))
+            if load.end > self.size:
+                raise Malformed("program headers", f"a segment ends at byte {load.end} of {self.size}")
+        of_type = {segment.type: segment for segment in reversed(segments)}
+        stack = of_type.get(_PT_GNU_STACK)
+        dynamic = list(self._dynamic(of_type.get(_PT_DYNAMIC)))
         tags = dict(reversed(dynamic))
         names = _Names(self, loads, tags)
-        machine = MACHINES.get(self.machine, f"EM_{self.machine}")
-        sections_end = self.sections_at + self.sections * self.section_size
-        android = next(self._android_notes(segments), None)
+        sections_end = header.shoff + header.shnum * header.shentsize
         return Elf(
-            bits=64 if self.wide else 32,
+            bits=self.format.bits,
             machine=machine,
-            flags=self.flags,
+            flags=header.flags,
             soname=(*names.of(dynamic, _DT_SONAME), "")[0],
             needed=names.of(dynamic, _DT_NEEDED),
             rpath=_entries(names.of(dynamic, _DT_RPATH)),
             runpath=_entries(names.of(dynamic, _DT_RUNPATH)),
-            interpreter=self._interpreter(of_kind.get(_PT_INTERP)),
+            interpreter=self._interpreter(of_type.get(_PT_INTERP)),
             versions=tuple(self._versions_needed(loads, tags, names)),
             provides=tuple(self._versions_defined(loads, tags, names)),
             alignments=tuple(load.align for load in loads),
             textrel=_DT_TEXTREL in tags or bool(tags.get(_DT_FLAGS, 0) & _DF_TEXTREL),
             execstack=bool(stack.flags & _PF_X) if stack else machine in _STACK_EXECUTABLE_UNLESS_STATED,
             states_stack=stack is not None,
-            android_api=android.api if android else None,
-            ndk=android.ndk if android else None,
             beyond_end=(
                 f"they end at byte {sections_end} of {self.size}"
-                if self.sections_at and sections_end > self.size
+                if header.shoff and sections_end > self.size
                 else ""
             ),
+            **self._notes(segments)._asdict(),
         )
 
-    def _segments(self) -> Iterator[_Segment]:
-        end = self.segments_at + self.segments * self.segment_size
-        if end > self.size:
-            raise _Damage(f"truncated: the program headers end at byte {end} of {self.size}")
-        for index in range(min(self.segments, _MOST_ENTRIES)):
-            at = self.segments_at + index * self.segment_size
-            if self.wide:
-                kind, flags, offset, address, _, size, _, align = self.numbers(at, "IIQQQQQQ", "the headers")
-            else:
-                kind, offset, address, _, size, _, flags, align = self.numbers(at, "IIIIIIII", "the headers")
-            yield _Segment(kind, flags, offset, address, size, align)
-
-    def _interpreter(self, segment: _Segment | None) -> str:
+    def _interpreter(self, segment: Segment | None) -> str:
         if segment is None or segment.offset > self.size:
             return ""
-        self.stream.seek(segment.offset)
-        return self.stream.read(min(segment.size, _MOST_STRING)).split(b"\0")[0].decode()
+        text = bytes(self.fetch(segment.offset, min(segment.filesz, _MOST_STRING)))
+        return text.split(b"\0")[0].decode()
 
-    def _dynamic(self, segment: _Segment | None) -> Iterator[tuple[int, int]]:
+    def _dynamic(self, segment: Segment | None) -> Iterator[tuple[int, int]]:
         if segment is None:
             return
-        layout = "QQ" if self.wide else "II"
-        size = struct.calcsize(f"<{layout}")
-        for index in range(min(segment.size // size, _MOST_ENTRIES)):
-            tag, value = self.numbers(segment.offset + index * size, layout, "the dynamic segment")
+        entry = struct.Struct(self.format.order + ("QQ" if self.format.bits == 64 else "II"))
+        for at in range(segment.offset, segment.end - entry.size + 1, entry.size):
+            tag, value = self.unpack(at, entry, "the dynamic segment")
             if tag == _DT_NULL:
                 return
             yield tag, value
 
     def _versions_needed(
-        self, loads: Sequence[_Segment], tags: dict[int, int], names: _Names
+        self, loads: Sequence[Segment], tags: dict[int, int], names: _Names
     ) -> Iterator[tuple[str, str]]:
         if _DT_VERNEED not in tags:
             return
         at = _offset_of(tags[_DT_VERNEED], loads)
-        for _ in range(min(tags.get(_DT_VERNEEDNUM, 0), _MOST_ENTRIES)):
+        for _ in range(tags.get(_DT_VERNEEDNUM, 0)):
             _, count, library, first, following = self.numbers(at, "HHIII", "the needed versions")
             version_at = at + first
-            for _ in range(min(count, _MOST_ENTRIES)):
+            for _ in range(count):
                 _, flags, _, name, next_ = self.numbers(version_at, "IHHII", "the needed versions")
                 if not flags & _VER_FLG_WEAK:
                     yield names.at(library), names.at(name)
@@ -299,12 +435,12 @@ class _File:
             at += following
 
     def _versions_defined(
-        self, loads: Sequence[_Segment], tags: dict[int, int], names: _Names
+        self, loads: Sequence[Segment], tags: dict[int, int], names: _Names
     ) -> Iterator[str]:
         if _DT_VERDEF not in tags:
             return
         at = _offset_of(tags[_DT_VERDEF], loads)
-        for _ in range(min(tags.get(_DT_VERDEFNUM, 0), _MOST_ENTRIES)):
+        for _ in range(tags.get(_DT_VERDEFNUM, 0)):
             _, _, _, count, _, first, following = self.numbers(at, "HHHHIII", "the defined versions")
             # The first auxiliary entry is the version's own name, further ones are its ancestors.
             if count:
@@ -313,34 +449,38 @@ class _File:
                 return
             at += following
 
-    def _android_notes(self, segments: Sequence[_Segment]) -> Iterator[_AndroidNote]:
+    def _notes(self, segments: Sequence[Segment]) -> _Notes:
+        """The first of each kind counts."""
+        notes = _Notes()
         for segment in segments:
-            if segment.kind != _PT_NOTE or segment.size > _MOST_NOTES:
+            if segment.type != _PT_NOTE:
                 continue
-            at, end = segment.offset, min(segment.offset + segment.size, self.size)
+            at, end = segment.offset, min(segment.end, self.size)
             while at + 12 <= end:
-                name_size, size, _ = self.numbers(at, "III", "the notes")
+                name_size, size, kind = self.numbers(at, "III", "the notes")
                 content = at + 12 + _aligned(name_size)
-                self.stream.seek(at + 12)
-                if self.stream.read(min(name_size, 8)) == b"Android\0" and size >= 4:
-                    yield _AndroidNote(self.numbers(content, "I", "the notes")[0], self._ndk(content, size))
+                name = self.fetch(at + 12, min(name_size, 8))
+                if name == b"Android\0" and size >= 4 and notes.android_api is None:
+                    (api,) = self.numbers(content, "I", "the notes")
+                    notes = notes._replace(android_api=api, ndk=self._ndk(content, size))
+                elif name == b"GNU\0" and kind == _NT_GNU_BUILD_ID and not notes.gnu_build_id:
+                    notes = notes._replace(gnu_build_id=self.fetch(content, min(size, _MOST_STRING)).hex())
                 at = content + _aligned(size)
+        return notes
 
     def _ndk(self, content: int, size: int) -> tuple[str, str] | None:
         """Two texts of 64 bytes after the API level; notes of old NDKs end with the level."""
         if size < _LONG_ANDROID_NOTE:
             return None
-        self.numbers(content + size, "", "the notes")
-        self.stream.seek(content + 4)
-        release, build = self.stream.read(64), self.stream.read(64)
+        release, build = self.unpack(content + 4, struct.Struct("64s64s"), "the notes")
         return _until_nul(release), _until_nul(build)
 
 
 class _Names:
     """The dynamic string table."""
 
-    def __init__(self, file: _File, loads: Sequence[_Segment], tags: dict[int, int]) -> None:
-        self._stream = file.stream
+    def __init__(self, file: _File, loads: Sequence[Segment], tags: dict[int, int]) -> None:
+        self._fetch = file.fetch
         self._start = _offset_of(tags[_DT_STRTAB], loads) if _DT_STRTAB in tags else None
         self._size = tags.get(_DT_STRSZ, 0)
 
@@ -349,21 +489,21 @@ class _Names:
 
     def at(self, index: int) -> str:
         if self._start is None:
-            raise _Damage("the dynamic segment has names and no string table")
+            raise Malformed("the dynamic segment", "it has names and no string table")
         if index >= self._size:
-            raise _Damage(f"name {index:#x} is beyond the string table of {self._size:#x} bytes")
-        self._stream.seek(self._start + index)
-        raw, end, _ = self._stream.read(min(_MOST_STRING, self._size - index)).partition(b"\0")
+            raise Malformed("the string table", f"name {index:#x} is beyond its {self._size:#x} bytes")
+        text = bytes(self._fetch(self._start + index, min(_MOST_STRING, self._size - index)))
+        raw, end, _ = text.partition(b"\0")
         if not end:
-            raise _Damage(f"name {index:#x} has no end")
+            raise Malformed("the string table", f"name {index:#x} has no end")
         return raw.decode()
 
 
-def _offset_of(address: int, loads: Sequence[_Segment]) -> int:
+def _offset_of(address: int, loads: Sequence[Segment]) -> int:
     for load in loads:
-        if load.address <= address < load.address + load.size:
-            return address - load.address + load.offset
-    raise _Damage(f"address {address:#x} of the dynamic segment is in no loaded segment")
+        if load.vaddr <= address < load.vaddr + load.filesz:
+            return address - load.vaddr + load.offset
+    raise Malformed("the dynamic segment", f"address {address:#x} is in no loaded segment")
 
 
 def _until_nul(text: bytes) -> str:

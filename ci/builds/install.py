@@ -153,20 +153,9 @@ def dist_file(file: Built) -> DistFile:
         sha256=artifact.sha256,
         size=artifact.size,
         machine=header.machine,
-        build_id=gnu_build_id(file.path),
+        build_id=header.gnu_build_id,
         needed=header.needed,
     )
-
-
-def gnu_build_id(path: Path) -> str:
-    from elftools.elf.elffile import ELFFile
-
-    with path.open("rb") as stream:
-        for segment in ELFFile(stream).iter_segments("PT_NOTE"):
-            for note in segment.iter_notes():
-                if note["n_type"] == "NT_GNU_BUILD_ID":
-                    return str(note["n_desc"])
-    return ""
 
 
 def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:

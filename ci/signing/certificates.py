@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ci.signing.elf import Malformed, printable
+from ci.signing.mbn import printable
 from provisioning.base.errors import UsageError
 from provisioning.catalogue import is_issued_by
+from provisioning.elf import Malformed
 
 PADDING = b"\xff"
 ALIGN = 16

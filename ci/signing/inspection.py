@@ -10,9 +10,9 @@ from pathlib import Path
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.certificates import Certificate
 from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, SignedBy
-from ci.signing.elf import Malformed
 from provisioning import catalogue as catalogues
 from provisioning.base.units import aligned
+from provisioning.elf import Malformed
 
 SCHEMA = 1
 

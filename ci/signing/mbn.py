@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ci.signing.elf import Malformed, printable
+from provisioning.elf import Malformed
 
 ABSENT = 0xFFFFFFFF
 METADATA_SIZE = 120
@@ -192,3 +192,8 @@ def v6_signed_part(metadata: bytes, hashes: bytes, signature_size: int, certific
     total = len(metadata) + len(hashes) + signature_size + certificates_size
     sizes = (0, 0, total, len(hashes), ABSENT, signature_size, ABSENT, certificates_size, 0, len(metadata))
     return struct.pack("<12I", 0, 6, *sizes) + metadata + hashes
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that it cannot steer a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.signing import elf, mbn
-from ci.signing.elf import Bytes, Elf, Malformed, Segment
+from ci.signing import mbn
+from provisioning import elf
 from provisioning.base.errors import UsageError
+from provisioning.elf import Bytes, Layout, Malformed, Segment
 
 TYPE_MASK = 7 << 24
 TYPE_HEAD = 7 << 24
@@ -24,6 +25,10 @@ HASH_FLAGS = 0x2200000
 HASH_ALIGN = 0x1000
 SIGNING_HEADERS = 2
 MOST_BLOB = 1 << 24
+MOST_COVERAGE = 8
+"""How often segments may cover the file: dynamic, relro and notes lie inside load segments."""
+MOST_BYTES = 1 << 28
+"""Twenty times the largest skel."""
 _ZEROS = bytes(1 << 16)
 
 
@@ -40,7 +45,7 @@ class Range:
 class Signed:
     """A library with a hash segment. Its parts fit the file; verification decides whether they agree."""
 
-    elf: Elf
+    elf: Layout
     head_index: int | None
     hash_index: int
     blob: bytes
@@ -96,9 +101,39 @@ def is_head_placeholder(segment: Segment) -> bool:
     return segment.type == elf.PT_NULL and segment.flags & TYPE_MASK == TYPE_HEAD
 
 
-def parse(data: Bytes) -> tuple[Elf, Signed | None]:
-    """The ELF structure and, if there is a hash segment, its parts. Raises Malformed."""
-    parsed = elf.parse(data)
+def layout_of(data: Bytes) -> Layout:
+    """The headers. Raises Malformed unless it is a little-endian ELF file that holds all of its segments."""
+    size = len(data)
+    if size > MOST_BYTES:
+        raise Malformed("file", f"{size} bytes is more than a library has (limit {MOST_BYTES})")
+    parsed = elf.layout(data)
+    form, header = parsed.format, parsed.header
+    if form.order != "<":
+        raise Malformed("ELF header", "byte order: expected little-endian, found big-endian")
+    if header.ehsize != form.header.size:
+        raise Malformed("ELF header", f"e_ehsize: expected {form.header.size}, found {header.ehsize}")
+    if not parsed.segments:
+        raise Malformed("program headers", "there are none")
+    if header.phoff < form.header.size:
+        raise Malformed("program headers", f"at byte {header.phoff}, inside the ELF header")
+    for index, segment in enumerate(parsed.segments):
+        where = f"program header {index}"
+        if segment.filesz and segment.end > size:
+            raise Malformed(where, f"its segment ends at byte {segment.end} of a file of {size} bytes")
+        if segment.type == elf.PT_LOAD and segment.filesz > segment.memsz:
+            raise Malformed(where, "its segment is larger in the file than in memory")
+    if sum(segment.filesz for segment in parsed.segments) > MOST_COVERAGE * size:
+        raise Malformed("program headers", f"they claim more than {MOST_COVERAGE} times the file's bytes")
+    loads = sorted((s.offset, s.end) for s in parsed.segments if s.type == elf.PT_LOAD and s.filesz)
+    for (_, end), (start, _) in itertools.pairwise(loads):
+        if start < end:
+            raise Malformed("program headers", f"two load segments share the bytes from {start:#x}")
+    return parsed
+
+
+def parse(data: Bytes) -> tuple[Layout, Signed | None]:
+    """The headers and, if there is a hash segment, its parts. Raises Malformed."""
+    parsed = layout_of(data)
     hashes = [i for i, s in enumerate(parsed.segments) if is_hash_segment(s)]
     heads = [i for i, s in enumerate(parsed.segments) if is_head_placeholder(s)]
     if not hashes:
@@ -112,7 +147,7 @@ def parse(data: Bytes) -> tuple[Elf, Signed | None]:
     return parsed, Signed(parsed, heads[0] if heads else None, hashes[0], blob, mbn.parse(blob))
 
 
-def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
+def segment_digests(data: Bytes, parsed: Layout, algorithm: str) -> list[bytes]:
     """What the hash table must hold: a digest for each segment's bytes, zeros for the hash segment and for
     segments without bytes."""
     view = memoryview(data)
@@ -127,7 +162,7 @@ def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
 
 def differences(before: Bytes, after: Bytes) -> list[str]:
     """How the program in `after` differs from that in `before`, ignoring signatures."""
-    one, other = elf.parse(before), elf.parse(after)
+    one, other = layout_of(before), layout_of(after)
     changes = [
         f"{name} was {getattr(one.header, name):#x} and is {getattr(other.header, name):#x}"
         for name in ("type", "machine", "entry", "flags")
@@ -151,15 +186,15 @@ def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
     view = memoryview(data)
     covered = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
     try:
-        table = elf.section_table(data, signed.elf)
+        table = signed.elf.sections
     except Malformed:
         # Section headers cannot be named in the answer; no loader reads them.
-        table = (0, 0)
+        table = range(0)
     gaps: list[Range] = []
     at = 0
     for start, end in [*covered, (len(view), len(view))]:
         if start > at:
-            gaps += _described(view, at, start, table)
+            gaps += _described(view, at, start, (table.start, table.stop))
         at = max(at, end)
     return tuple(gaps)
 

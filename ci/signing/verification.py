@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.signing import catalogues, certificates, elf, mbn, signatures, signed_library
+from ci.signing import catalogues, certificates, mbn, signatures, signed_library
 from ci.signing.checks import (
     CHAIN,
     HASH_TABLE,
@@ -25,8 +25,8 @@ from ci.signing.checks import (
     Status,
     Verification,
 )
-from ci.signing.elf import Bytes, Malformed
 from ci.signing.signed_library import Signed
+from provisioning.elf import Bytes, Malformed, Segment
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -292,7 +292,7 @@ def bindings(signed: Signed) -> Bindings:
     )
 
 
-def _overlap(one: elf.Segment, other: elf.Segment) -> bool:
+def _overlap(one: Segment, other: Segment) -> bool:
     return one.offset < other.end and other.offset < one.end
 
 

@@ -110,7 +110,7 @@ def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
         if library.path.suffix == ".dll":
             continue
         shown = subprocess.run(
-            ["readelf", "-hdlVW", str(library.path)], capture_output=True, text=True, check=False
+            ["readelf", "-hdlnVW", str(library.path)], capture_output=True, text=True, check=False
         ).stdout
         read = elf.read(library.path)
         assert {
@@ -118,6 +118,7 @@ def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
             "needed": list(read.needed),
             "soname": [read.soname] if read.soname else [],
             "paths": [":".join(paths) for paths in (read.rpath, read.runpath) if paths],
+            "build id": [read.gnu_build_id] if read.gnu_build_id else [],
             "flags": hex(read.flags),
             "alignments": [hex(alignment) for alignment in read.alignments],
             "versions": sorted({version for _, version in read.versions}),
@@ -126,6 +127,7 @@ def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
             "needed": re.findall(r"\(NEEDED\).*\[(.*)\]", shown),
             "soname": re.findall(r"\(SONAME\).*\[(.*)\]", shown),
             "paths": re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", shown),
+            "build id": re.findall(r"Build ID: (\w+)", shown),
             "flags": re.findall(r"Flags:\s+(0x\w+)", shown)[0],
             "alignments": re.findall(r"^\s+LOAD\s.*(0x\w+)$", shown, re.MULTILINE),
             "versions": sorted(

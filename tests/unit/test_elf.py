@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.elf import BrokenElf, Elf, NotElf, read, read_stream
-from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
+from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, elf_header, program_header
 
 RICH = Library(
     soname="libRich.so",
@@ -66,3 +66,19 @@ def test_without_a_stated_stack_it_is_executable_where_the_loader_makes_it_so(
     struct.pack_into("<I", content, at, 0)
     elf = read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
     assert (elf.execstack, elf.states_stack) == (executable, False)
+
+
+def test_small_files_whose_entries_name_each_other_in_circles_are_refused() -> None:
+    """Every record is a library that needs versions and also such a version: their number is its square."""
+    count, at = 500, 64 + 2 * 56
+    records = struct.pack("<HHIII", 0, 0xFFFF, 0, 0, 16) * (2 * count) + bytes(16)
+    names, needs, number = (5, at + 32 * count), (0x6FFFFFFE, at), (0x6FFFFFFF, count)
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in (names, (10, 16), needs, number, (0, 0)))
+    size = at + len(records) + len(dynamic)
+    headers = (
+        elf_header(X86_64, 0, 2, wide=True)
+        + program_header(1, 0, size, 5, 0x1000, wide=True)
+        + program_header(2, at + len(records), len(dynamic), 6, 8, wide=True)
+    )
+    with pytest.raises(BrokenElf):
+        read_stream(io.BytesIO(headers + records + dynamic), Path("lib.so"))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.signing import elf, mbn, signed_library
-from ci.signing.elf import Malformed
+from ci.signing import mbn, signed_library
 from ci.signing.lpai import rehearsal
+from provisioning.elf import PT_LOAD, Malformed
 from tests.support import chains
 from tests.support.mbn import container, expected_hashes, take_apart
 from tests.support.skels import Skel
@@ -28,7 +28,7 @@ def patched(offset: int, form: str, value: int) -> bytes:
     ("data", "part", "words"),
     [
         (b"", "file", "empty"),
-        (SMALL[:19], "ELF header", "ends after 19"),
+        (SMALL[:19], "ELF header", "byte 19"),
         (patched(44, "<H", 0xFFFF), "program headers", "limit"),
         (patched(52 + 16, "<I", 0xFFFFFFFF), "program header 0", "ends at byte"),
         (patched(52 + 20, "<I", 1), "program header 0", "larger in the file"),
@@ -37,7 +37,7 @@ def patched(offset: int, form: str, value: int) -> bytes:
 )
 def test_numbers_that_contradict_the_file_are_named(data: bytes, part: str, words: str) -> None:
     with pytest.raises(Malformed) as caught:
-        elf.parse(data)
+        signed_library.layout_of(data)
     assert (caught.value.part, words in caught.value.reason) == (part, True)
 
 
@@ -48,7 +48,7 @@ def test_many_headers_over_the_whole_file_are_refused_before_any_hashing() -> No
     struct.pack_into("<H", header, 44, count)
     size = 52 + 32 * count
     with pytest.raises(Malformed, match="times the file"):
-        elf.parse(bytes(header) + struct.pack("<8I", 6, 0, 0, 0, size, size, 4, 4) * count)
+        signed_library.layout_of(bytes(header) + struct.pack("<8I", 6, 0, 0, 0, size, size, 4, 4) * count)
 
 
 PARTS = {"hashes": b"H" * 96, "signature": b"S" * 96, "certificates": b"C" * 32}
@@ -141,7 +141,7 @@ def test_headers_and_hashes_are_those_of_the_definition_and_the_program_is_the_s
     assert (table[:2], table[2] % 0x1000) == ((0, 0x2200000), 0)
     assert take_apart(data).hashes == expected_hashes(data)
     assert signed_library.differences(library, data) == []
-    loads = [s for s in elf.parse(data).segments if s.type == elf.PT_LOAD]
+    loads = [s for s in signed_library.layout_of(data).segments if s.type == PT_LOAD]
     assert [s.offset % s.align for s in loads] == [s.vaddr % s.align for s in loads]
 
 

@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.signing import elf, signed_library
+from ci.signing import signed_library
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import build_ids
-from provisioning.elf import version_key
+from provisioning.elf import Malformed, version_key
 from provisioning.environment import Environment, Root
 from provisioning.manifest import Soc, load_profile, load_socs, profile_names, soc_named
 from provisioning.sources import Version
@@ -225,8 +225,8 @@ def version_of(component: str, root: Root) -> str:
 def _arch(path: Path) -> int | None:
     with signed_library.mapped(path) as data:
         try:
-            return elf.parse(data).arch
-        except elf.Malformed as error:
+            return signed_library.layout_of(data).arch
+        except Malformed as error:
             raise UsageError(f"{path}: {error.message}", remedy="name a Hexagon library") from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,14 +17,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ci.signing import certificates, elf, mbn, signatures, signed_library
-from ci.signing.elf import Bytes, Elf, Header, Malformed, Segment
+from ci.signing import certificates, mbn, signatures, signed_library
+from provisioning import elf
 from provisioning.base.errors import UsageError
+from provisioning.elf import Bytes, Format, Header, Layout, Malformed, Segment
 
 SOFTWARE_ID = 0x04
 """The audio DSP's, which LPAI runs on."""
 
 DAYS = 365
+EM_HEXAGON = 164
+SHT_NULL = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     parsed, signed = signed_library.parse(data)
     if signed is not None:
         raise UsageError("it is signed already", remedy="name the unsigned original")
-    _check_section_table(data, parsed)
+    _check_section_table(parsed)
     if parsed.header.phnum + signed_library.SIGNING_HEADERS > elf.MOST_SEGMENTS:
         raise Malformed("program headers", f"no room for two more beside {parsed.header.phnum}")
     chain = certificates.join(signer.chain)
@@ -80,7 +84,7 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     covered = mbn.v6_signed_part(metadata, b"".join(digests), signatures.REHEARSAL_SIZE, len(chain))
     blob = covered + signatures.sign_rehearsal(signer.key, covered) + chain
     body = bytearray(data)
-    elf.shift_sections(body, parsed.format, parsed.header, shift)
+    _shift_sections(body, parsed, shift)
     return b"".join((head, bytes(start - len(head)), blob, bytes(shift - start - len(blob)), bytes(body)))
 
 
@@ -91,7 +95,7 @@ def carrier_library(arch: int, serials: Sequence[int]) -> bytes:
     header = Header(
         ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0"),
         type=3,
-        machine=elf.EM_HEXAGON,
+        machine=EM_HEXAGON,
         version=1,
         entry=0,
         phoff=elf.ELF32.header.size,
@@ -106,18 +110,18 @@ def carrier_library(arch: int, serials: Sequence[int]) -> bytes:
     )
     size = head + len(content)
     load = Segment(elf.PT_LOAD, 0, 0, 0, size, size, 4, signed_library.HASH_ALIGN)
-    return elf.pack_head(elf.ELF32, header, (load,)) + content
+    return _packed(elf.ELF32, header, (load,)) + content
 
 
-def _new_head(parsed: Elf, blob_size: int) -> tuple[bytes, int, int]:
+def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
     """(ELF header and program headers, how far the original moves, where the hash segment begins)."""
     form = parsed.format
     count = len(parsed.segments) + signed_library.SIGNING_HEADERS
     head_size = form.header.size + count * form.segment.size
-    start = elf.align_up(head_size, signed_library.HASH_ALIGN)
-    shift = elf.align_up(start + blob_size, _alignment(parsed.segments))
+    start = _align_up(head_size, signed_library.HASH_ALIGN)
+    shift = _align_up(start + blob_size, _alignment(parsed.segments))
     loaded = [s.paddr + s.memsz for s in parsed.segments if s.type == elf.PT_LOAD]
-    address = elf.align_up(max(loaded, default=0), signed_library.HASH_ALIGN)
+    address = _align_up(max(loaded, default=0), signed_library.HASH_ALIGN)
     signing = (
         Segment(elf.PT_NULL, 0, 0, 0, head_size, 0, signed_library.HEAD_FLAGS, 0),
         Segment(
@@ -126,7 +130,7 @@ def _new_head(parsed: Elf, blob_size: int) -> tuple[bytes, int, int]:
             address,
             address,
             blob_size,
-            elf.align_up(blob_size, signed_library.HASH_ALIGN),
+            _align_up(blob_size, signed_library.HASH_ALIGN),
             signed_library.HASH_FLAGS,
             signed_library.HASH_ALIGN,
         ),
@@ -139,7 +143,36 @@ def _new_head(parsed: Elf, blob_size: int) -> tuple[bytes, int, int]:
     )
     if header.shoff > form.most:
         raise Malformed("ELF header", "e_shoff becomes too large for its class")
-    return elf.pack_head(form, header, (*signing, *(s.moved(shift) for s in parsed.segments))), shift, start
+    return _packed(form, header, (*signing, *(s.moved(shift) for s in parsed.segments))), shift, start
+
+
+def _packed(form: Format, header: Header, segments: Sequence[Segment]) -> bytes:
+    """ELF header and program headers, as at the start of a file."""
+    head = form.header.pack(*(getattr(header, name) for name in Header.__slots__))
+    try:
+        return head + b"".join(
+            form.segment.pack(*(getattr(segment, name) for name in form.segment_fields))
+            for segment in segments
+        )
+    except struct.error as error:
+        raise Malformed("program headers", f"a number does not fit {form.bits} bits") from error
+
+
+def _shift_sections(data: bytearray, parsed: Layout, by: int) -> None:
+    """Add `by` to every section header's sh_offset."""
+    form = parsed.format
+    for at in parsed.sections:
+        fields = list(form.section.unpack_from(data, at))
+        if fields[1] == SHT_NULL:
+            continue
+        fields[4] += by
+        if fields[4] > form.most:
+            raise Malformed("section headers", f"an offset becomes {fields[4]:#x}")
+        form.section.pack_into(data, at, *fields)
+
+
+def _align_up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment
 
 
 def _alignment(segments: Sequence[Segment]) -> int:
@@ -151,8 +184,8 @@ def _alignment(segments: Sequence[Segment]) -> int:
     return max(signed_library.HASH_ALIGN, *alignments)
 
 
-def _check_section_table(data: Bytes, parsed: Elf) -> None:
-    start, end = elf.section_table(data, parsed)
+def _check_section_table(parsed: Layout) -> None:
+    start, end = parsed.sections.start, parsed.sections.stop
     if any(s.filesz and s.offset < end and start < s.end for s in parsed.segments):
         raise Malformed(
             "section headers", "they lie inside a segment, so they cannot move without changing it"

@@ -31,29 +31,42 @@ def junit(reports: Sequence[Report]) -> str:
     which consumers show and never count as passed; notes are the suite's output.
     """
     top = ElementTree.Element("testsuites", name="qnn-ci")
-    for report in reports:
-        top.append(_suite(report))
-    _count(top, top)
+    top.extend(_suite(report) for report in reports)
     top.set("time", f"{sum(report.seconds for report in reports):.3f}")
+    return document(top)
+
+
+def document(top: ElementTree.Element) -> str:
+    """The text of a tree, with the counts of its suites and without characters that XML cannot hold."""
+    for element in top.iter():
+        element.text = _clean(element.text or "") or None
+        for name, value in element.items():
+            element.set(name, _clean(value))
+        if element.tag in ("testsuites", "testsuite"):
+            element.set("tests", str(len(element.findall(".//testcase"))))
+            for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+                element.set(name, str(len(element.findall(f".//testcase/{tag}"))))
     ElementTree.indent(top)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
 
 
-def clean(text: str) -> str:
-    """The text without what XML cannot hold."""
+def testcase(
+    suite: ElementTree.Element, classname: str, name: str, seconds: float = 0
+) -> ElementTree.Element:
+    time = f"{seconds:.3f}"
+    return ElementTree.SubElement(suite, "testcase", classname=classname, name=name, time=time)
+
+
+def _clean(text: str) -> str:
     return re.sub(_NOT_XML, "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _suite(report: Report) -> ElementTree.Element:
-    suite = ElementTree.Element(
-        "testsuite",
-        name=clean(report.stage),
-        time=f"{report.seconds:.3f}",
-        timestamp=_timestamp(report.started),
-    )
+    time, timestamp = f"{report.seconds:.3f}", _timestamp(report.started)
+    suite = ElementTree.Element("testsuite", name=report.stage, time=time, timestamp=timestamp)
     properties = ElementTree.SubElement(suite, "properties")
     for name in ("profile", "target", "command"):
-        ElementTree.SubElement(properties, "property", name=name, value=clean(getattr(report, name)))
+        ElementTree.SubElement(properties, "property", name=name, value=getattr(report, name))
     _stage(suite, report)
     _passed(suite, report)
     broken = "error" if report.outcome is Outcome.ERROR else "failure"
@@ -65,20 +78,15 @@ def _suite(report: Report) -> ElementTree.Element:
     notes = [f for f in report.findings if f.severity is Severity.NOTE]
     if notes:
         text = "\n".join(f"{f.rule}: {one_line(f.subject)}: {one_line(f.message)}" for f in notes)
-        ElementTree.SubElement(suite, "system-out").text = clean(text)
-    _count(suite, suite)
+        ElementTree.SubElement(suite, "system-out").text = text
     return suite
 
 
 def _stage(suite: ElementTree.Element, report: Report) -> None:
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=clean(report.stage), name="stage", time=f"{report.seconds:.3f}"
-    )
+    case = testcase(suite, report.stage, "stage", report.seconds)
     if kind := STAGE_RESULT[verdict(report)]:
         message = f"{report.stage}: {verdict(report)}: {counted(report)}"
-        ElementTree.SubElement(case, kind, message=clean(message)).text = clean(
-            f"repeat with: {report.command}"
-        )
+        ElementTree.SubElement(case, kind, message=message).text = f"repeat with: {report.command}"
 
 
 def _passed(suite: ElementTree.Element, report: Report) -> None:
@@ -86,31 +94,18 @@ def _passed(suite: ElementTree.Element, report: Report) -> None:
     for name, row in programs.items() if isinstance(programs, dict) else ():
         if isinstance(row, dict) and row.get("verdict") == "pass":
             took = 0 if row.get("cached") else row.get("seconds")
-            known = isinstance(took, int | float) and 0 <= took < 1e9
-            case = {"classname": clean(report.stage), "name": clean(one_line(name))}
-            ElementTree.SubElement(suite, "testcase", case, time=f"{took if known else 0:.3f}")
+            seconds = took if isinstance(took, int | float) and 0 <= took < 1e9 else 0
+            testcase(suite, report.stage, one_line(name), seconds)
 
 
 def _case(suite: ElementTree.Element, report: Report, finding: Finding, kind: str) -> None:
-    case = ElementTree.SubElement(
-        suite,
-        "testcase",
-        classname=clean(f"{report.stage}.{finding.rule}"),
-        name=clean(one_line(finding.subject) or finding.rule),
-        time="0",
-    )
-    body = ElementTree.SubElement(case, kind, message=clean(one_line(finding.message)))
+    case = testcase(suite, f"{report.stage}.{finding.rule}", one_line(finding.subject) or finding.rule)
+    body = ElementTree.SubElement(case, kind, message=one_line(finding.message))
     if kind != "skipped":
-        body.set("type", clean(finding.rule))
-    body.text = clean("\n".join(part for part in (finding.message, finding.remedy) if part))
-
-
-def _count(element: ElementTree.Element, into: ElementTree.Element) -> None:
-    into.set("tests", str(len(element.findall(".//testcase"))))
-    for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        into.set(attribute, str(len(element.findall(f".//testcase/{tag}"))))
+        body.set("type", finding.rule)
+    body.text = "\n".join(part for part in (finding.message, finding.remedy) if part)
 
 
 def _timestamp(started: str) -> str:
     """Consumers want ISO 8601 in UTC without an offset."""
-    return clean(re.sub(r"(\+00:00|Z)$", "", started))
+    return re.sub(r"(\+00:00|Z)$", "", started)
