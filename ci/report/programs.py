@@ -10,6 +10,7 @@ from urllib.parse import quote
 from ci.report.bars import Bar, bar_of
 from ci.report.trends import Glance, glance
 from ci.report.values import Row, entries, in_unit, mapping, number, passed, rows_of, word
+from ci.suites.costs import TITLES, cost_rule
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -168,10 +169,8 @@ def _figure(key: str, value: float) -> str:
 
 def _costs(row: Row, rules: Collection[str]) -> Iterator[Bar]:
     """The stage decides which cost is bad, because it knows the tolerances."""
-    from ci.suites.baseline import COSTS, cost_rule
-
     values, agreed = mapping(row.get("costs")), mapping(row.get("baseline"))
-    for key, cost in COSTS.items():
+    for key, title in TITLES.items():
         value, mark = number(values, key), number(agreed, key)
         if value is None or (not value and not mark):
             continue
@@ -179,7 +178,7 @@ def _costs(row: Row, rules: Collection[str]) -> Iterator[Bar]:
         if key == "cpu_seconds":
             text += _earlier(row)
         good = cost_rule(key) not in rules
-        yield bar_of(cost.title or key, value, text, good=good, marks=[(mark, 0.6)])
+        yield bar_of(title, value, text, good=good, marks=[(mark, 0.6)])
 
 
 def _beside(key: str, value: float, agreed: float | None) -> str:

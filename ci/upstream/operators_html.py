@@ -90,7 +90,7 @@ def _notes(cell: Cell) -> Iterator[str]:
         yield f"≠ {MEANINGS[cell.default][0]}"
     if cell.worst and cell.models > 1:
         yield f"worst: {cell.worst}"
-    for result, (word, _) in MEANINGS.items():
+    for result in cell.results:
         bad = {name: case for name, case in sorted(cell.bad.items()) if case.result == result}
         names = [
             f"{name}{f' ({figure.strip()})' if (figure := in_db(case.sqnr_db)) else ''}"
@@ -99,4 +99,4 @@ def _notes(cell: Cell) -> Iterator[str]:
         names += [test for test, each in sorted(cell.others.items()) if each == result and test != PLAIN]
         names += [name for name, each in sorted(cell.elsewhere.items()) if each == result]
         if names:
-            yield f"{word}: {', '.join(names)}"
+            yield f"{MEANINGS[result][0]}: {', '.join(names)}"
