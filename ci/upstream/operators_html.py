@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ci.suites.operator_table import DIFFERS, FAILING, MEANINGS, PLAIN, Cell, Table, in_db
 from ci.suites.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.rendering.pages import render
 from provisioning.base.settings import DEFAULT_SOC
+
+Scheme = TypeVar("Scheme", bound=str)
 
 UNLIKE_FILES, LOSES, IN_FLOAT = "unlike-files", "loses", "in-float"
 MARKS = {
@@ -66,14 +69,16 @@ def html_of(table: Table) -> str:
 
 
 def _rows(
-    cells: Mapping[str, Mapping[str, Mapping[str, Cell]]],
+    cells: Mapping[str, Mapping[str, Mapping[Scheme, Cell]]],
     text_of: Callable[[str, str, Cell], str] = lambda operator, scheme, cell: str(cell),
     files_of: Callable[[str], Sequence[str]] = lambda operator: (),
 ) -> Iterator[OperatorRow]:
     for operator, chips in cells.items():
         files = ", ".join(files_of(operator))
         for soc, row in sorted(chips.items(), key=lambda item: (item[0] != DEFAULT_SOC, item[0])):
-            shown = {name: _cell(cell, text_of(operator, name, cell)) for name, cell in row.items()}
+            shown: dict[str, ShownCell] = {
+                name: _cell(cell, text_of(operator, name, cell)) for name, cell in row.items()
+            }
             yield OperatorRow(operator, soc, shown, files)
 
 

@@ -245,8 +245,8 @@ def test_the_chip_with_the_most_cases_is_the_first_of_an_operators_rows() -> Non
 def test_names_of_operators_and_cases_are_never_markup(text: str) -> None:
     def page(name: str) -> str:
         case = Cell(result="part", worst=name, models=2, cpu=(name,), others={name: "dies"}, in_float=(name,))
-        row = {"SM8650": {"8a8w": case}}
-        return html_of(Table(schema=1, measured={"SM8650": name}, upstream={}, cells={"abs" + name: row}))
+        table = {"schema": 1, "measured": {"SM8650": name}, "upstream": {}}
+        return html_of(Table.model_validate({**table, "cells": {"abs" + name: {"SM8650": {"8a8w": case}}}}))
 
     shown = page(text)
     assert structure_of(read_page(shown)) == structure_of(read_page(page("x")))
