@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from xml.etree.ElementTree import Element
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ci.report.elements import Bar, badge, bars, element
-from ci.report.values import Row, entries, mapping, number
+from ci.report.bars import Bar, bar_of, longest_of
+from ci.report.values import Row, entries, in_unit, mapping, number
 from provisioning.base.findings import Metric, Report
-from provisioning.base.units import size
 
 STAGE = "compare"
 ORDER = ("worse", "better", "same")
-BADGES = {"worse": "fail", "better": "pass", "same": "not-run"}
-COSTS = {
+FIGURES = {
+    "sqnr_db": "SQNR against float",
     "context_bytes": "context",
     "pte_bytes": ".pte",
     "ddr_read": "DDR read",
@@ -21,80 +20,83 @@ COSTS = {
 }
 
 
-def comparison_section(reports: Sequence[Report]) -> Element | None:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    name: str
+    judgement: str
+    builds: Sequence[tuple[str, str, str]]
+    """The title, the error and the changes of each build."""
+    figures: Mapping[str, Sequence[Bar]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    base: str
+    counts: Mapping[str, str]
+    programs: Sequence[Compared]
+
+
+def comparison_of(reports: Sequence[Report]) -> Comparison | None:
     """None if builds were not compared."""
     report = next((each for each in reports if each.stage == STAGE), None)
     programs = mapping(report.metrics.get("comparison")) if report else {}
     if report is None or not programs:
         return None
     base = str(report.metrics.get("base"))
-    section = element("section", element("h2", f"What changes beside {_title(base)}"), id="builds")
     order = _words(report.metrics.get("order")) or [base]
-    verdicts = mapping(report.metrics.get("verdicts"))
-    for build, counts in sorted(verdicts.items(), key=lambda each: _place(each[0], order)):
-        words = ", ".join(f"{mapping(counts).get(verdict, 0)} {verdict}" for verdict in ORDER)
-        section.append(element("p", f"{_title(build)}: {words}", class_="soft"))
-    rows = {
-        name: {
-            build: mapping(mapping(row)[build])
-            for build in sorted(mapping(row), key=lambda build: _place(build, order))
-        }
-        for name, row in programs.items()
+    compared = [_program(name, _in_order(row, order), base) for name, row in programs.items()]
+    counts = {
+        _title(build): ", ".join(f"{row.get(word, 0)} {word}" for word in ORDER)
+        for build, row in _in_order(report.metrics.get("verdicts"), order).items()
     }
-    for name in sorted(rows, key=lambda name: (ORDER.index(_worst(rows[name])), name)):
-        section.append(_program(name, rows[name], base))
-    return section
-
-
-def _program(name: str, builds: Mapping[str, Row], base: str) -> Element:
-    worst = _worst(builds)
-    summary = element("summary", _judgement(worst), f" {name}")
-    whole = element("details", summary, class_="program", **({"open": "open"} if worst == "worse" else {}))
-    for build, row in builds.items():
-        if (error := row.get("error")) and not row.get("figures"):
-            whole.append(element("p", f"{_title(build)}: {error}", class_="fail"))
-        if changes := _words(row.get("differences")):
-            whole.append(element("p", f"{_title(build)}: {'; '.join(changes)}"))
-    whole.extend(
-        bars("SQNR against float", _bars_of(builds, base, "figures", "sqnr_db", "dB"), one_scale=True)
+    return Comparison(
+        _title(base),
+        counts,
+        sorted(compared, key=lambda each: (ORDER.index(each.judgement), each.name)),
     )
-    for key, title in COSTS.items():
-        unit = "s" if key == "cpu_seconds" else ""
-        whole.extend(bars(title, _bars_of(builds, base, "costs", key, unit), one_scale=True))
-    return whole
 
 
-def _bars_of(builds: Mapping[str, Row], base: str, group: str, key: str, unit: str) -> Iterator[Bar]:
-    """One bar for each build; the mark is the first build's value."""
-    mark = _number(builds[base], group, key)
-    for build, row in builds.items():
-        value = _number(row, group, key)
-        if value is not None:
-            text = f"{value:.1f} {unit}" if unit else size(int(value))
-            yield Bar(_title(build), value, mark, text, key not in _words(row.get("worse")))
+def _in_order(builds: Metric, order: Sequence[str]) -> dict[str, Row]:
+    rows = mapping(builds)
+    names = sorted(rows, key=lambda build: order.index(build) if build in order else len(order))
+    return {build: mapping(rows[build]) for build in names}
+
+
+def _program(name: str, builds: Mapping[str, Row], base: str) -> Compared:
+    judgements = {row.get("judgement") for row in builds.values()}
+    about = [
+        (
+            _title(build),
+            "" if row.get("figures") else str(row.get("error") or ""),
+            "; ".join(_words(row.get("differences"))),
+        )
+        for build, row in builds.items()
+    ]
+    worst = next((word for word in ORDER if word in judgements), "same")
+    figures = {title: _bars(builds, base, key) for key, title in FIGURES.items()}
+    return Compared(name, worst, about, figures)
+
+
+def _bars(builds: Mapping[str, Row], base: str, key: str) -> list[Bar]:
+    """One bar for each build, all of one scale; the mark is the first build's value."""
+    group = "figures" if key == "sqnr_db" else "costs"
+    values = {build: number(mapping(row.get(group)), key) for build, row in builds.items()}
+    return [
+        bar_of(
+            _title(build),
+            value,
+            in_unit(key, value),
+            good=key not in _words(builds[build].get("worse")),
+            marks=[(values.get(base), 0.6)],
+            longest=longest_of(*values.values()),
+        )
+        for build, value in values.items()
+        if value is not None
+    ]
 
 
 def _title(name: str) -> str:
     return name if name.startswith("executorch ") else f"QNN {name}"
-
-
-def _place(build: str, order: Sequence[str]) -> int:
-    return order.index(build) if build in order else len(order)
-
-
-def _judgement(verdict: str) -> Element:
-    mark = badge(BADGES[verdict])
-    mark.text = verdict
-    return mark
-
-
-def _worst(builds: Mapping[str, Row]) -> str:
-    judgements = {row.get("judgement") for row in builds.values()}
-    return next((verdict for verdict in ORDER if verdict in judgements), "same")
-
-
-def _number(row: Row, group: str, key: str) -> float | None:
-    return number(mapping(row.get(group)), key)
 
 
 def _words(value: Metric) -> list[str]:

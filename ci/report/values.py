@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from provisioning.base.findings import Metric, Report
+from provisioning.base.units import seconds, size
 
 Row = Mapping[str, Metric]
 
@@ -27,6 +28,13 @@ def number(row: Row, key: str) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18:
         return float(value)
     return None
+
+
+def in_unit(key: str, value: float) -> str:
+    """The figure with this name, in its unit: decibels, time or bytes."""
+    if key.endswith("_db"):
+        return f"{value:.1f} dB"
+    return seconds(value) if key.endswith("seconds") else size(int(value))
 
 
 def passed(row: Row) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from ci.suites.accuracy import at_worst
+from ci.suites.costs import TITLES, cost_rule
 from ci.suites.suite import AnyProgram
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed, ManifestError
@@ -25,13 +26,15 @@ DIRECTORY = MANIFESTS / "baselines"
 class Costs(Model):
     """One program's costs; None if not measured. Titles are for tables, descriptions for messages."""
 
-    ddr_read: int | None = Field(None, title="DDR read", description="bytes read from DDR")
-    ddr_written: int | None = Field(None, title="DDR written", description="bytes written to DDR")
-    ddr_spilled: int | None = Field(None, title="spilled", description="bytes spilled to DDR")
-    ddr_filled: int | None = Field(None, title="filled", description="bytes filled from DDR")
-    pte_bytes: int | None = Field(None, title=".pte", description="bytes of the .pte")
-    context_bytes: int | None = Field(None, title="context", description="bytes of the context and its .onnx")
-    cpu_seconds: float | None = Field(None, title="compiling", description="seconds of compiling")
+    ddr_read: int | None = Field(None, title=TITLES["ddr_read"], description="bytes read from DDR")
+    ddr_written: int | None = Field(None, title=TITLES["ddr_written"], description="bytes written to DDR")
+    ddr_spilled: int | None = Field(None, title=TITLES["ddr_spilled"], description="bytes spilled to DDR")
+    ddr_filled: int | None = Field(None, title=TITLES["ddr_filled"], description="bytes filled from DDR")
+    pte_bytes: int | None = Field(None, title=TITLES["pte_bytes"], description="bytes of the .pte")
+    context_bytes: int | None = Field(
+        None, title=TITLES["context_bytes"], description="bytes of the context and its .onnx"
+    )
+    cpu_seconds: float | None = Field(None, title=TITLES["cpu_seconds"], description="seconds of compiling")
 
 
 COSTS = Costs.model_fields
@@ -228,11 +231,6 @@ def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -
         return {"baseline": {}}
     other = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
     return {"baseline": {name: agreed.cost(name) for name in costs}, **other}
-
-
-def cost_rule(name: str) -> str:
-    """The rule of the finding that this cost grew."""
-    return f"cost-{name.replace('_', '-')}"
 
 
 def growth(

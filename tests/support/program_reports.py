@@ -1,10 +1,10 @@
-"""Reports of test_lowering and test_emulator with two programs: one good, one with an operator on the CPU."""
+"""Reports with two programs, one good, one with an operator on the CPU; and some with all else on a page."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from provisioning.base.findings import Finding, Metric, Outcome, Report, Severity
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 
 GOOD, BAD = "resnet/8a8w/SM8650", "gelu/fp16/SM8750"
 
@@ -83,6 +83,80 @@ def reports() -> list[Report]:
         replace(
             _report("profile", Outcome.PASS, {}, ()), metrics={"profiles": {"net.py:make 8a8w": PROFILE}}
         ),
+    ]
+
+
+ONNX: dict[str, Metric] = {
+    "net/u8u8/SM8650": {
+        "verdict": "pass",
+        "baseline_build_id": "2.36.0",
+        "lanes": {
+            "onnx": {"build_id": "2.37.1", "sqnr_db": 34.0, "cosine": 0.99, "size": 4096, "ddr_read": 2048},
+            "executorch": {"build_id": "2.37.0", "sqnr_db": 35.0, "agreed": True},
+        },
+    },
+}
+
+COMPARISON: dict[str, Metric] = {
+    "base": "2.37.0",
+    "order": ["2.37.0", "2.51.0"],
+    "verdicts": {"2.51.0": {"worse": 1}},
+    "comparison": {
+        "net/u8u8/SM8650": {
+            "2.37.0": {"judgement": "same", "figures": {"sqnr_db": 30.0}, "costs": {"ddr_read": 2048}},
+            "2.51.0": {
+                "judgement": "worse",
+                "error": "it died",
+                "differences": ["SQNR"],
+                "worse": ["sqnr_db"],
+            },
+        },
+    },
+}
+
+OURS = frozenset({"pass", "fail", "cpu", "worse", "better", "same", "sqnr_db"})
+
+
+def with_text_everywhere(text: str) -> list[Report]:
+    """Reports that have the text in each name and message that is not ours."""
+
+    def put(value: Metric) -> Metric:
+        if isinstance(value, str):
+            return value if value in OURS else value + text
+        if isinstance(value, list):
+            return [put(each) for each in value]
+        if isinstance(value, dict):
+            return {key + text if set("/.") & set(key) else key: put(each) for key, each in value.items()}
+        return value
+
+    lowering, emulator, profile = reports()
+    onnx = _report("test_onnx", Outcome.PASS, ONNX, ())
+    compare = replace(_report("compare", Outcome.PASS, {}, ()), metrics=COMPARISON)
+    other = replace(
+        _report("other" + text, Outcome.FAIL, {}, (replace(ERF, subject="elsewhere"),)),
+        metrics={"figure" + text: "1" + text},
+    )
+
+    def named(word: str) -> str:
+        return word + text
+
+    return [
+        replace(
+            report,
+            metrics={key: put(value) for key, value in report.metrics.items()},
+            profile=named(report.profile),
+            target=named(report.target),
+            started=named(report.started),
+            command=named(report.command),
+            findings=tuple(
+                Finding(named(f.rule), f.severity, named(f.subject), named(f.message), named(f.remedy))
+                for f in report.findings
+            ),
+            artifacts=tuple(
+                Artifact(kind, named("build/a.pte"), named("ab"), 1234) for kind in ("log", named("pte"))
+            ),
+        )
+        for report in (lowering, emulator, profile, onnx, compare, other)
     ]
 
 

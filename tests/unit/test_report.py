@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,8 @@ from ci.report.profiles import profile_page
 from ci.suites.profile import Cost, Measured, OnCpu
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
+from tests.support.pages import read_page, structure_of, text_of
+from tests.support.program_reports import with_text_everywhere
 from tests.support.typed import run_here
 
 
@@ -190,67 +191,75 @@ def test_an_outcome_that_the_findings_contradict_is_a_failure(
     assert _run(reports, *EXPECT, "--check") == 1
 
 
-class _Page(HTMLParser):
-    """What a browser makes of the page: elements, their attributes and their text."""
-
-    VOID = frozenset({"meta", "input", "wbr"})
-
-    def __init__(self, *reports: Report) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.open: list[str] = []
-        self.feed(html(reports))
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", data))
-
-    def text(self) -> str:
-        return "".join(data for tag, data in self.texts if tag not in ("style", "script"))
-
-
 TEXT = st.one_of(
     st.text(st.characters(), max_size=40), st.text(st.sampled_from("<>&\"'/-! script\n\x1b"), max_size=30)
 )
 
 
 @given(TEXT, TEXT, TEXT, TEXT)
-def test_any_text_is_shown_on_the_page_and_is_never_markup(
-    rule: str, subject: str, message: str, remedy: str
-) -> None:
-    plain = _Page(_report("validate", replace(BAD, rule="r", subject="s"), outcome=Outcome.FAIL))
+def test_any_text_is_shown_on_the_page(rule: str, subject: str, message: str, remedy: str) -> None:
     finding = Finding(rule, Severity.ERROR, subject, message, remedy)
-    page = _Page(_report("validate", finding, outcome=Outcome.FAIL))
+    page = text_of(read_page(html([_report("validate", finding, outcome=Outcome.FAIL)])))
     for shown in (one_line(rule), one_line(subject), visible(message), visible(remedy)):
-        assert shown in page.text()
-    structure = [tag for tag, _ in page.elements if tag not in ("wbr", "span")]
-    assert structure == [tag for tag, _ in plain.elements if tag not in ("wbr", "span")]
+        assert shown in page
+
+
+HOSTILE = st.one_of(
+    TEXT, st.sampled_from(["</script><script>alert(1)</script>", '" onload="x', "{{ 1 }}", "]]>-->"])
+)
+
+
+@given(HOSTILE)
+def test_a_text_in_any_place_is_never_markup(text: str) -> None:
+    page = html(with_text_everywhere(text), Path())
+    shown = read_page(page)
+    assert structure_of(shown) == structure_of(read_page(html(with_text_everywhere("x"), Path())))
+    assert visible(page) == page
+    places = {each.get("id") for each in shown.iter()}
+    # Nothing but places of the page itself, or files beside it by a quoted name.
+    for link in (each.get("href", "") for each in shown.iter("a")):
+        assert link[1:] in places if link.startswith("#") else link.startswith("build/") and ":" not in link
+
+
+def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
+    page = text_of(read_page(html(with_text_everywhere("-strange"))))
+    for part in ("Models", "ONNX Runtime", "Profiles", "What changes", "Findings", "Artifacts", "Figures"):
+        assert part in page
+    for shown in (
+        "gelu/fp16/SM8750",
+        "conv",
+        "net/u8u8/SM8650",
+        "figure",
+        "build/a.pte",
+        "nox -s test_lowering",
+    ):
+        assert f"{shown}-strange" in page, shown
 
 
 def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
-    page = _Page(_report("validate", BAD))
-    texts = {tag: data for tag, data in page.texts if tag in ("style", "script")}
+    page = read_page(html([_report("validate", BAD)]))
     digests = {
-        tag: base64.b64encode(hashlib.sha256(data.encode()).digest()).decode() for tag, data in texts.items()
+        tag: base64.b64encode(hashlib.sha256((element.text or "").encode()).digest()).decode()
+        for tag in ("style", "script")
+        for element in page.iter(tag)
     }
-    (policy,) = (meta["content"] for tag, meta in page.elements if tag == "meta" and "http-equiv" in meta)
+    (policy,) = (meta.get("content") for meta in page.iter("meta") if meta.get("http-equiv"))
     assert policy == (
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
-    assert not any("style" in attributes or "onclick" in attributes for _, attributes in page.elements)
+    assert not any(each.get("style") or each.get("onclick") for each in page.iter())
 
 
-def test_names_of_the_model_are_text_on_the_page_and_nothing_is_fetched() -> None:
-    page = profile_page("<script>", Measured([Cost("<b>", 1, 1.0, line="<i>")], [OnCpu("<u>", 1, 1)]))
-    assert not {"<script>", "<b><", "<i>", "<u>"} & {page[n : n + 8] for n in range(len(page))}
-    assert "<script" not in page and "//" not in page and "&lt;b&gt;" in page
+@given(HOSTILE)
+def test_names_of_a_profiled_model_are_never_markup(text: str) -> None:
+    def page(name: str) -> str:
+        costs = [Cost("add" + name, 1, 1.0, 0.5, 1.0, line="net.py:1" + name, module="(top)" + name)]
+        return profile_page("net" + name, Measured(costs, [OnCpu("mul" + name, 1, 1)]))
+
+    assert structure_of(read_page(page(text))) == structure_of(read_page(page("x")))
+    assert "//" not in page("x")
+
+
+def test_a_module_however_deep_is_on_the_page() -> None:
+    costs = [Cost("add", 1, 1.0, module=".".join(map(str, range(5000))))]
+    assert ".4998.4999" in profile_page("net", Measured(costs, []))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ci.suites.baseline import COSTS, Tolerances, cost_rule, load_tolerances
+from ci.suites.baseline import COSTS, Tolerances, load_tolerances
+from ci.suites.costs import cost_rule
 from ci.upstream import releases
 from ci.upstream.compare.judge import RANK, Difference, Row, differences, severity_of, verdict_of
 from provisioning import compat

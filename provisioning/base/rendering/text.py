@@ -88,6 +88,8 @@ def place_of(subject: str) -> tuple[str, int] | None:
 
 def visible(text: str) -> str:
     """The text with everything that would steer a terminal or hide shown as an escape."""
+    if text.isprintable():
+        return text
     return re.sub(_UNPRINTABLE, lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
