@@ -21,6 +21,8 @@ DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output shape is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
+CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
+"""By attribute the type of a Constant that is written as numbers."""
 RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
 RECIPROCAL_REMEDY = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
 
@@ -169,20 +171,60 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def make_plain(model: onnx.ModelProto) -> bool:
-    """Name nodes without a name, and take weights out of the inputs; returns whether that changes the model.
+    """Name nodes without a name, make weights of Constant nodes, and take weights out of the inputs; returns
+    whether that changes the model.
 
-    The provider keeps its verdicts by the nodes' names, and cannot load a context with weights for inputs."""
-    graph, before = model.graph, model.ByteSize()
-    for node in graph.node:
-        node.name = node.name or node.output[0]
+    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and cannot
+    load a context with weights for inputs."""
+    graph = model.graph
+    unnamed = [node for node in graph.node if not node.name]
+    for node in unnamed:
+        node.name = node.output[0]
+    folded = _fold_constants(graph)
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    if len(inputs) < len(graph.input):
+    listed = len(inputs) < len(graph.input)
+    if listed:
         del graph.input[:]
         graph.input.extend(inputs)
+    if folded or listed:
         # Older versions want every weight among the inputs.
         model.ir_version = max(model.ir_version, 4)
-    return bool(model.ByteSize() != before)
+    return bool(unnamed or folded or listed)
+
+
+def _fold_constants(graph: onnx.GraphProto) -> bool:
+    """A Constant that is an output of the graph stays a node, and so does one of text or without zeros."""
+    outputs = {value.name for value in graph.output}
+    kept, before = [], len(graph.node)
+    for node in graph.node:
+        tensor = _constant(node) if node.output[0] not in outputs else None
+        if tensor is None:
+            kept.append(node)
+        else:
+            weight = graph.initializer.add()
+            weight.CopyFrom(tensor)
+            weight.name = node.output[0]
+    if len(kept) < before:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return len(kept) < before
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, if a weight can have it."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+        return None
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name not in CONSTANT_TYPES:
+        return None
+    value = np.asarray(helper.get_attribute_value(attribute), CONSTANT_TYPES[attribute.name])
+    return numpy_helper.from_array(value)
 
 
 def simplify_gathers(model: onnx.ModelProto) -> None:

@@ -95,8 +95,11 @@ def quantized(
             return next(self.remaining, None)
 
     with quiet():
-        prepared = into / "preprocessed.onnx"
-        changed = qnn_preprocess_model(str(model), str(prepared))
+        prepared, bare = into / "preprocessed.onnx", onnx.load(str(model))
+        metadata = [(each.key, each.value) for each in bare.metadata_props]
+        # qnn_preprocess_model ends with a TypeError for a model that has any.
+        del bare.metadata_props[:]
+        changed = qnn_preprocess_model(bare, str(prepared))
         source = prepared if changed else model
         config = get_qnn_qdq_config(
             str(source),
@@ -111,6 +114,11 @@ def quantized(
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / f"{name}.onnx"
         quantize(str(source), str(written), config)
+        if metadata:
+            product = onnx.load(str(written), load_external_data=False)
+            own = {each.key: each.value for each in product.metadata_props}
+            onnx.helper.set_model_props(product, {**own, **dict(metadata)})
+            onnx.save(product, str(written))
     return written
 
 

@@ -67,20 +67,22 @@ class NotCompilable(CheckFailed):
 
 
 def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each node
-    and no weight among its inputs."""
+    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each node,
+    and its weights neither Constant nodes nor inputs."""
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
             f"{model} is compiled already",
             remedy=commands.session("onnx", "run", model, "--input", "FILE.npy"),
         )
-    external_files(graph, model.parent)
+    beside = external_files(graph, model.parent)
     if dimensions:
         fix_dimensions(graph, dimensions)
     if problems := problems_of(graph):
         raise NotCompilable(model, problems)
-    return _rewritten(model, dimensions, into) if make_plain(graph) or dimensions else model
+    if not make_plain(graph) and not dimensions:
+        return model
+    return _rewritten(model, dimensions, into, beside=bool(beside))
 
 
 def constant_inputs(samples: Sequence[Sample]) -> list[str]:
@@ -126,7 +128,7 @@ def write_context(
 
     At most `most` inferences are compared. The traffic is read from `log`."""
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
-    precision = precision_named(run_of(order).precision)
+    case, precision = case_of(order), precision_named(run_of(order).precision)
     samples, expected, reference = (each[:most] for each in _inferences(order))
     traced = order.get("trace", True)
     session, audit, ddr = provider.compiled(
@@ -157,17 +159,16 @@ def write_context(
         precision=precision.name,
         build_id=build,
         packages=provider.packages(),
-        source=source_digest(source),
+        source=source_digest(Path(order["search_path"]) / case.model if case.model else source),
         settings=settings.as_dict(),
     )
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
-    non_finite = case_of(order).non_finite
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
         # The worst figures compared with the float and the quantized model on the CPU.
-        "near": _near(expected, reference, outputs, non_finite) if samples else {},
+        "near": _near(expected, reference, outputs, case.non_finite) if samples else {},
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
         "reload_equal": _equal(outputs[:1], again),
@@ -540,7 +541,8 @@ def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Arra
     )
 
 
-def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
+def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path, *, beside: bool) -> Path:
+    """With `beside`, its weights are external data again: one file may not hold more than 2 GB."""
     import onnx
 
     whole = onnx.load(str(model))
@@ -549,5 +551,5 @@ def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
         whole = onnx.shape_inference.infer_shapes(whole)
     make_plain(whole)
     path = into / "static.onnx"
-    onnx.save(whole, str(path))
+    onnx.save(whole, str(path), save_as_external_data=beside, location="static.bin" if beside else None)
     return path
