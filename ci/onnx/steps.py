@@ -32,7 +32,7 @@ from ci.onnx.graph import (
 from ci.onnx.machine import ran_out
 from ci.onnx.options import Settings
 from ci.onnx.samples import calibration_samples, checked, divided, drawn, resembling
-from ci.onnx.suite import Case, Run
+from ci.onnx.suite import Case, Run, command_for_one
 from ci.suites.accuracy import Pair, Unusable, compare
 from ci.suites.precision import Precision, precision_named
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR
@@ -131,8 +131,9 @@ def write_context(
     case, precision = case_of(order), precision_named(run_of(order).precision)
     samples, expected, reference = (each[:most] for each in _inferences(order))
     traced = order.get("trace", True)
+    why = command_for_one("audit", case, run_of(order), soc_name, Path(order["search_path"]))
     session, audit, ddr = provider.compiled(
-        model, precision, soc, settings, path, embed=embed, log=log, traced=traced
+        model, precision, soc, settings, path, embed=embed, log=log, traced=traced, why=why
     )
     outputs = [provider.run(session, sample, settings) for sample in samples]
     # The reload below must be a session by itself.
@@ -140,7 +141,7 @@ def write_context(
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
-            remedy="python -m ci audit says why",
+            remedy=why and f"{why} says why",
         )
     build = installed_build()
     context = read_context(path)

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from ci.onnx.options import Settings, settings_of
 from ci.suites.precision import PRECISIONS, precision_named
 from ci.suites.suite import AnyCase, AnyProgram, AnyRun, AnySuite, CaseName, Dotted, Scalar, Suites
+from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
@@ -94,6 +95,20 @@ class Case(AnyCase):
 class Suite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
     cases: dict[CaseName, Case] = Field(alias="case", min_length=1)
+
+
+def command_for_one(verb: str, case: Case, run: Run, soc: str, search_path: Path) -> str:
+    """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
+    suite makes an .onnx."""
+    if not case.model:
+        return ""
+    words: list[str | Path] = [search_path / case.model, "--precision", run.precision, "--soc", soc]
+    if case.calibrate:
+        folder = search_path / case.calibrate
+        words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
+    words += [word for size in case.dimensions.items() for word in ("--dimension", "{}={}".format(*size))]
+    words += ["--per-channel"] * run.per_channel
+    return session(verb, *words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -224,6 +225,24 @@ class TestCompile:
         ended = onnx_command("compile", model, "-o", tmp_path / "out", "--option", option, code=1)
         assert "running it fails: Failed to retrieve graph: no_such_graph" in ended.stderr
         assert not (tmp_path / "out").exists()
+
+
+class TestRefused:
+    def test_a_node_is_named_with_qnns_code_and_reason_and_the_printed_commands_work(
+        self, tmp_path: Path
+    ) -> None:
+        shape = (1, 1, 1, 1, 1, 2, 2)
+        nodes = [helper.make_node("Relu", ["x"], ["y"], name="seven")]
+        model = write(model_of(nodes, shape=shape, output=shape), tmp_path / "net.onnx")
+        ended = onnx_command("compile", model, "-o", tmp_path / "out", code=1, verb=())
+        assert re.search(r"seven \(Relu\): .*3110 QNN_OP_PACKAGE_ERROR_VALIDATION_FAILURE", ended.stderr)
+        assert "incorrect Rank 7" in ended.stderr
+        (words,) = re.findall(r"nox -s audit -- (.+?) names all", ended.stderr)
+        audit = onnx_command("audit", *shlex.split(words), code=1, verb=())
+        assert "seven" in audit.stdout and "incorrect Rank 7" in audit.stdout
+        ended = onnx_command("profile", model, "--precision", "fp16", code=1, verb=())
+        (words,) = re.findall(r"nox -s audit -- (.+?) says why", ended.stderr)
+        assert str(model) in words
 
 
 class TestBadInput:

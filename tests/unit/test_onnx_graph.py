@@ -104,6 +104,59 @@ class TestPlain:
         onnx.checker.check_model(model)
 
 
+    @pytest.mark.parametrize(
+        ("attribute", "value"),
+        [
+            ({"value": numpy_helper.from_array(np.array([2, 3]))}, [2, 3]),
+            ({"value_float": 0.5}, 0.5),
+            ({"value_floats": [0.5, 1.5]}, [0.5, 1.5]),
+            ({"value_int": 7}, 7),
+            ({"value_ints": [2, 3]}, [2, 3]),
+        ],
+    )
+    def test_a_constant_node_becomes_a_weight(self, attribute: dict[str, Any], value: Any) -> None:
+        nodes = [
+            helper.make_node("Constant", [], ["w"], name="w", **attribute),
+            helper.make_node("Mul", ["x", "w"], ["y"], name="mul"),
+        ]
+        model = model_of(nodes)
+        assert make_plain(model) and [node.name for node in model.graph.node] == ["mul"]
+        (weight,) = model.graph.initializer
+        array = numpy_helper.to_array(weight)
+        assert (weight.name, array.tolist(), array.shape) == ("w", value, np.shape(value))
+        assert array.dtype in (np.int64, np.float32)
+        assert not make_plain(model)
+
+    def test_a_constant_of_text_and_one_that_is_an_output_stay(self) -> None:
+        nodes = [
+            helper.make_node("Constant", [], ["text"], name="text", value_string="a"),
+            helper.make_node("Constant", [], ["y"], name="y", value_float=1.0),
+        ]
+        model = model_of(nodes)
+        assert not make_plain(model) and len(model.graph.node) == 2
+
+    def test_a_rewritten_model_has_the_values_of_external_data_and_keeps_them_beside_it(
+        self, tmp_path: Path
+    ) -> None:
+        from ci.onnx.steps import look
+
+        path = with_external_data(tmp_path / "model.onnx")
+        model = onnx.load(str(path), load_external_data=False)
+        value = numpy_helper.from_array(np.ones((1, 4, 1, 1), np.float32))
+        model.graph.node[1].output[0] = "r"
+        model.graph.node.add().CopyFrom(helper.make_node("Constant", [], ["one"], value=value))
+        model.graph.node.add().CopyFrom(helper.make_node("Mul", ["r", "one"], ["y"]))
+        expected = numpy_helper.to_array(model.graph.initializer[0], str(tmp_path))
+        write(model, path)
+        (tmp_path / "into").mkdir()
+        rewritten = look(path, {}, tmp_path / "into")
+        assert rewritten != path
+        weights = {tensor.name: tensor for tensor in onnx.load(str(rewritten)).graph.initializer}
+        assert np.array_equal(numpy_helper.to_array(weights["w"]), expected) and "one" in weights
+        whole = onnx.load(str(rewritten), load_external_data=False)
+        assert all(node.op_type != "Constant" for node in whole.graph.node)
+
+
 class TestDimensions:
     def test_a_fixed_one_is_no_problem_any_more(self) -> None:
         model = conv_model(("batch", 3, 8, 8))
