@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, is_below
 from provisioning.base.errors import CheckFailed, UsageError
@@ -15,6 +15,9 @@ from provisioning.base.files import hash_file
 
 if TYPE_CHECKING:
     import onnx
+
+Size: TypeAlias = "int | tuple[int, ...]"
+"""Of a named dimension, or all of a named input."""
 
 LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
@@ -53,7 +56,7 @@ class Tensor:
 
     @property
     def static(self) -> bool:
-        return all(isinstance(size, int) and size > 0 for size in self.shape)
+        return all(map(_is_fixed, self.shape))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -153,21 +156,67 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
     return list(files)
 
 
-def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
-    """Set the sizes of named dimensions wherever the names occur."""
-    known: set[str] = set()
+def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
+    """Set the sizes of named dimensions wherever the names occur, and all sizes of named inputs."""
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
-    for value in values:
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param:
-                known.add(dimension.dim_param)
-                if dimension.dim_param in sizes:
-                    dimension.dim_value = sizes[dimension.dim_param]
-    if unknown := sorted(set(sizes) - known):
+    dimensions = [dimension for value in values for dimension in value.type.tensor_type.shape.dim]
+    known = {dimension.dim_param for dimension in dimensions if dimension.dim_param}
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+    named: dict[str, int] = {}
+    for name, size in sizes.items():
+        if isinstance(size, int) and name in known:
+            named[name] = size
+        elif name in inputs:
+            named |= _fix_input(name, inputs[name], (size,) if isinstance(size, int) else size)
+        else:
+            names = sorted(known) if isinstance(size, int) else list(inputs)
+            raise UsageError(
+                f"--dimension {name}: no {'dimension' if isinstance(size, int) else 'input'} has that name",
+                remedy=f"use one of: {', '.join(names)}" if names else "leave --dimension out",
+            )
+    for dimension in dimensions:
+        if dimension.dim_param in named:
+            dimension.dim_value = named[dimension.dim_param]
+
+
+def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> dict[str, int]:
+    """Fix an input's sizes; returns those that have a name, which may occur elsewhere."""
+    found = [dimension.dim_value or dimension.dim_param or -1 for dimension in kind.shape.dim]
+    if not kind.HasField("shape"):
+        kind.shape.dim.extend([type(kind.shape).Dimension() for _ in sizes])
+        found = [-1 for _ in sizes]
+    if len(found) != len(sizes) or any(
+        isinstance(one, int) and one not in (-1, size) for one, size in zip(found, sizes, strict=True)
+    ):
         raise UsageError(
-            f"--dimension {unknown[0]}: no dimension has that name",
-            remedy=f"use one of: {', '.join(sorted(known))}" if known else "leave --dimension out",
+            f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
+            remedy=f"--dimension {shlex.quote(_sizes(Tensor(name, '', tuple(found))))}",
         )
+    for dimension, size in zip(kind.shape.dim, sizes, strict=True):
+        dimension.dim_value = size
+    return {str(one): size for one, size in zip(found, sizes, strict=True) if _is_name(one)}
+
+
+def _is_name(size: int | str) -> bool:
+    """Exporters write `?` for a size of which they know nothing: two of them are not the same size."""
+    return isinstance(size, str) and size != "?"
+
+
+def _is_fixed(size: int | str) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+def _example(index: int) -> int:
+    """A size to begin with: one sample, and enough for what a model halves several times."""
+    return 1 if index == 0 else 64
+
+
+def _sizes(tensor: Tensor) -> str:
+    """All sizes of an input, as --dimension takes them."""
+    shape = (
+        size if _is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape)
+    )
+    return f"{tensor.name}={','.join(map(str, shape))}"
 
 
 def make_plain(model: onnx.ModelProto) -> bool:
@@ -296,12 +345,11 @@ def is_context(model: onnx.ModelProto) -> bool:
 def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
     for tensor in signature_of(model).inputs:
         if not tensor.static:
-            names = dict.fromkeys(size for size in tensor.shape if isinstance(size, str))
-            remedy = (
-                "fix it: " + " ".join(f"--dimension {shlex.quote(f'{name}=1')}" for name in names)
-                if names
-                else f"export with every size of {tensor.name} fixed"
-            )
+            open_ = [(size, index) for index, size in enumerate(tensor.shape) if not _is_fixed(size)]
+            given = [_sizes(tensor)]
+            if all(_is_name(size) for size, _ in open_):
+                given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
+            remedy = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
             yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", remedy)
     known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:

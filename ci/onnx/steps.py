@@ -18,6 +18,7 @@ from ci.onnx.events import Place, places_of, slowest
 from ci.onnx.flexible import write_flexible
 from ci.onnx.graph import (
     Problem,
+    Size,
     all_in_float,
     external_files,
     fix_dimensions,
@@ -66,7 +67,7 @@ class NotCompilable(CheckFailed):
         self.problems = tuple(problems)
 
 
-def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
+def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each node,
     and its weights neither Constant nodes nor inputs."""
     graph = load_graph(model)
@@ -542,7 +543,7 @@ def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Arra
     )
 
 
-def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path, *, beside: bool) -> Path:
+def _rewritten(model: Path, dimensions: Mapping[str, Size], into: Path, *, beside: bool) -> Path:
     """With `beside`, its weights are external data again: one file may not hold more than 2 GB."""
     import onnx
 

@@ -19,6 +19,9 @@ from provisioning.manifest import soc_named
 SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 
 
+Count = Annotated[int, Field(ge=1)]
+
+
 class Run(AnyRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
     per_channel: bool = False
@@ -72,8 +75,8 @@ class Case(AnyCase):
     arguments: dict[str, Scalar] = Field(default={})
     model: str = ""
     """An .onnx instead, relative to the suite; it may lie outside its folder."""
-    dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
-    """Sizes for the named dimensions of that .onnx."""
+    dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
+    """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
     calibrate: str = ""
     """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
@@ -106,7 +109,9 @@ def command_for_one(verb: str, case: Case, run: Run, soc: str, search_path: Path
     if case.calibrate:
         folder = search_path / case.calibrate
         words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
-    words += [word for size in case.dimensions.items() for word in ("--dimension", "{}={}".format(*size))]
+    for name, size in case.dimensions.items():
+        sizes = (size,) if isinstance(size, int) else size
+        words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
     words += ["--per-channel"] * run.per_channel
     return session(verb, *words)
 

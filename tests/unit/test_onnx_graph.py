@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from ci.onnx.graph import (
     simplify_gathers,
     wrong_reciprocals,
 )
-from provisioning.base.errors import CheckFailed, ToolkitError
+from ci.onnx.orders import dimensions_of
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
 BODY = helper.make_graph([], "body", [], [])
@@ -163,6 +165,29 @@ class TestDimensions:
         fix_dimensions(model, {"batch": 2})
         assert problems_of(model) == []
         assert signature_of(model).outputs[0].shape == (2, 4, 8, 8)
+
+    @pytest.mark.parametrize(
+        "shape",
+        [("batch", 3, 8, 8), (None, 3, "?", "?"), ("n", 3, "h", "h"), ("n", 3, None, "w"), (None,)],
+    )
+    def test_the_printed_flags_fix_every_size(self, shape: tuple[int | str | None, ...]) -> None:
+        model = conv_model((*shape, 8, 8, 8)[:4]) if len(shape) > 1 else relu(shape=shape, output=shape)
+        (problem,) = problems_of(model)
+        words = shlex.split(problem.remedy.removeprefix("fix it: "))
+        assert words[::2] == ["--dimension"] * (len(words) // 2)
+        fix_dimensions(model, dimensions_of(words[1::2]))
+        assert problems_of(model) == []
+
+    def test_all_sizes_of_an_input_are_fixed_with_the_names_that_occur_elsewhere(self) -> None:
+        model = conv_model(("batch", 3, "?", None))
+        fix_dimensions(model, dimensions_of(["x=2,3,64,32"]))
+        assert signature_of(model).inputs[0].shape == (2, 3, 64, 32)
+        assert signature_of(model).outputs[0].shape[0] == 2
+
+    @pytest.mark.parametrize("wrong", ["x=2,3,8", "x=2,4,8,8", "z=1,3,8,8", "z=1"])
+    def test_sizes_that_the_model_cannot_have_are_refused(self, wrong: str) -> None:
+        with pytest.raises(UsageError):
+            fix_dimensions(conv_model(("batch", 3, 8, 8)), dimensions_of([wrong]))
 
 
 class TestGather:
