@@ -213,9 +213,7 @@ def _example(index: int) -> int:
 
 def _sizes(tensor: Tensor) -> str:
     """All sizes of an input, as --dimension takes them."""
-    shape = (
-        size if _is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape)
-    )
+    shape = (size if _is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape))
     return f"{tensor.name}={','.join(map(str, shape))}"
 
 
@@ -223,8 +221,8 @@ def make_plain(model: onnx.ModelProto) -> bool:
     """Name nodes without a name, make weights of Constant nodes, and take weights out of the inputs; returns
     whether that changes the model.
 
-    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and cannot
-    load a context with weights for inputs."""
+    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
+    cannot load a context with weights for inputs."""
     graph = model.graph
     unnamed = [node for node in graph.node if not node.name]
     for node in unnamed:

@@ -156,8 +156,9 @@ def compiled(
     """Write the context. Returns the session that made it, the audit and the compiler's traffic.
 
     NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
-    traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log` there
-    are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP refuses."""
+    traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
+    there are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP
+    refuses."""
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)

@@ -68,8 +68,8 @@ class NotCompilable(CheckFailed):
 
 
 def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each node,
-    and its weights neither Constant nodes nor inputs."""
+    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each
+    node, and its weights neither Constant nodes nor inputs."""
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(

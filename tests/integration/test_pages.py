@@ -1,4 +1,4 @@
-"""The output that pages show after a command is what the program prints, with the real compiler and emulator."""
+"""Output that pages show is what the program prints, with the real compiler and emulator."""
 
 from __future__ import annotations
 

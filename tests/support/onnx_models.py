@@ -95,7 +95,7 @@ def context_model(
 
 
 def exported_by_paddle() -> Any:
-    """As paddle2onnx writes models: every weight is a Constant node, and the names of classes are metadata."""
+    """As paddle2onnx writes models: every weight is a Constant node, names of classes are metadata."""
     weights = {
         "w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32),
         "scale": np.full((1, 4, 1, 1), 0.5, np.float32),

@@ -61,7 +61,7 @@ def _rules_of(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[str, in
 
 
 def _forwarders(tree: ast.Module) -> dict[str, tuple[int, str]]:
-    """Functions of the module whose first parameter `rule` goes into a finding: with what stands before it."""
+    """Functions of the module whose first parameter `rule` goes into a finding, with its prefix."""
     found = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or not node.args.args or node.args.args[0].arg != "rule":

@@ -12,14 +12,14 @@ LOG = f"""\
 {QNN} <E> [4294967295] has incorrect Rank 7.
 {QNN} <V> registered validator failed => 3110
 {QNN} <E> Failed to validate op relu with error 0xc26
-{PREFIX}[W:onnxruntime:, qnn_model_wrapper.cc:565 CreateQnnNode] QNN.backendValidateOpConfig() failed for node \
-`relu` of type `Relu` with error code 3110
+{PREFIX}[W:onnxruntime:, qnn_model_wrapper.cc:565 CreateQnnNode] QNN.backendValidateOpConfig() failed \
+for node `relu` of type `Relu` with error code 3110
 {QNN} <E> STATIC or UPDATEABLE_STATIC tensor client buffer should be not nullptr at tensor creation
 {QNN} <E> exits with 7004, tensor buffer parameters not supported
-{PREFIX}[E:onnxruntime:, qnn_model_wrapper.cc:235 CreateQnnInputOutputTensors] Failed to create tensor for node: \
-constant.141_DequantizeLinear tensor_name: constant.141_QuantizeLinear_Output error code: 7004
-{PREFIX}[E:onnxruntime:, qnn_model_wrapper.cc:235 CreateQnnInputOutputTensors] Failed to create tensor for node: \
-silent tensor_name: t error code: 7004
+{PREFIX}[E:onnxruntime:, qnn_model_wrapper.cc:235 CreateQnnInputOutputTensors] Failed to create tensor \
+for node: constant.141_DequantizeLinear tensor_name: constant.141_QuantizeLinear_Output error code: 7004
+{PREFIX}[E:onnxruntime:, qnn_model_wrapper.cc:235 CreateQnnInputOutputTensors] Failed to create tensor \
+for node: silent tensor_name: t error code: 7004
 """
 
 

@@ -105,7 +105,6 @@ class TestPlain:
         assert make_plain(model) and [value.name for value in model.graph.input] == ["x"]
         onnx.checker.check_model(model)
 
-
     @pytest.mark.parametrize(
         ("attribute", "value"),
         [

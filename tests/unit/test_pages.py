@@ -1,4 +1,4 @@
-"""The output that pages show after a command is what the program prints. Others: tests/integration/test_pages.py."""
+"""Output that pages show is what the program prints. Others: tests/integration/test_pages.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("example", [each for each in examples() if each.name in HELD], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "example", [each for each in examples() if each.name in HELD], ids=lambda each: each.name
+)
 def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
     write(conv_model(), tmp_path / "net.onnx")
     log = knowledge().entry("datatypes-mismatch").example

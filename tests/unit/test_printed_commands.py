@@ -131,7 +131,7 @@ def _wrong(text: str) -> Iterator[str]:
         unknown = {re.split("[=.:]", word)[0] for word in arguments if re.match(r"--\w", word)} - flags
         yield from (f"{name} has no {flag} in `{start} {name}{rest}`" for flag in unknown)
         # A sentence may go on after a command without --.
-        sure = start == "nox -s" or bool(arguments) and bool(VALUE.fullmatch(arguments[0]))
+        sure = start == "nox -s" or (bool(arguments) and bool(VALUE.fullmatch(arguments[0])))
         if needs and not (arguments and (sure or arguments[0] in words)):
             yield f"{name} needs more in `{start} {name}{rest}`"
 
