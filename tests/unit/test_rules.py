@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_no_rule_is_in_two_tables_and_each_page_is_there() -> None:
     assert all((ROOT / rule.page).is_file() for rule in rules().values())
 
 
-def _tables() -> list[object]:
+def _tables() -> list[Path]:
     return [TABLE, *(MANIFESTS / file for file in OTHERS)]
 
 
