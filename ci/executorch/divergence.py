@@ -11,10 +11,10 @@ from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
 from ci.executorch.stage import chosen_programs
-from ci.executorch.suite import Program
+from ci.executorch.suite import SUITES, Program
 from ci.executorch.user_program import program_named
 from ci.suites.divergence import LEAST_DB
-from provisioning.base.commands import captured_module, without_result
+from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 
@@ -35,7 +35,9 @@ def searched(args: argparse.Namespace, selection: Selection) -> tuple[str, dict[
         done = captured_module(CHILD, [scratch], environ, args.timeout, program.name, cwd=scratch)
         answer = Path(scratch) / "answer.json"
         if not answer.is_file():
-            remedy = "nox -s audit says what does not compile, and what to write instead"
+            how = ("--precision", program.run.scheme, "--soc", program.soc)
+            again = session("audit", args.model, *how) if args.model else SUITES.repeat(program)
+            remedy = f"{again} says what does not compile, and what to write instead"
             raise without_result(done, program.name, remedy)
         return program.name, json.loads(answer.read_text(encoding="utf-8"))
 

@@ -9,11 +9,14 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from provisioning.base.command_line import Parser
-from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code
+from provisioning.base.commands import as_here
+from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code, knowledge
 from provisioning.base.errors import UsageError
+from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
 
 EXAMPLES = """\
@@ -23,6 +26,7 @@ EXAMPLES = """\
   nox -s diagnose -- --codes-of "$QNN_SDK_ROOT/lib/x86_64-linux-clang/libQnnHtp.so"
   adb logcat -d | python -m ci diagnose
   nox -s diagnose -- 14001 0x80000406 -2147482618
+  nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
   nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
 """
@@ -36,8 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "inputs",
         nargs="*",
-        metavar="LOG|CODE|OPERATOR@SCHEME",
-        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), or - for stdin;"
+        metavar="LOG|CODE|RULE|OPERATOR@SCHEME",
+        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), rules of findings, or - for"
+        " stdin;"
         " or what was measured of an operator, such as log@16a4w",
     )
     parser.add_argument(
@@ -83,6 +88,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
         return [_diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")]
     path = user_path(name, "LOG", str(Parser.user_folder()))
+    if not path.exists() and (found := _of_rule(name)):
+        return [found]
     if not path.exists() and (number := _as_number(name)) is not None:
         return [explain_code(number)]
     if not path.exists() and (match := OPERATOR.fullmatch(name)):
@@ -90,10 +97,14 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     try:
         logs = list(_logs(path))
     except (OSError, zipfile.BadZipFile) as error:
+        message = (
+            f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
+            f" found {getattr(error, 'strerror', None) or error}"
+        )
+        if near := get_close_matches(name, [rule for rule in rules() if "*" not in rule], n=1):
+            raise UsageError(message, remedy=f"did you mean {near[0]}?") from error
         raise UsageError(
-            f"{name}: expected a number, a log, a folder or an archive of logs,"
-            f" found {getattr(error, 'strerror', None) or error}",
-            remedy="give a file, a code such as 14001 or 0x80000406, or - for stdin",
+            message, remedy="give a file, a code such as 14001 or 0x80000406, a rule, or - for stdin"
         ) from error
     results = [_diagnose(text, subject) for subject, text in logs]
     if len(results) == 1:
@@ -107,6 +118,16 @@ def _diagnose(text: str, subject: str) -> Diagnosis:
 
     operators = tuple(f"{each.message}: {each.command}" for each in inexact_in(text))
     return replace(diagnose(text, subject), operators=operators)
+
+
+def _of_rule(name: str) -> Diagnosis | None:
+    """What a finding's rule means, or a known failure that a finding names."""
+    if rule := explained(name):
+        return Diagnosis(name, (Explanation(name, rule.summary, as_here(rule.fix), rule.page, 0, ""),), ())
+    entry = next((entry for entry in knowledge().entries if entry.id == name), None)
+    if entry is None:
+        return None
+    return Diagnosis(name, (Explanation(name, entry.cause, as_here(entry.fix), entry.source, 0, ""),), ())
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:

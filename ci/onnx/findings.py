@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ci.engine.work import Result
 from ci.onnx.crosscheck import Lane
 from ci.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
-from ci.onnx.suite import SUITES, Program
+from ci.onnx.suite import SUITES, Program, command_for_one
 from ci.suites.accuracy import LEAST_DB, Missed, missed
 from ci.suites.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.suites.findings import (
@@ -24,7 +23,6 @@ from ci.suites.findings import (
 )
 from ci.suites.reason import first_line, words_of
 from ci.suites.stage import row_of
-from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Metric, Severity
 
 
@@ -95,16 +93,10 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
 
 
 def _remedy(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
-    case, run = program.case, program.run
-    if not case.model or not chip_differs(misses, figures):
+    again = command_for_one("divergence", program.case, program.run, program.soc, program.search_path)
+    if not again or not chip_differs(misses, figures):
         return "raise the precision or calibrate with more samples"
-    words: list[str | Path] = [program.file(case.model), "--precision", run.precision, "--soc", program.soc]
-    if case.calibrate:
-        folder = program.file(case.calibrate)
-        words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
-    words += [word for size in case.dimensions.items() for word in ("--dimension", "{}={}".format(*size))]
-    words += ["--per-channel"] * run.per_channel
-    return f"{session('divergence', *words)} names the first operator that differs"
+    return f"{again} names the first operator that differs"
 
 
 def was_compiled(result: Result) -> bool:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, is_below
 from provisioning.base.errors import CheckFailed, UsageError
@@ -16,11 +16,16 @@ from provisioning.base.files import hash_file
 if TYPE_CHECKING:
     import onnx
 
+Size: TypeAlias = "int | tuple[int, ...]"
+"""Of a named dimension, or all of a named input."""
+
 LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output shape is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
+CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
+"""By attribute the type of a Constant that is written as numbers."""
 RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
 RECIPROCAL_REMEDY = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
 
@@ -51,7 +56,7 @@ class Tensor:
 
     @property
     def static(self) -> bool:
-        return all(isinstance(size, int) and size > 0 for size in self.shape)
+        return all(map(_is_fixed, self.shape))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -151,38 +156,122 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
     return list(files)
 
 
-def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
-    """Set the sizes of named dimensions wherever the names occur."""
-    known: set[str] = set()
+def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
+    """Set the sizes of named dimensions wherever the names occur, and all sizes of named inputs."""
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
-    for value in values:
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param:
-                known.add(dimension.dim_param)
-                if dimension.dim_param in sizes:
-                    dimension.dim_value = sizes[dimension.dim_param]
-    if unknown := sorted(set(sizes) - known):
+    dimensions = [dimension for value in values for dimension in value.type.tensor_type.shape.dim]
+    known = {dimension.dim_param for dimension in dimensions if dimension.dim_param}
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+    named: dict[str, int] = {}
+    for name, size in sizes.items():
+        if isinstance(size, int) and name in known:
+            named[name] = size
+        elif name in inputs:
+            named |= _fix_input(name, inputs[name], (size,) if isinstance(size, int) else size)
+        else:
+            names = sorted(known) if isinstance(size, int) else list(inputs)
+            raise UsageError(
+                f"--dimension {name}: no {'dimension' if isinstance(size, int) else 'input'} has that name",
+                remedy=f"use one of: {', '.join(names)}" if names else "leave --dimension out",
+            )
+    for dimension in dimensions:
+        if dimension.dim_param in named:
+            dimension.dim_value = named[dimension.dim_param]
+
+
+def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> dict[str, int]:
+    """Fix an input's sizes; returns those that have a name, which may occur elsewhere."""
+    found = [dimension.dim_value or dimension.dim_param or -1 for dimension in kind.shape.dim]
+    if not kind.HasField("shape"):
+        kind.shape.dim.extend([type(kind.shape).Dimension() for _ in sizes])
+        found = [-1 for _ in sizes]
+    if len(found) != len(sizes) or any(
+        isinstance(one, int) and one not in (-1, size) for one, size in zip(found, sizes, strict=True)
+    ):
         raise UsageError(
-            f"--dimension {unknown[0]}: no dimension has that name",
-            remedy=f"use one of: {', '.join(sorted(known))}" if known else "leave --dimension out",
+            f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
+            remedy=f"--dimension {shlex.quote(_sizes(Tensor(name, '', tuple(found))))}",
         )
+    for dimension, size in zip(kind.shape.dim, sizes, strict=True):
+        dimension.dim_value = size
+    return {str(one): size for one, size in zip(found, sizes, strict=True) if _is_name(one)}
+
+
+def _is_name(size: int | str) -> bool:
+    """Exporters write `?` for a size of which they know nothing: two of them are not the same size."""
+    return isinstance(size, str) and size != "?"
+
+
+def _is_fixed(size: int | str) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+def _example(index: int) -> int:
+    """A size to begin with: one sample, and enough for what a model halves several times."""
+    return 1 if index == 0 else 64
+
+
+def _sizes(tensor: Tensor) -> str:
+    """All sizes of an input, as --dimension takes them."""
+    shape = (size if _is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape))
+    return f"{tensor.name}={','.join(map(str, shape))}"
 
 
 def make_plain(model: onnx.ModelProto) -> bool:
-    """Name nodes without a name, and take weights out of the inputs; returns whether that changes the model.
+    """Name nodes without a name, make weights of Constant nodes, and take weights out of the inputs; returns
+    whether that changes the model.
 
-    The provider keeps its verdicts by the nodes' names, and cannot load a context with weights for inputs."""
-    graph, before = model.graph, model.ByteSize()
-    for node in graph.node:
-        node.name = node.name or node.output[0]
+    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
+    cannot load a context with weights for inputs."""
+    graph = model.graph
+    unnamed = [node for node in graph.node if not node.name]
+    for node in unnamed:
+        node.name = node.output[0]
+    folded = _fold_constants(graph)
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    if len(inputs) < len(graph.input):
+    listed = len(inputs) < len(graph.input)
+    if listed:
         del graph.input[:]
         graph.input.extend(inputs)
+    if folded or listed:
         # Older versions want every weight among the inputs.
         model.ir_version = max(model.ir_version, 4)
-    return bool(model.ByteSize() != before)
+    return bool(unnamed or folded or listed)
+
+
+def _fold_constants(graph: onnx.GraphProto) -> bool:
+    """A Constant that is an output of the graph stays a node, and so does one of text or without zeros."""
+    outputs = {value.name for value in graph.output}
+    kept, before = [], len(graph.node)
+    for node in graph.node:
+        tensor = _constant(node) if node.output[0] not in outputs else None
+        if tensor is None:
+            kept.append(node)
+        else:
+            weight = graph.initializer.add()
+            weight.CopyFrom(tensor)
+            weight.name = node.output[0]
+    if len(kept) < before:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return len(kept) < before
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, if a weight can have it."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+        return None
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name not in CONSTANT_TYPES:
+        return None
+    value = np.asarray(helper.get_attribute_value(attribute), CONSTANT_TYPES[attribute.name])
+    return numpy_helper.from_array(value)
 
 
 def simplify_gathers(model: onnx.ModelProto) -> None:
@@ -254,12 +343,11 @@ def is_context(model: onnx.ModelProto) -> bool:
 def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
     for tensor in signature_of(model).inputs:
         if not tensor.static:
-            names = dict.fromkeys(size for size in tensor.shape if isinstance(size, str))
-            remedy = (
-                "fix it: " + " ".join(f"--dimension {shlex.quote(f'{name}=1')}" for name in names)
-                if names
-                else f"export with every size of {tensor.name} fixed"
-            )
+            open_ = [(size, index) for index, size in enumerate(tensor.shape) if not _is_fixed(size)]
+            given = [_sizes(tensor)]
+            if all(_is_name(size) for size, _ in open_):
+                given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
+            remedy = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
             yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", remedy)
     known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:

@@ -15,7 +15,7 @@ from typing import Any
 from ci.engine.inputs import Touched
 from ci.engine.workers.parent import Gone, Worker
 from ci.onnx.compile import ended, ordered, require_installed, setup_of
-from ci.onnx.graph import load_graph
+from ci.onnx.graph import Size, load_graph
 from ci.suites.precision import precision_named
 from provisioning.base import units
 from provisioning.base.command_line import Parser
@@ -99,15 +99,17 @@ def precision_of(model: Path, precision: str | None) -> str:
     return "qdq" if "QuantizeLinear" in operators else "fp16"
 
 
-def dimensions_of(assignments: list[str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def dimensions_of(assignments: list[str]) -> dict[str, Size]:
+    sizes: dict[str, Size] = {}
     for assignment in assignments:
-        match = re.fullmatch(r"([^=]+)=([1-9]\d*)", assignment)
+        match = re.fullmatch(r"([^=]+)=([1-9]\d*(?:,[1-9]\d*)*)", assignment)
         if not match:
             raise UsageError(
-                f"--dimension {assignment}: expected NAME=N with N from 1 on", remedy="--dimension batch=1"
+                f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input",
+                remedy="--dimension batch=1, or --dimension x=1,3,64,64",
             )
-        name, size = match[1], int(match[2])
+        numbers = tuple(map(int, match[2].split(",")))
+        name, size = match[1], numbers if len(numbers) > 1 else numbers[0]
         if sizes.setdefault(name, size) != size:
             raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", remedy="give it once")
     return sizes

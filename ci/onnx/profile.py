@@ -13,6 +13,7 @@ from ci.onnx.graph import Signature, is_context, load_graph, source_digest
 from ci.onnx.options import Settings, parse_assignments, settings_of
 from ci.onnx.orders import Steps, logs_folder, require_file, say, search_path, step
 from ci.onnx.samples import drawn, read_inputs
+from ci.onnx.suite import command_for_one
 from ci.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.suites.profile import PROCESSES, Measured, OnCpu, merged
 from provisioning.base.errors import CheckFailed, UsageError
@@ -34,7 +35,8 @@ def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, 
         program = program_of(args, args.precision, selection)
         _, folder = mixed(args, program, selection.store)
         if not (folder / CONTEXT).is_file():
-            raise CheckFailed(f"{args.model}: HTP takes nothing of it", remedy="python -m ci audit says why")
+            why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
+            raise CheckFailed(f"{args.model}: HTP takes nothing of it", remedy=f"{why} says why")
         if args.input:
             _write_inputs(args, read_context(folder / CONTEXT).signature, inputs)
         else:

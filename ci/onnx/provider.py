@@ -18,20 +18,21 @@ from ci.engine.workers.child import quiet, size_of, text_since, threads
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import make_plain, simplify_gathers
 from ci.onnx.options import Settings
-from ci.suites.compiler_log import total, traffic
+from ci.suites.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.suites.precision import Precision
 from ci.suites.profile import RUNS
 from ci.suites.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
+from provisioning.base.commands import session as command
+from provisioning.base.diagnosis import codes_in
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
 TRACE = "qnn_op_trace.json"
 FALLBACK = "session.disable_cpu_ep_fallback"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+MOST_REASONS = 5
+"""How many of the nodes that QNN refused a message names."""
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
-PREFIX = "QnnLogging]"
-"""The end of the prefix that ONNX Runtime puts before QNN's lines."""
 SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
@@ -95,8 +96,11 @@ def quantized(
             return next(self.remaining, None)
 
     with quiet():
-        prepared = into / "preprocessed.onnx"
-        changed = qnn_preprocess_model(str(model), str(prepared))
+        prepared, bare = into / "preprocessed.onnx", onnx.load(str(model))
+        metadata = [(each.key, each.value) for each in bare.metadata_props]
+        # qnn_preprocess_model ends with a TypeError for a model that has any.
+        del bare.metadata_props[:]
+        changed = qnn_preprocess_model(bare, str(prepared))
         source = prepared if changed else model
         config = get_qnn_qdq_config(
             str(source),
@@ -111,6 +115,11 @@ def quantized(
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / f"{name}.onnx"
         quantize(str(source), str(written), config)
+        if metadata:
+            product = onnx.load(str(written), load_external_data=False)
+            own = {each.key: each.value for each in product.metadata_props}
+            onnx.helper.set_model_props(product, {**own, **dict(metadata)})
+            onnx.save(product, str(written))
     return written
 
 
@@ -142,12 +151,14 @@ def compiled(
     embed: bool = False,
     cpu: bool = False,
     traced: bool = True,
+    why: str = "",
 ) -> tuple[Any, Audit, dict[str, int] | None]:
     """Write the context. Returns the session that made it, the audit and the compiler's traffic.
 
     NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
-    traffic is read from `log`, which must receive the printed output; without `log` there is none. What is
-    not `traced` has no audit."""
+    traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
+    there are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP
+    refuses."""
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
@@ -158,16 +169,18 @@ def compiled(
             model, provider, wanted, settings.dynamic, severity=VERBOSE if log else ERRORS_ONLY
         )
     except Exception as error:
-        audit = _audit(trace)
+        reasons = refusals(text_since(log, before)) if log else {}
+        audit = _audit(trace, reasons)
         if traced and not audit.nodes and LEFT_TO_CPU in str(error):
-            audit = _none_taken(model)
+            audit = _none_taken(model, reasons)
         if audit.unsupported and not cpu:
-            raise NotOnProvider(audit, *_unsupported(audit, precision)) from error
-        raise CheckFailed(
-            f"the QNN provider cannot compile it: {_message_of(error)}",
-            remedy="python -m ci audit shows which nodes it takes; python -m ci diagnose explains codes",
-        ) from error
-    return session, _audit(trace), _traffic(log, before) if log else None
+            raise NotOnProvider(audit, *_unsupported(audit, precision, why)) from error
+        message = f"the QNN provider cannot compile it: {_message_of(error)}"
+        listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
+        remedy = _explained(message, *reasons.values()) or (why and f"{why} says why")
+        raise CheckFailed("".join([message, *listed]), remedy=remedy) from error
+    reasons = refusals(text_since(log, before)) if log else {}
+    return session, _audit(trace, reasons), _traffic(log, before) if log else None
 
 
 def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:
@@ -220,7 +233,7 @@ def reloaded(
     except Exception as error:
         raise CheckFailed(
             f"{context} cannot be loaded: {_message_of(error)}",
-            remedy="compile it again; python -m ci diagnose explains codes",
+            remedy="; ".join(filter(None, ["compile it again", _explained(str(error))])),
         ) from error
     outputs = [run(session, sample, settings) for sample in samples]
     if profile is not None:
@@ -258,7 +271,7 @@ def _provider_options(
 
 def _traffic(log: Path, start: int) -> dict[str, int] | None:
     lines = [
-        line.rpartition(PREFIX)[2].strip() for line in COLOUR.sub("", text_since(log, start)).splitlines()
+        line.rpartition(OF_QNN)[2].strip() for line in COLOUR.sub("", text_since(log, start)).splitlines()
     ]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
     return total(graphs) if graphs else None
@@ -311,38 +324,52 @@ def run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
     except Exception as error:
         raise CheckFailed(
             f"it was compiled, and running it fails: {_message_of(error)}",
-            remedy="look at run options and at the inputs' values; python -m ci diagnose explains codes",
+            remedy="; ".join(
+                filter(None, ["look at run options and at the inputs' values", _explained(str(error))])
+            ),
         ) from error
 
 
-def _audit(folder: Path) -> Audit:
+def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
     path = folder / TRACE
     if not path.is_file():
         return Audit(0, (), 0)
     trace = json.loads(path.read_text(encoding="utf-8"))
     nodes = {
-        each["node_name"]: Unsupported(each["node_name"], each["op_type"], _reason(each["reason"]))
+        each["node_name"]: Unsupported(
+            each["node_name"], each["op_type"], _reason(each["reason"], reasons.get(each["node_name"]))
+        )
         for each in trace["unsupported_nodes"]
     }
     summary = trace["summary"]
     return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))
 
 
-def _none_taken(model: Path) -> Audit:
+def _none_taken(model: Path, reasons: Mapping[str, Refusal]) -> Audit:
     """Where QNN takes no operator at all of a quantized model, the provider writes no trace."""
     nodes = onnx.load(str(model), load_external_data=False).graph.node
     refused = (node for node in nodes if node.op_type not in QUANTIZERS)
     why = "QNN takes no node of this model"
-    return Audit(len(nodes), tuple(Unsupported(node.name, node.op_type, why) for node in refused), 0)
+    unsupported = tuple(
+        Unsupported(node.name, node.op_type, _reason(why, reasons.get(node.name))) for node in refused
+    )
+    return Audit(len(nodes), unsupported, 0)
 
 
-def _reason(text: str) -> str:
-    """The reason without the node's name, which the provider repeats."""
+def _reason(text: str, of_qnn: Refusal | None) -> str:
+    """The reason without the node's name, which the provider repeats, and with QNN's own."""
     first = text.split("QNN EP.")[0] + "QNN EP." if "QNN EP." in text else text
-    return " ".join(first.split()) or "the provider gives no reason"
+    reason = " ".join(first.split()) or "the provider gives no reason"
+    return f"{reason.rstrip('.')} ({of_qnn})" if of_qnn else reason
 
 
-def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
+def _explained(message: str, *refused: Refusal) -> str:
+    """The command that explains the codes; empty if none is known."""
+    codes = dict.fromkeys(str(code.code) for code in [*codes_in(message), *(each.code for each in refused)])
+    return f"{command('diagnose', *codes)} explains the code" + "s" * (len(codes) > 1) if codes else ""
+
+
+def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:
     named = "; ".join(f"{one.node} ({one.operator}): {one.reason}" for one in audit.unsupported[:5])
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
     kinds = {one.operator for one in audit.unsupported}
@@ -350,7 +377,8 @@ def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
         near = "u16u8" if precision.activations.endswith("16") else "u8u8"
         remedy = f"these types do not go together on HTP: use --precision {near}"
     else:
-        remedy = "replace these operators in the model by ones that HTP has; python -m ci audit names all"
+        remedy = "replace these operators in the model by ones that HTP has"
+        remedy += f"; {why} names all" if why else ""
     return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", remedy
 
 

@@ -18,6 +18,7 @@ from ci.onnx.events import Place, places_of, slowest
 from ci.onnx.flexible import write_flexible
 from ci.onnx.graph import (
     Problem,
+    Size,
     all_in_float,
     external_files,
     fix_dimensions,
@@ -32,7 +33,7 @@ from ci.onnx.graph import (
 from ci.onnx.machine import ran_out
 from ci.onnx.options import Settings
 from ci.onnx.samples import calibration_samples, checked, divided, drawn, resembling
-from ci.onnx.suite import Case, Run
+from ci.onnx.suite import Case, Run, command_for_one
 from ci.suites.accuracy import Pair, Unusable, compare
 from ci.suites.precision import Precision, precision_named
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR
@@ -66,21 +67,23 @@ class NotCompilable(CheckFailed):
         self.problems = tuple(problems)
 
 
-def look(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each node
-    and no weight among its inputs."""
+def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
+    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each
+    node, and its weights neither Constant nodes nor inputs."""
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
             f"{model} is compiled already",
             remedy=commands.session("onnx", "run", model, "--input", "FILE.npy"),
         )
-    external_files(graph, model.parent)
+    beside = external_files(graph, model.parent)
     if dimensions:
         fix_dimensions(graph, dimensions)
     if problems := problems_of(graph):
         raise NotCompilable(model, problems)
-    return _rewritten(model, dimensions, into) if make_plain(graph) or dimensions else model
+    if not make_plain(graph) and not dimensions:
+        return model
+    return _rewritten(model, dimensions, into, beside=bool(beside))
 
 
 def constant_inputs(samples: Sequence[Sample]) -> list[str]:
@@ -126,11 +129,12 @@ def write_context(
 
     At most `most` inferences are compared. The traffic is read from `log`."""
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
-    precision = precision_named(run_of(order).precision)
+    case, precision = case_of(order), precision_named(run_of(order).precision)
     samples, expected, reference = (each[:most] for each in _inferences(order))
     traced = order.get("trace", True)
+    why = command_for_one("audit", case, run_of(order), soc_name, Path(order["search_path"]))
     session, audit, ddr = provider.compiled(
-        model, precision, soc, settings, path, embed=embed, log=log, traced=traced
+        model, precision, soc, settings, path, embed=embed, log=log, traced=traced, why=why
     )
     outputs = [provider.run(session, sample, settings) for sample in samples]
     # The reload below must be a session by itself.
@@ -138,7 +142,7 @@ def write_context(
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
-            remedy="python -m ci audit says why",
+            remedy=why and f"{why} says why",
         )
     build = installed_build()
     context = read_context(path)
@@ -157,17 +161,16 @@ def write_context(
         precision=precision.name,
         build_id=build,
         packages=provider.packages(),
-        source=source_digest(source),
+        source=source_digest(Path(order["search_path"]) / case.model if case.model else source),
         settings=settings.as_dict(),
     )
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
-    non_finite = case_of(order).non_finite
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
         # The worst figures compared with the float and the quantized model on the CPU.
-        "near": _near(expected, reference, outputs, non_finite) if samples else {},
+        "near": _near(expected, reference, outputs, case.non_finite) if samples else {},
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
         "reload_equal": _equal(outputs[:1], again),
@@ -540,7 +543,8 @@ def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Arra
     )
 
 
-def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
+def _rewritten(model: Path, dimensions: Mapping[str, Size], into: Path, *, beside: bool) -> Path:
+    """With `beside`, its weights are external data again: one file may not hold more than 2 GB."""
     import onnx
 
     whole = onnx.load(str(model))
@@ -549,5 +553,5 @@ def _rewritten(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
         whole = onnx.shape_inference.infer_shapes(whole)
     make_plain(whole)
     path = into / "static.onnx"
-    onnx.save(whole, str(path))
+    onnx.save(whole, str(path), save_as_external_data=beside, location="static.bin" if beside else None)
     return path

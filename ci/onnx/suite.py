@@ -11,11 +11,15 @@ from pydantic import Field, field_validator, model_validator
 from ci.onnx.options import Settings, settings_of
 from ci.suites.precision import PRECISIONS, precision_named
 from ci.suites.suite import AnyCase, AnyProgram, AnyRun, AnySuite, CaseName, Dotted, Scalar, Suites
+from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
 
 SHIPPED = MANIFESTS / "suites" / "onnx.toml"
+
+
+Count = Annotated[int, Field(ge=1)]
 
 
 class Run(AnyRun):
@@ -71,8 +75,8 @@ class Case(AnyCase):
     arguments: dict[str, Scalar] = Field(default={})
     model: str = ""
     """An .onnx instead, relative to the suite; it may lie outside its folder."""
-    dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
-    """Sizes for the named dimensions of that .onnx."""
+    dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
+    """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
     calibrate: str = ""
     """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
@@ -94,6 +98,22 @@ class Case(AnyCase):
 class Suite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
     cases: dict[CaseName, Case] = Field(alias="case", min_length=1)
+
+
+def command_for_one(verb: str, case: Case, run: Run, soc: str, search_path: Path) -> str:
+    """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
+    suite makes an .onnx."""
+    if not case.model:
+        return ""
+    words: list[str | Path] = [search_path / case.model, "--precision", run.precision, "--soc", soc]
+    if case.calibrate:
+        folder = search_path / case.calibrate
+        words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
+    for name, size in case.dimensions.items():
+        sizes = (size,) if isinstance(size, int) else size
+        words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
+    words += ["--per-channel"] * run.per_channel
+    return session(verb, *words)
 
 
 @dataclass(frozen=True, slots=True)

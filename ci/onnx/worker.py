@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import Answer, Meter, serve, threads
+from provisioning.base.commands import session
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
 
@@ -79,7 +80,8 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
                 "kind": "Unforeseen",
                 "exit_code": INTERNAL,
                 "message": f"{order['do']}: {type(error).__name__}: {text}",
-                "remedy": f"the traceback is in {order['log']}; python -m ci diagnose explains QNN's codes",
+                "remedy": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
+                " what is known of it",
             }
         }
     return {**reply, **meter.read()}

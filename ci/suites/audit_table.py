@@ -77,13 +77,14 @@ def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    schemes_of: dict[tuple[str, str, str, str, bool, str], list[str]] = {}
+    schemes_of: dict[tuple[str, str, str, bool, str], list[str]] = {}
     for scheme, row in rows.items():
         for each in row["cpu"]:
+            # An .onnx has the lines of its code only if its exporter wrote them.
+            where = f" at {each['source']} `{each['code']}`" if each["source"] else f" {each.get('node', '')}"
             key = (
                 each["operator"],
-                each["source"],
-                each["code"],
+                where.rstrip(),
                 each["reason"],
                 each["kernel"],
                 each["suggestion"],
@@ -93,8 +94,7 @@ def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 schemes.append(scheme)
     if schemes_of:
         yield "on the CPU"
-    for (operator, source, code, reason, kernel, suggestion), schemes in schemes_of.items():
-        where = f" at {source} `{code}`" if source else ""
+    for (operator, where, reason, kernel, suggestion), schemes in schemes_of.items():
         lacks = "" if kernel else "; ExecuTorch has no CPU kernel of it: the program will not run"
         yield f"  {operator}{where} ({', '.join(schemes)}): {reason}{lacks}"
         if suggestion:

@@ -90,7 +90,7 @@ def add_model(
     onnx.add_argument(
         "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
     )
-    repeatable(onnx, "--dimension", "NAME=N", "fix a named size")
+    repeatable(onnx, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
     return onnx
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,9 +26,10 @@ from ci.suites.baseline import baseline_path, load_baseline
 from ci.suites.precision import precision_named
 from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
-from tests.support.onnx_models import conv_model, model_of, write
+from tests.support.onnx_models import conv_model, exported_by_paddle, model_of, write
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
@@ -79,6 +81,20 @@ class TestCompile:
             "compile", write(model, tmp_path / "net.onnx"), "--precision", "fp16", "-o", tmp_path / "out"
         )
         assert "reload is bit-equal" in done.stdout
+
+    def test_constant_nodes_for_weights_compile_whole_and_metadata_stays(
+        self, samples: Path, tmp_path: Path
+    ) -> None:
+        model = write(exported_by_paddle(), tmp_path / "det.onnx")
+        how = (model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path / "out")
+        onnx_command("quantize", *how, verb=())
+        product = load_graph(tmp_path / "out" / "det-u16u8.onnx")
+        assert {each.key: each.value for each in product.metadata_props}["names"] == "{0: 'cat'}"
+        done = onnx_command("compile", *how, verb=())
+        assert "none on the CPU; reload is bit-equal" in done.stdout
+        # The record has the digest of the user's file, by which `profile --source` knows it again.
+        record = json.loads((tmp_path / "out" / "det_ctx.json").read_text())
+        assert record["source"] == hash_file(model)
 
     def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
@@ -209,6 +225,24 @@ class TestCompile:
         ended = onnx_command("compile", model, "-o", tmp_path / "out", "--option", option, code=1)
         assert "running it fails: Failed to retrieve graph: no_such_graph" in ended.stderr
         assert not (tmp_path / "out").exists()
+
+
+class TestRefused:
+    def test_a_node_is_named_with_qnns_code_and_reason_and_the_printed_commands_work(
+        self, tmp_path: Path
+    ) -> None:
+        shape = (1, 1, 1, 1, 1, 2, 2)
+        nodes = [helper.make_node("Relu", ["x"], ["y"], name="seven")]
+        model = write(model_of(nodes, shape=shape, output=shape), tmp_path / "net.onnx")
+        ended = onnx_command("compile", model, "-o", tmp_path / "out", code=1, verb=())
+        assert re.search(r"seven \(Relu\): .*3110 QNN_OP_PACKAGE_ERROR_VALIDATION_FAILURE", ended.stderr)
+        assert "incorrect Rank 7" in ended.stderr
+        (words,) = re.findall(r"nox -s audit -- (.+?) names all", ended.stderr)
+        audit = onnx_command("audit", *shlex.split(words), code=1, verb=())
+        assert "seven" in audit.stdout and "incorrect Rank 7" in audit.stdout
+        ended = onnx_command("profile", model, "--precision", "fp16", code=1, verb=())
+        (words,) = re.findall(r"nox -s audit -- (.+?) says why", ended.stderr)
+        assert str(model) in words
 
 
 class TestBadInput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from ci.onnx.graph import (
     simplify_gathers,
     wrong_reciprocals,
 )
-from provisioning.base.errors import CheckFailed, ToolkitError
+from ci.onnx.orders import dimensions_of
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
 BODY = helper.make_graph([], "body", [], [])
@@ -103,6 +105,58 @@ class TestPlain:
         assert make_plain(model) and [value.name for value in model.graph.input] == ["x"]
         onnx.checker.check_model(model)
 
+    @pytest.mark.parametrize(
+        ("attribute", "value"),
+        [
+            ({"value": numpy_helper.from_array(np.array([2, 3]))}, [2, 3]),
+            ({"value_float": 0.5}, 0.5),
+            ({"value_floats": [0.5, 1.5]}, [0.5, 1.5]),
+            ({"value_int": 7}, 7),
+            ({"value_ints": [2, 3]}, [2, 3]),
+        ],
+    )
+    def test_a_constant_node_becomes_a_weight(self, attribute: dict[str, Any], value: Any) -> None:
+        nodes = [
+            helper.make_node("Constant", [], ["w"], name="w", **attribute),
+            helper.make_node("Mul", ["x", "w"], ["y"], name="mul"),
+        ]
+        model = model_of(nodes)
+        assert make_plain(model) and [node.name for node in model.graph.node] == ["mul"]
+        (weight,) = model.graph.initializer
+        array = numpy_helper.to_array(weight)
+        assert (weight.name, array.tolist(), array.shape) == ("w", value, np.shape(value))
+        assert array.dtype in (np.int64, np.float32)
+        assert not make_plain(model)
+
+    def test_a_constant_of_text_and_one_that_is_an_output_stay(self) -> None:
+        nodes = [
+            helper.make_node("Constant", [], ["text"], name="text", value_string="a"),
+            helper.make_node("Constant", [], ["y"], name="y", value_float=1.0),
+        ]
+        model = model_of(nodes)
+        assert not make_plain(model) and len(model.graph.node) == 2
+
+    def test_a_rewritten_model_has_the_values_of_external_data_and_keeps_them_beside_it(
+        self, tmp_path: Path
+    ) -> None:
+        from ci.onnx.steps import look
+
+        path = with_external_data(tmp_path / "model.onnx")
+        model = onnx.load(str(path), load_external_data=False)
+        value = numpy_helper.from_array(np.ones((1, 4, 1, 1), np.float32))
+        model.graph.node[1].output[0] = "r"
+        model.graph.node.add().CopyFrom(helper.make_node("Constant", [], ["one"], value=value))
+        model.graph.node.add().CopyFrom(helper.make_node("Mul", ["r", "one"], ["y"]))
+        expected = numpy_helper.to_array(model.graph.initializer[0], str(tmp_path))
+        write(model, path)
+        (tmp_path / "into").mkdir()
+        rewritten = look(path, {}, tmp_path / "into")
+        assert rewritten != path
+        weights = {tensor.name: tensor for tensor in onnx.load(str(rewritten)).graph.initializer}
+        assert np.array_equal(numpy_helper.to_array(weights["w"]), expected) and "one" in weights
+        whole = onnx.load(str(rewritten), load_external_data=False)
+        assert all(node.op_type != "Constant" for node in whole.graph.node)
+
 
 class TestDimensions:
     def test_a_fixed_one_is_no_problem_any_more(self) -> None:
@@ -110,6 +164,29 @@ class TestDimensions:
         fix_dimensions(model, {"batch": 2})
         assert problems_of(model) == []
         assert signature_of(model).outputs[0].shape == (2, 4, 8, 8)
+
+    @pytest.mark.parametrize(
+        "shape",
+        [("batch", 3, 8, 8), (None, 3, "?", "?"), ("n", 3, "h", "h"), ("n", 3, None, "w"), (None,)],
+    )
+    def test_the_printed_flags_fix_every_size(self, shape: tuple[int | str | None, ...]) -> None:
+        model = conv_model((*shape, 8, 8, 8)[:4]) if len(shape) > 1 else relu(shape=shape, output=shape)
+        (problem,) = problems_of(model)
+        words = shlex.split(problem.remedy.removeprefix("fix it: "))
+        assert words[::2] == ["--dimension"] * (len(words) // 2)
+        fix_dimensions(model, dimensions_of(words[1::2]))
+        assert problems_of(model) == []
+
+    def test_all_sizes_of_an_input_are_fixed_with_the_names_that_occur_elsewhere(self) -> None:
+        model = conv_model(("batch", 3, "?", None))
+        fix_dimensions(model, dimensions_of(["x=2,3,64,32"]))
+        assert signature_of(model).inputs[0].shape == (2, 3, 64, 32)
+        assert signature_of(model).outputs[0].shape[0] == 2
+
+    @pytest.mark.parametrize("wrong", ["x=2,3,8", "x=2,4,8,8", "z=1,3,8,8", "z=1"])
+    def test_sizes_that_the_model_cannot_have_are_refused(self, wrong: str) -> None:
+        with pytest.raises(UsageError):
+            fix_dimensions(conv_model(("batch", 3, 8, 8)), dimensions_of([wrong]))
 
 
 class TestGather:

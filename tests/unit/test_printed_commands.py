@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ci.__main__ import VERBS as CI
+from provisioning.__main__ import VERBS as PROVISIONING
+from provisioning.base import toml
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.settings import ROOT
 from tests.support.sources import parsed
@@ -73,3 +80,99 @@ def test_a_shell_reads_the_words_that_were_given(words: list[str]) -> None:
     assert shlex.split(quoted(*words)) == words
     assert shlex.split(session("name", *words)) == ["nox", "-s", "name", "--", *words]
     assert shlex.split(typed("nox -s name --", words)) == ["nox", "-s", "name", "--", *words]
+
+
+SESSIONS = {"tests", "lint"}
+"""Sessions that are no verb."""
+COMMON = {"--debug", "--help"}
+COMMAND = re.compile(r"\b(nox -s|python -m (?:ci|provisioning)) ([a-z][\w-]*)([^;,`\n)]*)")
+VALUE = re.compile(r"[A-Z\d].*|.*[./:@$\"'{].*|-.*")
+"""A word that a user may give for a positional argument: a placeholder, a path, a number or a flag."""
+
+
+@cache
+def _of_verb(name: str) -> tuple[set[str], set[str], bool]:
+    """Of a verb that both packages have, what either takes."""
+    flags, words, needs = set[str](COMMON), set[str](), True
+    for verb in filter(None, (CI.get(name), PROVISIONING.get(name))):
+        module, _, attribute = verb.module.partition(":")
+        configured = importlib.import_module(module)
+        parser = Parser("verb")
+        (getattr(configured, attribute) if attribute else configured).configure(parser)
+        found = _of_parser(parser)
+        flags, words, needs = flags | found[0], words | found[1], needs and found[2]
+    return flags, words, needs
+
+
+def _of_parser(parser: argparse.ArgumentParser) -> tuple[set[str], set[str], bool]:
+    """Its flags and its subcommands' with theirs, and whether it cannot do without a word."""
+    flags, words, needs = set[str](), set[str](), False
+    for action in parser._actions:
+        flags.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            words.update(action.choices)
+            for each in action.choices.values():
+                flags |= _of_parser(each)[0]
+        needs |= not action.option_strings and action.nargs not in ("?", "*", "...", "A...")
+    return flags, words, needs
+
+
+def _wrong(text: str) -> Iterator[str]:
+    """Commands in a text that cannot be typed."""
+    for start, name, rest in COMMAND.findall(text):
+        if name not in CI and name not in PROVISIONING:
+            if start != "nox -s" or name not in SESSIONS:
+                yield f"there is no {name} in `{start} {name}{rest}`"
+            continue
+        flags, words, needs = _of_verb(name)
+        arguments = rest.split()
+        if start == "nox -s":
+            arguments = arguments[1:] if arguments[:1] == ["--"] else []
+        unknown = {re.split("[=.:]", word)[0] for word in arguments if re.match(r"--\w", word)} - flags
+        yield from (f"{name} has no {flag} in `{start} {name}{rest}`" for flag in unknown)
+        # A sentence may go on after a command without --.
+        sure = start == "nox -s" or (bool(arguments) and bool(VALUE.fullmatch(arguments[0])))
+        if needs and not (arguments and (sure or arguments[0] in words)):
+            yield f"{name} needs more in `{start} {name}{rest}`"
+
+
+def _strings(tree: ast.Module) -> Iterator[str]:
+    """All text of a module; values in it are X."""
+    inner: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inner.update(id(part) for part in ast.walk(node) if part is not node)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.value
+
+
+def _texts_of(table: object) -> Iterator[str]:
+    if isinstance(table, str):
+        yield table
+    elif isinstance(table, dict):
+        yield from (text for value in table.values() for text in _texts_of(value))
+    elif isinstance(table, list):
+        yield from (text for value in table for text in _texts_of(value))
+
+
+def test_every_printed_command_is_one_that_its_verb_takes() -> None:
+    texts = {
+        f"{folder}: {file.relative_to(ROOT)}": _strings(parsed(file))
+        for folder in ("ci", "provisioning")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+    }
+    for name in ("rules", "checks", "parity_checks", "diagnose", "known_faults"):
+        texts[f"manifests/{name}.toml"] = _texts_of(
+            toml.loads((ROOT / "manifests" / f"{name}.toml").read_text("utf-8"))
+        )
+    wrong = [f"{place}: {each}" for place, found in texts.items() for text in found for each in _wrong(text)]
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+def test_a_command_that_cannot_be_typed_is_seen() -> None:
+    assert list(_wrong("python -m ci audit says why"))
+    assert list(_wrong("nox -s audit names all"))
+    assert list(_wrong("nox -s test_onnx -- --no-such-flag"))
+    assert list(_wrong("nox -s no_such_verb"))
+    assert not list(_wrong("nox -s audit -- MODEL --precision fp16; nox -s test_onnx -- -k PROGRAM --keep"))

@@ -1,0 +1,60 @@
+"""The rules that findings have: what each means, and what to type."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+from provisioning.base.settings import MANIFESTS
+
+TABLE = MANIFESTS / "rules.toml"
+OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/parity-rules.md"}
+"""Tables that have more than this for each rule and check it themselves; by file the page of their rules."""
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    id: str
+    summary: str
+    fix: str
+    page: str
+
+
+def explained(name: str) -> Rule | None:
+    """The rule with that name, else the row that stands for it."""
+    known = rules()
+    if name in known:
+        return known[name]
+    rows = [row for row in known if "*" in row and fnmatchcase(name, row)]
+    # `*-timeout` says more of lowering-timeout than `lowering-*` does.
+    return known[min(rows, key=lambda row: (not row.startswith("*"), -len(row)))] if rows else None
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """Of all tables. A name in two of them is an error of their test."""
+    from pydantic import Field
+
+    from provisioning.base import toml
+    from provisioning.base.documents import Model, load
+
+    class Row(Model):
+        summary: str = Field(min_length=1)
+        fix: str = Field(min_length=1)
+        page: str = Field(pattern=r"^[\w./-]+\.md$")
+
+    class Table(Model):
+        schema_: int = Field(alias="schema")
+        rule: dict[str, Row]
+
+    found = {
+        name: Rule(name, row.summary, row.fix, row.page) for name, row in load(TABLE, Table).rule.items()
+    }
+    for file, page in OTHERS.items():
+        for name, row in toml.loads((MANIFESTS / file).read_text(encoding="utf-8"))["rule"].items():
+            fix = PLACEHOLDER.sub(lambda word: word[1].upper(), row["fix"])
+            found[name] = Rule(name, row["summary"], fix, page)
+    return found

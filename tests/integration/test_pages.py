@@ -1,0 +1,63 @@
+"""Output that pages show is what the program prints, with the real compiler and emulator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from provisioning.base.settings import ROOT
+from tests.support.onnx_models import context_model, conv_model, write
+from tests.support.page_examples import Example, examples_of, not_printed
+from tests.support.typed import typed
+
+pytestmark = pytest.mark.heavy
+
+COMPILE, RUN = "docs/onnx-compile.md: qnn-ci ", "docs/onnx-run.md: qnn-ci onnx run "
+HELD = {
+    f"{COMPILE}compile net.onnx --soc SM8750 --precision u16u8 --per-channel --calibrate samples -o out"
+    " --profile-run",
+    f"{COMPILE}compile net.onnx --soc SM8650 --and-soc SM8750 -o out",
+    f"{COMPILE}inspect out/net_ctx_qnn.bin",
+    f"{RUN}out/net_ctx.onnx --input samples/0.npy --output y.npz",
+    f"{RUN}out/net_ctx.onnx --input samples/0.npy",
+    f"{RUN}old/m_ctx.onnx --input samples/0.npy",
+}
+
+
+def _printed(example: Example, folder: Path) -> str:
+    # What an earlier run of this test compiled would be taken from the cache, without a word of the steps.
+    anew = ["--no-cache"] * (example.words[0] == "compile")
+    done = typed(*example.words, *anew, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    # The page's reader is in this folder.
+    return (done.stderr + done.stdout).replace(f"{folder}/", "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(conv_model(), tmp_path / "net.onnx")
+    (tmp_path / "samples").mkdir()
+    generator = np.random.default_rng(1)
+    for number in range(8):
+        sample = generator.standard_normal((1, 3, 8, 8)).astype(np.float32)
+        np.save(tmp_path / "samples" / f"{number}.npy", sample)
+    context_model(tmp_path / "old", build_id="v2.49.40.260810104044")
+    (tmp_path / "old" / "model_ctx.onnx").rename(tmp_path / "old" / "m_ctx.onnx")
+    return tmp_path
+
+
+def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
+    """In the order of the pages: a later command takes what an earlier one wrote."""
+    compiling = [each for each in examples_of(ROOT / "docs" / "onnx-compile.md") if each.name in HELD]
+    running = [each for each in examples_of(ROOT / "docs" / "onnx-run.md") if each.name in HELD]
+    assert {each.name for each in (*compiling, *running)} == HELD
+    one, several, inspect = compiling
+    run, changed, old = running
+    wrong = {each.name: not_printed(each, _printed(each, folder)) for each in (one, run)}
+    binary = folder / "out" / "net_ctx_qnn.bin"
+    binary.write_bytes(binary.read_bytes()[:-1] + b"!")
+    for each in (changed, old, several, inspect):
+        wrong[each.name] = not_printed(each, _printed(each, folder))
+    assert {name: lines for name, lines in wrong.items() if lines} == {}

@@ -1,0 +1,53 @@
+"""Output that pages show is what the program prints. Others: tests/integration/test_pages.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from provisioning.__main__ import VERBS as PROVISIONING
+from provisioning.base import toml
+from provisioning.base.diagnosis import knowledge
+from provisioning.base.settings import ROOT
+from tests.integration.test_pages import HELD as HELD_BY_INTEGRATION
+from tests.support.onnx_models import conv_model, write
+from tests.support.page_examples import Example, examples, examples_of, not_printed
+from tests.support.typed import typed
+
+HELD = {
+    "docs/diagnose.md: nox -s diagnose -- build.log",
+    "docs/chips.md: nox -s validate -- --soc 618",
+    "docs/signing.md: qnn-ci sign_lpai --soc SM8650",
+    "docs/onnx-options.md: qnn-ci onnx compile net.onnx --option htp_perfomance_mode=burst -o out",
+}
+
+
+@pytest.mark.parametrize(
+    "example", [each for each in examples() if each.name in HELD], ids=lambda each: each.name
+)
+def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
+    write(conv_model(), tmp_path / "net.onnx")
+    log = knowledge().entry("datatypes-mismatch").example
+    (tmp_path / "build.log").write_text(log, encoding="utf-8")
+    package = "provisioning" if example.words[0] in PROVISIONING else "ci"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = typed(*example.words, package=package, cwd=tmp_path, env=env)
+    assert not_printed(example, done.stderr + done.stdout) == []
+
+
+def test_each_shown_output_is_compared_or_listed_with_the_reason() -> None:
+    names = [each.name for each in examples()]
+    listed = toml.loads((ROOT / "tests" / "shown.toml").read_text(encoding="utf-8"))["not_compared"]
+    held = HELD | HELD_BY_INTEGRATION
+    assert held <= set(names) and all(listed.values())
+    assert sorted(names) == sorted({*held, *listed}) and not held & set(listed)
+
+
+def test_a_line_that_is_not_printed_is_seen_and_figures_may_differ(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "onnx-run.md"
+    first = next(examples_of(page))
+    assert not_printed(first, "y: float32[1, 4, 8, 8]  1.5, 0, -3, 2, …\n") == []
+    assert not_printed(first, "y: float64[1, 4, 8, 8]  1.5, 0, -3, 2, …\n")
+    assert not_printed(first, "")

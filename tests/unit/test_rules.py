@@ -1,0 +1,92 @@
+"""Every rule that a finding can have is explained by a table, and `diagnose RULE` prints it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from ci.__main__ import VERBS
+from ci.builds.loadable import REMEDIES
+from ci.executorch import judge
+from ci.onnx.compile import KINDS
+from ci.suites.baseline import COSTS, cost_rule
+from provisioning.base import toml
+from provisioning.base.command_line import main
+from provisioning.base.diagnosis import knowledge
+from provisioning.base.rules import OTHERS, TABLE, explained, rules
+from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support.rules import ANY, printed_rules
+
+UNUSABLE = ("missing", "shape", "not-finite", "reference-not-finite", "run")
+LANES = ("lowering", "emulator", "emulator-reload", "onnx", "llm")
+AT_RUN_TIME = {
+    *(f"build-{what}" for what in REMEDIES),
+    *(f"emulator-{rule}" for rule in UNUSABLE),
+    *(f"lowering-{kind}" for kind in (*judge.REMEDIES, "export", "quantize", "compile")),
+    *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused")),
+    *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
+    *(f"{suite}-{word}" for suite in ("delegate", "upstream") for word in ("failed", "passed", "gone")),
+    *map(cost_rule, COSTS),
+}
+"""Rules of which the code alone has no whole name."""
+
+
+def diagnose(*argv: str) -> int:
+    return main("python -m ci", "", {"diagnose": VERBS["diagnose"]}, ["diagnose", *argv])
+
+
+def test_every_rule_of_the_code_has_a_row() -> None:
+    printed = printed_rules()
+    assert len(printed) > 100 and {"emulator-accuracy", "bundle-needed", "*-gone"} <= set(printed)
+    without = {
+        rule: place
+        for rule, place in printed.items()
+        if not explained(rule) and not (ANY in rule and any(fnmatchcase(row, rule) for row in rules()))
+    }
+    assert not without, f"give them a row in {TABLE.name}: {without}"
+    assert not {rule for rule in AT_RUN_TIME if not explained(rule)}
+
+
+def test_every_row_is_of_a_rule_that_the_code_has() -> None:
+    names = {*printed_rules(), *AT_RUN_TIME}
+    rows = toml.loads(TABLE.read_text(encoding="utf-8"))["rule"]
+    unused = {
+        row for row in rows if not any(fnmatchcase(name, row) or fnmatchcase(row, name) for name in names)
+    }
+    assert rows and not unused
+
+
+def test_no_rule_is_in_two_tables_and_each_page_is_there() -> None:
+    tables = [toml.loads(path.read_text(encoding="utf-8"))["rule"] for path in _tables()]
+    assert sum(map(len, tables)) == len(rules())
+    assert all((ROOT / rule.page).is_file() for rule in rules().values())
+
+
+def _tables() -> list[Path]:
+    return [TABLE, *(MANIFESTS / file for file in OTHERS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("emulator-accuracy", "divergence"),
+        ("onnx-timeout", "--timeout"),
+        ("lowering-timeout", "--timeout"),
+        ("qnn-version", "--profile"),
+        ("parity-missing-in-buck", "add it to FILE"),
+        ("stub-mismatch", knowledge().entry("stub-mismatch").fix),
+    ],
+)
+def test_diagnose_says_what_to_do_about_a_rule(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diagnose(name) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(name) and words in shown
+
+
+def test_a_rule_that_is_none_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagnose("emulator-acuracy") == 2
+    assert "did you mean emulator-accuracy?" in capsys.readouterr().err
