@@ -1,0 +1,287 @@
+"""Stand-ins for third-party actions. They do the same to files of this machine, and refuse what GitHub does."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from pathlib import Path
+
+from provisioning.base.files import hash_file
+from tests.support.workflows.commands import StepFailed
+from tests.support.workflows.expression import Unknown
+from tests.support.workflows.files import Input
+from tests.support.workflows.machine import BRANCH, MAIN, Machine, git
+
+REFUSED = set('":<>|*?\r\n')
+"""No file in an artifact may have one of these in its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpace:
+    """One job's own part of the machine."""
+
+    machine: Machine
+    workspace: Path
+    temp: Path
+    log: Callable[[str], None]
+    show: Callable[[str], None]
+    """Of effects that on GitHub are seen outside the run."""
+
+    def path(self, text: str) -> Path:
+        return self.workspace / text
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    act: Callable[[Mapping[str, str], JobSpace], Done]
+    names: str
+    """Of inputs that are implemented, or have no meaning here; required ones end in `!`."""
+    outputs: str = ""
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {name.rstrip("!"): Input(required=name.endswith("!")) for name in self.names.split()}
+
+
+def stand_in(uses: str) -> StandIn:
+    name, _, version = uses.partition("@")
+    if name not in STAND_INS or not version:
+        raise Unknown(f"{uses}: expected one of {', '.join(STAND_INS)}, at a version")
+    return STAND_INS[name]
+
+
+def checkout(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    machine = place.machine
+    repository = machine.named(inputs["repository"] or machine.repository.name)
+    if repository is None or inputs["ref"] not in ("", BRANCH, repository.sha):
+        raise Unknown(f"checkout of {inputs['repository']} at {inputs['ref']}: it is not on this machine")
+    target = place.path(inputs["path"])
+    if target.exists() and any(target.iterdir()):
+        raise StepFailed(f"checkout into {inputs['path'] or 'the workspace'}: expected an empty directory")
+    shallow = [] if inputs["fetch-depth"] == "0" else ["--depth", inputs["fetch-depth"] or "1"]
+    git(place.temp, "clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
+    git(target, "checkout", "--quiet", "--detach", repository.sha)
+    if inputs["submodules"] == "recursive":
+        git(
+            target,
+            "-c",
+            "protocol.file.allow=always",
+            "submodule",
+            "--quiet",
+            "update",
+            "--init",
+            "--recursive",
+        )
+    git(target, "remote", "remove", "origin")
+    return Done()
+
+
+def setup_python(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    """This machine's Python, whatever the version asked for."""
+    # An environment for each job: two jobs that install into one at the same time break it.
+    home = place.temp / "python"
+    subprocess.run([sys.executable, "-m", "virtualenv", "--quiet", str(home)], check=True)
+    return Done(path=(str(home / "bin"),))
+
+
+def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    entries = [
+        entry
+        for file in place.machine.cache.glob("*.json")
+        if (entry := json.loads(file.read_text(encoding="utf-8")))["version"] == _portable(inputs, place)
+    ]
+    found = _cached(entries, place.machine.event.ref, inputs["key"], _lines(inputs["restore-keys"]))
+    if found is None:
+        place.log(f"no cache has the key {inputs['key']}")
+        return Done({"cache-hit": ""})
+    target = place.path(inputs["path"])
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-xpf", found["file"]], cwd=target, check=True)
+    place.log(f"restored the cache {found['key']}")
+    return Done({"cache-hit": "true" if found["key"] == inputs["key"] else "false"})
+
+
+def _cached(entries: list[dict[str, str]], ref: str, key: str, prefixes: list[str]) -> dict[str, str] | None:
+    """The entry with this key, else the newest whose key begins with it or with a prefix; the event's ref first."""
+    for scope in (ref, MAIN):
+        here = [entry for entry in entries if entry["ref"] == scope]
+        fitting = [[entry for entry in here if entry["key"] == key]]
+        fitting += [[entry for entry in here if entry["key"].startswith(one)] for one in (key, *prefixes)]
+        for some in filter(None, fitting):
+            return max(some, key=lambda entry: entry["when"])
+    return None
+
+
+def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    key, version, ref = inputs["key"], _portable(inputs, place), place.machine.event.ref
+    name = hashlib.sha256(f"{key}\n{version}\n{ref}".encode()).hexdigest()
+    folder = place.path(inputs["path"])
+    with place.machine.lock:
+        entry, file = (place.machine.cache / f"{name}.{kind}" for kind in ("json", "tar"))
+        if entry.exists() or not folder.is_dir():
+            place.log(f"there is {'a cache already' if entry.exists() else 'no folder'}: {key} is not saved")
+            return Done()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-cf", file, "."], cwd=folder, check=True)
+        saved = {"key": key, "version": version, "ref": ref, "file": str(file), "when": str(time.time())}
+        entry.write_text(json.dumps(saved), encoding="utf-8")
+    place.log(f"saved the cache {key}")
+    return Done()
+
+
+def _portable(inputs: Mapping[str, str], place: JobSpace) -> str:
+    """The path without this job's folders, because on GitHub every job has the same."""
+    path = str(place.path(inputs["path"]))
+    return path.replace(str(place.workspace), "{workspace}").replace(str(place.temp), "{temp}")
+
+
+def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    name = inputs["name"] or "artifact"
+    if set(name) & (REFUSED | set("\\/")):
+        raise StepFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
+    files = [file for file in _matching(inputs["path"], place) if not _hidden(file, place)]
+    if not files:
+        message = f"no files match {' '.join(_lines(inputs['path']))}"
+        if inputs["if-no-files-found"] == "error":
+            raise StepFailed(message)
+        place.log(message)
+        return Done()
+    root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
+    names = [file.relative_to(root) for file in files]
+    if refused := [str(one) for one in names if set(str(one)) & REFUSED]:
+        raise StepFailed(f"GitHub refuses files of these names: {refused}")
+    target = place.machine.artifacts / name
+    try:
+        target.mkdir(parents=True)
+    except FileExistsError as error:
+        raise StepFailed(f"there is an artifact {name!r} already: each needs a name of its own") from error
+    for file, inside in zip(files, names, strict=True):
+        (target / inside).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target / inside)  # without its mode, as on GitHub
+    place.log(f"uploaded {len(files)} files as {name}")
+    return Done()
+
+
+def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    artifacts, into = place.machine.artifacts, place.path(inputs["path"])
+    if name := inputs["name"]:
+        if not (artifacts / name).is_dir():
+            raise StepFailed(f"there is no artifact {name!r}")
+        shutil.copytree(artifacts / name, into, dirs_exist_ok=True)
+        return Done()
+    for artifact in artifacts.glob("*"):
+        if fnmatchcase(artifact.name, inputs["pattern"] or "*"):
+            shutil.copytree(artifact, into / artifact.name, dirs_exist_ok=True)
+    return Done()
+
+
+def attest(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    kinds = ("subject-path", "subject-checksums", "subject-digest")
+    if sum(bool(inputs[kind]) for kind in kinds) != 1:
+        raise StepFailed(f"expected exactly one of {', '.join(kinds)}")
+    if bool(inputs["predicate-type"]) != bool(inputs["predicate-path"]):
+        raise StepFailed("expected both predicate-type and predicate-path, or none")
+    subjects = _subjects(inputs, place)
+    if not subjects:
+        raise StepFailed("there is no subject to attest")
+    statement: dict[str, object] = {
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
+        "predicateType": inputs["predicate-type"],
+    }
+    if predicate := inputs["sbom-path"] or inputs["predicate-path"]:
+        statement["predicate"] = json.loads(place.path(predicate).read_text(encoding="utf-8"))
+    bundle = place.temp / "attestation.json"
+    bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
+    for name, _ in subjects:
+        place.show(f"would attest {name}")
+    return Done({"bundle-path": str(bundle)})
+
+
+def _subjects(inputs: Mapping[str, str], place: JobSpace) -> list[tuple[str, str]]:
+    """Names with digests."""
+    if digest := inputs["subject-digest"]:
+        return [(inputs["subject-name"], digest.removeprefix("sha256:"))]
+    if checksums := inputs["subject-checksums"]:
+        lines = place.path(checksums).read_text(encoding="utf-8").splitlines()
+        return [(name, digest) for digest, _, name in (line.partition("  ") for line in lines)]
+    return [(file.name, hash_file(file)) for file in _matching(inputs["subject-path"], place)]
+
+
+def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Done:
+    added = _lines(inputs["add-paths"])
+    changed = git(place.workspace, "status", "--porcelain", "--", *added).splitlines()
+    if not changed:
+        place.show("nothing has changed, so no pull request would be opened")
+        return Done()
+    branch = inputs["branch"]
+    place.show(f"would open the pull request {inputs['title']!r} from the branch {branch}, with")
+    for line in changed:
+        place.show(f"  {line}")
+    place.log(f"commit-message: {inputs['commit-message']}")
+    body = inputs["body-path"]
+    place.log(f"body: {place.path(body).read_text(encoding='utf-8') if body else inputs['body']}")
+    place.log(git(place.workspace, "diff", "--", *added))
+    return Done()
+
+
+STAND_INS = {
+    "actions/checkout": StandIn(checkout, "repository ref path fetch-depth persist-credentials submodules"),
+    "actions/setup-python": StandIn(setup_python, "python-version"),
+    "actions/cache/restore": StandIn(cache_restore, "path! key! restore-keys", "cache-hit"),
+    "actions/cache/save": StandIn(cache_save, "path! key!"),
+    "actions/upload-artifact": StandIn(upload_artifact, "name path! if-no-files-found retention-days"),
+    "actions/download-artifact": StandIn(download_artifact, "name path pattern"),
+    "actions/attest": StandIn(
+        attest,
+        "subject-path subject-checksums subject-digest subject-name sbom-path predicate-type predicate-path"
+        " push-to-registry",
+        "bundle-path",
+    ),
+    "peter-evans/create-pull-request": StandIn(
+        create_pull_request, "add-paths! branch title body body-path commit-message delete-branch"
+    ),
+}
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _matching(patterns: str, place: JobSpace) -> list[Path]:
+    """The files that the globs match, one glob a line. A directory means all its files."""
+    files: set[Path] = set()
+    for pattern in _lines(patterns):
+        for name in glob.glob(str(place.path(pattern)), recursive=True):  # noqa: PTH207  (may be absolute)
+            path = Path(name)
+            files |= {path} if path.is_file() else {file for file in path.rglob("*") if file.is_file()}
+    return sorted(files)
+
+
+def _search_roots(patterns: str, place: JobSpace) -> list[Path]:
+    """The directory before the first wildcard of each pattern. Artifacts keep the paths below."""
+    roots: list[Path] = []
+    for line in _lines(patterns):
+        root = Path(*takewhile(lambda part: not set(part) & set("*?["), place.path(line).parts))
+        roots.append(root.parent if root.is_file() else root)
+    return roots
+
+
+def _hidden(file: Path, place: JobSpace) -> bool:
+    inside = file.relative_to(place.workspace) if file.is_relative_to(place.workspace) else Path(file.name)
+    return any(part.startswith(".") for part in inside.parts)
