@@ -1,4 +1,4 @@
-"""Stand-ins for third-party actions. They do the same to files of this machine, and refuse what GitHub does."""
+"""Stand-ins for third-party actions: they do the same to files of this machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from provisioning.base.files import hash_file
 from tests.support.workflows.commands import StepFailed
@@ -33,6 +33,8 @@ class JobSpace:
     machine: Machine
     workspace: Path
     temp: Path
+    path_entries: list[str]
+    """Folders of programs, for later steps."""
     log: Callable[[str], None]
     show: Callable[[str], None]
     """Of effects that on GitHub are seen outside the run."""
@@ -42,14 +44,8 @@ class JobSpace:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    path: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StandIn:
-    act: Callable[[Mapping[str, str], JobSpace], Done]
+    act: Callable[[Mapping[str, str], JobSpace], Mapping[str, str]]
     names: str
     """Of inputs that are implemented, or have no meaning here; required ones end in `!`."""
     outputs: str = ""
@@ -66,7 +62,7 @@ def stand_in(uses: str) -> StandIn:
     return STAND_INS[name]
 
 
-def checkout(inputs: Mapping[str, str], place: JobSpace) -> Done:
+def checkout(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     machine = place.machine
     repository = machine.named(inputs["repository"] or machine.repository.name)
     if repository is None or inputs["ref"] not in ("", BRANCH, repository.sha):
@@ -89,69 +85,57 @@ def checkout(inputs: Mapping[str, str], place: JobSpace) -> Done:
             "--recursive",
         )
     git(target, "remote", "remove", "origin")
-    return Done()
+    return {}
 
 
-def setup_python(inputs: Mapping[str, str], place: JobSpace) -> Done:
+def setup_python(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     """This machine's Python, whatever the version asked for."""
     # An environment for each job: two jobs that install into one at the same time break it.
     home = place.temp / "python"
     subprocess.run([sys.executable, "-m", "virtualenv", "--quiet", str(home)], check=True)
-    return Done(path=(str(home / "bin"),))
+    place.path_entries.insert(0, str(home / "bin"))
+    return {}
 
 
-def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Done:
-    entries = [
-        entry
-        for file in place.machine.cache.glob("*.json")
-        if (entry := json.loads(file.read_text(encoding="utf-8")))["version"] == _portable(inputs, place)
-    ]
-    found = _cached(entries, place.machine.event.ref, inputs["key"], _lines(inputs["restore-keys"]))
-    if found is None:
-        place.log(f"no cache has the key {inputs['key']}")
-        return Done({"cache-hit": ""})
-    target = place.path(inputs["path"])
-    target.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["tar", "-xpf", found["file"]], cwd=target, check=True)
-    place.log(f"restored the cache {found['key']}")
-    return Done({"cache-hit": "true" if found["key"] == inputs["key"] else "false"})
+def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
+    key = inputs["key"]
+    for ref in (place.machine.event.ref, MAIN):
+        newest_first = sorted(_caches(ref, inputs, place).glob("*"), key=os.path.getmtime, reverse=True)
+        files = {unquote(file.name): file for file in newest_first}
+        prefixes = (key, *_lines(inputs["restore-keys"]))
+        fitting = [one for prefix in prefixes for one in files if one.startswith(prefix)]
+        found = key if key in files else next(iter(fitting), None)
+        if found:
+            target = place.path(inputs["path"])
+            target.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["tar", "-xpf", files[found]], cwd=target, check=True)
+            place.log(f"restored the cache {found}")
+            return {"cache-hit": "true" if found == key else "false"}
+    place.log(f"no cache has the key {key}")
+    return {}
 
 
-def _cached(entries: list[dict[str, str]], ref: str, key: str, prefixes: list[str]) -> dict[str, str] | None:
-    """The entry with this key, else the newest whose key begins with it or with a prefix; the event's ref first."""
-    for scope in (ref, MAIN):
-        here = [entry for entry in entries if entry["ref"] == scope]
-        fitting = [[entry for entry in here if entry["key"] == key]]
-        fitting += [[entry for entry in here if entry["key"].startswith(one)] for one in (key, *prefixes)]
-        for some in filter(None, fitting):
-            return max(some, key=lambda entry: entry["when"])
-    return None
-
-
-def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Done:
-    key, version, ref = inputs["key"], _portable(inputs, place), place.machine.event.ref
-    name = hashlib.sha256(f"{key}\n{version}\n{ref}".encode()).hexdigest()
-    folder = place.path(inputs["path"])
+def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
+    key, folder = inputs["key"], place.path(inputs["path"])
+    file = _caches(place.machine.event.ref, inputs, place) / quote(key, safe="")
     with place.machine.lock:
-        entry, file = (place.machine.cache / f"{name}.{kind}" for kind in ("json", "tar"))
-        if entry.exists() or not folder.is_dir():
-            place.log(f"there is {'a cache already' if entry.exists() else 'no folder'}: {key} is not saved")
-            return Done()
+        if file.exists() or not folder.is_dir():
+            place.log(f"there is {'a cache already' if file.exists() else 'no folder'}: {key} is not saved")
+            return {}
         file.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["tar", "-cf", file, "."], cwd=folder, check=True)
-        saved = {"key": key, "version": version, "ref": ref, "file": str(file), "when": str(time.time())}
-        entry.write_text(json.dumps(saved), encoding="utf-8")
     place.log(f"saved the cache {key}")
-    return Done()
+    return {}
 
 
-def _portable(inputs: Mapping[str, str], place: JobSpace) -> str:
-    """The path without this job's folders, because on GitHub every job has the same."""
+def _caches(ref: str, inputs: Mapping[str, str], place: JobSpace) -> Path:
+    """Where a ref's caches of a path are. Folders of this job have names there, as GitHub's jobs share them."""
     path = str(place.path(inputs["path"]))
-    return path.replace(str(place.workspace), "{workspace}").replace(str(place.temp), "{temp}")
+    path = path.replace(str(place.workspace), "{workspace}").replace(str(place.temp), "{temp}")
+    return place.machine.cache / quote(ref, safe="") / hashlib.sha256(path.encode()).hexdigest()
 
 
-def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
+def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     name = inputs["name"] or "artifact"
     if set(name) & (REFUSED | set("\\/")):
         raise StepFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
@@ -161,7 +145,7 @@ def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
         if inputs["if-no-files-found"] == "error":
             raise StepFailed(message)
         place.log(message)
-        return Done()
+        return {}
     root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
     names = [file.relative_to(root) for file in files]
     if refused := [str(one) for one in names if set(str(one)) & REFUSED]:
@@ -175,23 +159,23 @@ def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
         (target / inside).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target / inside)  # without its mode, as on GitHub
     place.log(f"uploaded {len(files)} files as {name}")
-    return Done()
+    return {}
 
 
-def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
+def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     artifacts, into = place.machine.artifacts, place.path(inputs["path"])
     if name := inputs["name"]:
         if not (artifacts / name).is_dir():
             raise StepFailed(f"there is no artifact {name!r}")
         shutil.copytree(artifacts / name, into, dirs_exist_ok=True)
-        return Done()
+        return {}
     for artifact in artifacts.glob("*"):
         if fnmatchcase(artifact.name, inputs["pattern"] or "*"):
             shutil.copytree(artifact, into / artifact.name, dirs_exist_ok=True)
-    return Done()
+    return {}
 
 
-def attest(inputs: Mapping[str, str], place: JobSpace) -> Done:
+def attest(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     kinds = ("subject-path", "subject-checksums", "subject-digest")
     if sum(bool(inputs[kind]) for kind in kinds) != 1:
         raise StepFailed(f"expected exactly one of {', '.join(kinds)}")
@@ -210,7 +194,7 @@ def attest(inputs: Mapping[str, str], place: JobSpace) -> Done:
     bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
     for name, _ in subjects:
         place.show(f"would attest {name}")
-    return Done({"bundle-path": str(bundle)})
+    return {"bundle-path": str(bundle)}
 
 
 def _subjects(inputs: Mapping[str, str], place: JobSpace) -> list[tuple[str, str]]:
@@ -223,12 +207,12 @@ def _subjects(inputs: Mapping[str, str], place: JobSpace) -> list[tuple[str, str
     return [(file.name, hash_file(file)) for file in _matching(inputs["subject-path"], place)]
 
 
-def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Done:
+def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     added = _lines(inputs["add-paths"])
     changed = git(place.workspace, "status", "--porcelain", "--", *added).splitlines()
     if not changed:
         place.show("nothing has changed, so no pull request would be opened")
-        return Done()
+        return {}
     branch = inputs["branch"]
     place.show(f"would open the pull request {inputs['title']!r} from the branch {branch}, with")
     for line in changed:
@@ -237,7 +221,7 @@ def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Done:
     body = inputs["body-path"]
     place.log(f"body: {place.path(body).read_text(encoding='utf-8') if body else inputs['body']}")
     place.log(git(place.workspace, "diff", "--", *added))
-    return Done()
+    return {}
 
 
 STAND_INS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 FILES = ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_PATH", "GITHUB_STEP_SUMMARY")
@@ -22,38 +21,23 @@ class StepFailed(Exception):
     """What a step fails of."""
 
 
-@dataclass(slots=True)
-class StepOutput:
-    """The annotations in a step's output."""
-
-    annotations: list[tuple[str, str]] = field(default_factory=list)
-    """Each with its level: `error: place: title: message`."""
-    _stopped: str = ""
-
-    def shown(self) -> list[str]:
-        return [
-            text
-            for level in LEVELS
-            for text in [text for found, text in self.annotations if found == level][:SHOWN]
-        ]
-
-    def read(self, line: str) -> None:
-        """Process one line of output; ignore it if it is no command."""
-        if self._stopped:
-            if line.strip() == f"::{self._stopped}::":
-                self._stopped = ""
-            return
+def annotations(output: str) -> list[str]:
+    """What GitHub shows of a step's output: `error: place: title: message`, the first few of each level."""
+    found: dict[str, list[str]] = {level: [] for level in LEVELS}
+    stopped = ""
+    for line in output.splitlines():
         match = _COMMAND.match(line.strip())
-        if match is None:
-            return
-        if match["name"] == "stop-commands":
-            self._stopped = match["data"]
+        if stopped or match is None:
+            stopped = "" if line.strip() == f"::{stopped}::" else stopped
+        elif match["name"] == "stop-commands":
+            stopped = match["data"]
         elif match["name"] in LEVELS:
             pairs = (pair.partition("=") for pair in (match["properties"] or "").split(","))
             properties = {key.strip(): _unescape(value) for key, _, value in pairs}
             where = f"{properties.get('file', '')}:{properties.get('line', '')}".rstrip(":")
             parts = (match["name"], where, properties.get("title", ""), _unescape(match["data"]))
-            self.annotations.append((match["name"], ": ".join(filter(None, parts))))
+            found[match["name"]].append(": ".join(filter(None, parts)))
+    return [text for texts in found.values() for text in texts[:SHOWN]]
 
 
 def pairs(path: Path) -> dict[str, str]:

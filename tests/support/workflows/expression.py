@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -48,41 +48,22 @@ class Scope:
 Evaluator: TypeAlias = Callable[[Scope], Value]
 
 
-class Known(Mapping[str, Value]):
+class Known(dict[str, Value]):
     """A context with a fixed set of names: looking up another name is an error."""
 
     def __init__(self, name: str, values: Mapping[str, Value]) -> None:
+        super().__init__(values)
         self.name = name
-        self._values = {key.lower(): value for key, value in values.items()}
-        self._keys = list(values)
-
-    def __getitem__(self, key: str) -> Value:
-        if key.lower() not in self._values:
-            raise Unknown(f"{self.name}.{key}: expected one of {', '.join(sorted(self._keys)) or 'none'}")
-        return self._values[key.lower()]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    evaluate: Evaluator
-    functions: frozenset[str]
-    """The functions that it calls."""
 
 
 @functools.cache
-def parse(text: str) -> Expression:
-    """The expression between `${{` and `}}`."""
+def parse(text: str) -> tuple[Evaluator, frozenset[str]]:
+    """The expression between `${{` and `}}`, and the functions that it calls."""
     parser = _Parser(text)
     evaluate = parser.operation()
     if parser.kind:
         raise parser.wrong(f"goes on with {parser.token!r} after its end")
-    return Expression(evaluate, frozenset(parser.functions))
+    return evaluate, frozenset(parser.functions)
 
 
 class _Parser:
@@ -207,31 +188,25 @@ _LEVELS: Sequence[Mapping[str, Callable[[Evaluator, Evaluator, Scope], Value]]] 
 
 def _member(of: Evaluator, name: str, scope: Scope) -> Value:
     within = of(scope)
+    for key, value in within.items() if isinstance(within, Mapping) else ():
+        if key.lower() == name.lower():
+            return value
     if isinstance(within, Known):
-        return within[name]
-    if isinstance(within, Mapping):
-        return next((value for key, value in within.items() if key.lower() == name.lower()), None)
+        raise Unknown(f"{within.name}.{name}: expected one of {', '.join(sorted(within)) or 'none'}")
     return None
 
 
-def expand(text: str, scope: Scope) -> Value:
-    """The string with its expressions replaced. A string that is one expression keeps its type."""
-    if (whole := _EMBEDDED.fullmatch(text.strip())) is not None:
-        return parse(whole[1]).evaluate(scope)
-    if "${{" in _EMBEDDED.sub("", text):
-        raise Unknown(f"an expression in {text!r} is not closed")
-    return _EMBEDDED.sub(lambda match: as_text(parse(match[1]).evaluate(scope)), text)
-
-
-def expand_all(value: Any, scope: Scope) -> Any:
-    """A YAML value with all its expressions evaluated."""
-    if isinstance(value, str):
-        return expand(value, scope)
+def expand(value: Any, scope: Scope) -> Any:
+    """A YAML value with all its expressions evaluated. A string that is one expression takes its type."""
     if isinstance(value, Mapping):
-        return {key: expand_all(member, scope) for key, member in value.items()}
-    if isinstance(value, list):
-        return [expand_all(member, scope) for member in value]
-    return value
+        return {key: expand(member, scope) for key, member in value.items()}
+    if not isinstance(value, str):
+        return value
+    if (whole := _EMBEDDED.fullmatch(value.strip())) is not None:
+        return parse(whole[1])[0](scope)
+    if "${{" in _EMBEDDED.sub("", value):
+        raise Unknown(f"an expression in {value!r} is not closed")
+    return _EMBEDDED.sub(lambda match: as_text(parse(match[1])[0](scope)), value)
 
 
 def condition(text: str, scope: Scope) -> bool:
@@ -240,11 +215,10 @@ def condition(text: str, scope: Scope) -> bool:
     whole = _EMBEDDED.fullmatch(stripped)
     if whole is None and "${{" in stripped:
         raise Unknown(f"the condition {stripped!r} mixes text and expressions, which is always true")
-    expression = parse((whole[1] if whole else stripped) or "true")
-    implied = not expression.functions & STATUS_FUNCTIONS
-    if implied and not truthy(_function("success", scope)()):
+    evaluate, functions = parse((whole[1] if whole else stripped) or "true")
+    if not functions & STATUS_FUNCTIONS and not truthy(_function("success", scope)()):
         return False
-    return truthy(expression.evaluate(scope))
+    return truthy(evaluate(scope))
 
 
 def truthy(value: Value) -> bool:

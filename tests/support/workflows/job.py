@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any
 from tests.support.workflows import commands, expression
 from tests.support.workflows.actions import JobSpace, stand_in
 from tests.support.workflows.commands import StepFailed
-from tests.support.workflows.expression import Known, Unknown, Value, as_text, expand_all
+from tests.support.workflows.expression import Known, Unknown, Value, as_text
 from tests.support.workflows.files import Job, Step, Workflow, complete_inputs, read_action
 from tests.support.workflows.machine import JobResult, Machine, Repository, StepResult, git
 
@@ -66,28 +65,22 @@ class _Scope:
     """The first step that failed, and its error."""
 
 
+@dataclass
 class JobRun:
-    def __init__(
-        self,
-        machine: Machine,
-        workflow: Workflow,
-        repository: Repository,
-        job: Job,
-        contexts: Mapping[str, Value],
-        name: str,
-    ) -> None:
-        self.machine = machine
-        self.workflow = workflow
-        self.repository = repository
-        self.job = job
-        slug = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-        self.home = machine.scratch / "jobs" / slug
+    machine: Machine
+    workflow: Workflow
+    repository: Repository
+    job: Job
+    job_contexts: Mapping[str, Value]
+    name: str
+
+    def __post_init__(self) -> None:
+        slug = "".join(c if c.isalnum() or c in "-." else "_" for c in self.name)
+        self.home = self.machine.scratch / "jobs" / slug
         self.workspace = self.home / "workspace"
         self.temp = self.home / "temp"
-        self.result = JobResult(name, "success", log=machine.logs / f"{slug}.log")
-        github = contexts["github"]
-        assert isinstance(github, Mapping)
-        self.job_contexts = {**contexts, "github": {**github, "workspace": str(self.workspace)}}
+        self.log = self.machine.logs / f"{slug}.log"
+        self.result = JobResult(self.name, "success", log=self.log)
         self.paths: list[str] = []
         self.env: dict[str, str] = {}
         """Variables of the workflow and the job, and those that steps set for later steps."""
@@ -107,8 +100,7 @@ class JobRun:
         )
         for level in (self.workflow.env, self.job.env):
             self.env |= self._texts(level, scope)
-        assert self.result.log is not None
-        with self.result.log.open("w", encoding="utf-8") as self.stream:
+        with self.log.open("w", encoding="utf-8") as self.stream:
             for step in self.job.steps:
                 self.result.steps.append(self._step(step, scope))
         self.result.outputs = self._texts(self.job.outputs, scope)
@@ -159,9 +151,9 @@ class JobRun:
             file.touch()
         environ = self._environ(scope) | {name: str(file) for name, file in files.items()}
         self._log(f"$ {step.run.strip()}")
-        output = commands.StepOutput()
-        code = self._process([*SHELLS[step.shell], str(script)], environ, output)
-        self.result.annotations += output.shown()
+        code, output = self._process([*SHELLS[step.shell], str(script)], environ, folder / "output")
+        self._log(output)
+        self.result.annotations += commands.annotations(output)
         self._collect(step, files, result, failed=code != 0)
         if code:
             raise StepFailed(f"ended with exit code {code}")
@@ -175,7 +167,7 @@ class JobRun:
     ) -> None:
         home = self._downloaded(repository)
         action = read_action(home, path)
-        inputs = complete_inputs(step.uses, action.inputs, self._inputs(step, scope), typed=False)
+        inputs = complete_inputs(step.uses, action.inputs, self._expand(step.inputs, scope), typed=False)
         inner = _Scope({}, Known(f"inputs of {step.uses}", inputs), scope.env, repository, str(home / path))
         for one in action.steps:
             self._step(one, inner)
@@ -186,13 +178,12 @@ class JobRun:
 
     def _use_stand_in(self, step: Step, scope: _Scope, result: StepResult) -> None:
         third_party = stand_in(step.uses)
-        inputs = complete_inputs(step.uses, third_party.inputs, self._inputs(step, scope), typed=False)
+        inputs = complete_inputs(step.uses, third_party.inputs, self._expand(step.inputs, scope), typed=False)
         self._log(f"{step.uses.partition('@')[0]}: a stand-in")
-        place = JobSpace(self.machine, self.workspace, self.temp, self._log, self._show)
-        done = third_party.act({name: as_text(value) for name, value in inputs.items()}, place)
-        outputs = {**dict.fromkeys(third_party.outputs.split(), ""), **done.outputs}
+        place = JobSpace(self.machine, self.workspace, self.temp, self.paths, self._log, self._show)
+        written = third_party.act({name: as_text(value) for name, value in inputs.items()}, place)
+        outputs = {**dict.fromkeys(third_party.outputs.split(), ""), **written}
         result.outputs = Known(f"outputs of {step.uses}", outputs)
-        self.paths = [*done.path, *self.paths]
 
     def _downloaded(self, repository: Repository) -> Path:
         """The job's own copy of a repository. GitHub's runner downloads one for its actions too."""
@@ -203,20 +194,19 @@ class JobRun:
 
     # Contexts and environment
 
-    def _inputs(self, step: Step, scope: _Scope) -> dict[str, Value]:
-        return {name: self._expand(value, scope) for name, value in step.inputs.items()}
-
     def _texts(self, values: Mapping[str, object], scope: _Scope) -> dict[str, str]:
         return {name: as_text(self._expand(value, scope)) for name, value in values.items()}
 
-    def _expand(self, value: Any, scope: _Scope) -> Value:
-        expanded: Value = expand_all(value, self._scope(scope))
-        return expanded
+    def _expand(self, value: Any, scope: _Scope) -> Any:
+        return expression.expand(value, self._scope(scope))
+
+    def _github(self) -> Known:
+        shared = self.job_contexts["github"]
+        assert isinstance(shared, Mapping)
+        return Known("github", {**shared, "workspace": str(self.workspace)})
 
     def _scope(self, scope: _Scope) -> expression.Scope:
         """What an expression of a step can name."""
-        github = self.job_contexts["github"]
-        assert isinstance(github, Mapping)
         steps: dict[str, Value] = {
             name: {"outcome": step.outcome, "conclusion": step.conclusion, "outputs": step.outputs}
             for name, step in scope.steps.items()
@@ -225,7 +215,7 @@ class JobRun:
         job = {"workflow_repository": self.repository.name, "workflow_sha": self.repository.sha}
         contexts: dict[str, Value] = {
             **self.job_contexts,
-            "github": Known("github", github),
+            "github": self._github(),
             "inputs": scope.inputs,
             "env": {**self.env, **scope.env},
             "steps": Known("steps", steps),
@@ -235,10 +225,10 @@ class JobRun:
         return expression.Scope(contexts, status_functions(succeeded=not failed, failed=failed))
 
     def _environ(self, scope: _Scope) -> dict[str, str]:
-        github = self.job_contexts["github"]
-        assert isinstance(github, Mapping)
         variables = {
-            f"GITHUB_{key.upper()}": as_text(github[key]) for key in github if key not in ("event", "token")
+            f"GITHUB_{name.upper()}": as_text(value)
+            for name, value in self._github().items()
+            if name not in ("event", "token")
         }
         variables |= {"GITHUB_EVENT_PATH": str(self.home / "event.json"), "RUNNER_TEMP": str(self.temp)}
         if scope.action:
@@ -249,41 +239,27 @@ class JobRun:
 
     # Processes and what they write
 
-    def _process(self, argv: Sequence[str], environ: Mapping[str, str], output: commands.StepOutput) -> int:
-        process = subprocess.Popen(
-            argv,
-            cwd=self.workspace,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.1):
-                if time.monotonic() > self.deadline or self.machine.aborted.is_set():
-                    for ending in (signal.SIGTERM, signal.SIGKILL):
-                        with suppress(ProcessLookupError):
-                            os.killpg(process.pid, ending)
-                        over.wait(5)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            with process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    output.read(line)
-                    self._log(line.rstrip("\n"))
-            return process.returncode
-        finally:
-            over.set()
-            watcher.join()
+    def _process(self, argv: Sequence[str], environ: Mapping[str, str], output: Path) -> tuple[int, str]:
+        """The exit code, and what was printed."""
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                argv,
+                cwd=self.workspace,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+            if time.monotonic() > self.deadline or self.machine.aborted.is_set():
+                for ending in (signal.SIGTERM, signal.SIGKILL):
+                    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, ending)
+                        process.wait(5)
+        return process.returncode, output.read_text(encoding="utf-8", errors="replace")
 
     def _collect(self, step: Step, files: Mapping[str, Path], result: StepResult, *, failed: bool) -> None:
         for name, value in commands.pairs(files["GITHUB_ENV"]).items():
@@ -294,7 +270,7 @@ class JobRun:
         # A step that failed may have set none of its outputs.
         result.outputs = written if failed else Known(f"outputs of {step.id or step.title}", written)
         added = files["GITHUB_PATH"].read_text(encoding="utf-8").splitlines()
-        self.paths = [*reversed(added), *self.paths]
+        self.paths[:0] = reversed(added)
         summary = files["GITHUB_STEP_SUMMARY"].read_bytes()
         if len(summary) > commands.SUMMARY_LIMIT:
             raise StepFailed(f"its summary has {len(summary)} bytes: GitHub takes {commands.SUMMARY_LIMIT}")

@@ -79,7 +79,7 @@ class Machine:
     rows: tuple[str, ...]
     """Of a matrix only the jobs of these names run; empty for all."""
     lines: list[str] = field(default_factory=list)
-    """What would be seen outside the run: attestations, pull requests; and how each job ended."""
+    """What would be seen outside the run: attestations and pull requests."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     aborted: threading.Event = field(default_factory=threading.Event)
     """Running steps are ended, and no other begins."""

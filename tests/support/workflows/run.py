@@ -16,7 +16,7 @@ from pathlib import Path
 
 from provisioning.base.settings import ROOT
 from tests.support.workflows import expression
-from tests.support.workflows.expression import Known, Unknown, Value, as_text, expand_all
+from tests.support.workflows.expression import Known, Unknown, Value, as_text, expand
 from tests.support.workflows.files import (
     Job,
     Workflow,
@@ -182,7 +182,7 @@ class _Run:
         }
 
     def _check_group(self) -> None:
-        group = expand_all(self.workflow.concurrency, expression.Scope(self._contexts())).get("group", "")
+        group = expand(self.workflow.concurrency, expression.Scope(self._contexts())).get("group", "")
         if len(group) > GROUP_LIMIT:
             raise Unknown(f"{self.workflow.path}: concurrency: {len(group)} characters: {group}")
 
@@ -201,12 +201,12 @@ class _Run:
             return
         rows: Sequence[Mapping[str, Value]] = [{}]
         if job.strategy:
-            rows = expand_all(job.strategy.matrix.include, expression.Scope(contexts))
+            rows = expand(job.strategy.matrix["include"], expression.Scope(contexts))
             if not rows:
                 raise Unknown(f"{self.workflow.path}: jobs.{job.id}: the matrix is empty")
         for row in rows:
             inner: dict[str, Value] = {**contexts, "matrix": Known("matrix", row)}
-            name = as_text(expression.expand(job.name or job.id, expression.Scope(inner)))
+            name = as_text(expand(job.name or job.id, expression.Scope(inner)))
             if job.strategy and self.machine.rows and name not in self.machine.rows:
                 yield self._not_run(self.prefix + name, "left out")
             else:
@@ -235,7 +235,7 @@ class _Run:
             raise Unknown(f"{called.path} cannot be called")
         where = f"{self.workflow.path}: jobs.{job.id}"
         check_permissions(where, allowed_in(self.workflow, job), called)
-        passed = expand_all(job.inputs, expression.Scope(contexts))
+        passed = expand(job.inputs, expression.Scope(contexts))
         inputs = complete_inputs(where, called.call.inputs, passed, typed=True)
         inner = _Run(self.machine, called, self.caller, location[0], inputs, f"{name} / ")
         return inner.run(), inner.result(), {}
