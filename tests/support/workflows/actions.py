@@ -129,7 +129,7 @@ def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
 
 
 def _caches(ref: str, inputs: Mapping[str, str], place: JobSpace) -> Path:
-    """Where a ref's caches of a path are. Folders of this job have names there, as GitHub's jobs share them."""
+    """Where a ref's caches of a path are; in the path, folders of this job are named: GitHub's jobs share them."""
     path = str(place.path(inputs["path"]))
     path = path.replace(str(place.workspace), "{workspace}").replace(str(place.temp), "{temp}")
     return place.machine.cache / quote(ref, safe="") / hashlib.sha256(path.encode()).hexdigest()

@@ -21,7 +21,7 @@ class StepFailed(Exception):
     """What a step fails of."""
 
 
-def annotations(output: str) -> list[str]:
+def shown_annotations(output: str) -> list[str]:
     """What GitHub shows of a step's output: `error: place: title: message`, the first few of each level."""
     found: dict[str, list[str]] = {level: [] for level in LEVELS}
     stopped = ""

@@ -153,7 +153,7 @@ class JobRun:
         self._log(f"$ {step.run.strip()}")
         code, output = self._process([*SHELLS[step.shell], str(script)], environ, folder / "output")
         self._log(output)
-        self.result.annotations += commands.annotations(output)
+        self.result.annotations += commands.shown_annotations(output)
         self._collect(step, files, result, failed=code != 0)
         if code:
             raise StepFailed(f"ended with exit code {code}")
