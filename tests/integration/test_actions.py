@@ -9,8 +9,8 @@ import pytest
 
 from provisioning.base.settings import ROOT
 from provisioning.manifest import load_profile
+from tests.support.examples import example
 from tests.support.repositories import repository
-from tests.support.workflows.examples import example
 from tests.support.workflows.run import Finished, run_workflow
 
 ACTIONS = ROOT / ".github" / "actions"

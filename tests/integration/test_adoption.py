@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import ROOT
+from tests.support.examples import example
 from tests.support.repositories import IDENTITY, repository
 from tests.support.wheels import SRC_PROJECT
-from tests.support.workflows.examples import example
 from tests.support.workflows.run import run_workflow
 
 pytestmark = [pytest.mark.heavy, pytest.mark.whole]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ci.upkeep import miniature_tree
+from tests.support.examples import filled
 from tests.support.miniature_executorch import make_sdk, make_tree
 from tests.support.repositories import IDENTITY, repository
-from tests.support.workflows.examples import filled
 from tests.support.workflows.run import run_workflow
 
 WORKFLOW = """\

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import ROOT
+from tests.support.examples import filled
 from tests.support.repositories import IDENTITY, repository
 from tests.support.sdk_archives import served_here, write_zip
-from tests.support.workflows.examples import filled
 from tests.support.workflows.run import Finished, run_workflow
 
 pytestmark = pytest.mark.whole

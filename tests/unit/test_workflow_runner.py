@@ -14,7 +14,7 @@ from tests.support.repositories import repository
 from tests.support.workflows.expression import Known, Scope, Unknown, Value, condition, expand
 from tests.support.workflows.files import read_action, read_workflow
 from tests.support.workflows.job import status_functions
-from tests.support.workflows.machine import fresh_environment
+from tests.support.workflows.machine import fresh_environment, git
 from tests.support.workflows.run import Finished, run_workflow
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -137,6 +137,15 @@ def test_a_cache_and_an_artifact_travel_between_jobs_and_a_variable_between_step
     assert done.results() == {"a": "success", "b": "success"}, done.failures()
 
 
+def test_a_run_sees_what_is_not_committed_yet_and_leaves_the_repository_alone(tmp_path: Path) -> None:
+    use = f"on: {{schedule: }}\njobs: {{a: {{steps: [{{uses: actions/checkout@{SHA}}}, {{run: cat x}}]}}}}\n"
+    root = repository(tmp_path / "root", {"x": "old", ".github/workflows/w.yml": use})
+    (root / "x").write_text("new")
+    done = run_workflow(tmp_path / "out", "w", root, event="schedule", toolkit=root)
+    assert "\nnew\n" in done.log("a")
+    assert git(root, "status", "--porcelain") == " M x\n"
+
+
 def upload(path: str) -> str:
     return f"{{uses: actions/upload-artifact@{SHA}, with: {{path: {path}}}}}"
 
@@ -172,6 +181,7 @@ STEPS = "steps: [{run: 'true'}]"
         (f"jobs: {{a: {{steps: [{{uses: someone/else@{SHA}}}]}}}}", "someone/else"),
         (f"jobs: {{a: {{steps: [{{uses: actions/checkout@{SHA}, with: {{sparse: x}}}}]}}}}", "sparse"),
         ("jobs: {a: {steps: [{run: 'echo ${{ github.nonsense }}'}]}}", "github.nonsense"),
+        (f"jobs: {{a: {{needs: b, {STEPS}}}}}", "needs one that is not there"),
         ("jobs: {a: {steps: [{run: 'echo ${{ steps.none.outputs.x }}'}]}}", "steps.none"),
         (f"concurrency: {{group: '{'x' * 401}'}}\njobs: {{a: {{{STEPS}}}}}", "401 characters"),
         (

@@ -48,7 +48,6 @@ class StandIn:
     act: Callable[[Mapping[str, str], JobSpace], Mapping[str, str]]
     names: str
     """Of inputs that are implemented, or have no meaning here; required ones end in `!`."""
-    outputs: str = ""
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -112,7 +111,7 @@ def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, st
             place.log(f"restored the cache {found}")
             return {"cache-hit": "true" if found == key else "false"}
     place.log(f"no cache has the key {key}")
-    return {}
+    return {"cache-hit": ""}
 
 
 def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
@@ -129,7 +128,7 @@ def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
 
 
 def _caches(ref: str, inputs: Mapping[str, str], place: JobSpace) -> Path:
-    """Where a ref's caches of a path are; in the path, folders of this job are named: GitHub's jobs share them."""
+    """Where a ref's caches of a path are. Other jobs have other folders here, but not on GitHub."""
     path = str(place.path(inputs["path"]))
     path = path.replace(str(place.workspace), "{workspace}").replace(str(place.temp), "{temp}")
     return place.machine.cache / quote(ref, safe="") / hashlib.sha256(path.encode()).hexdigest()
@@ -227,7 +226,7 @@ def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Mapping[s
 STAND_INS = {
     "actions/checkout": StandIn(checkout, "repository ref path fetch-depth persist-credentials submodules"),
     "actions/setup-python": StandIn(setup_python, "python-version"),
-    "actions/cache/restore": StandIn(cache_restore, "path! key! restore-keys", "cache-hit"),
+    "actions/cache/restore": StandIn(cache_restore, "path! key! restore-keys"),
     "actions/cache/save": StandIn(cache_save, "path! key!"),
     "actions/upload-artifact": StandIn(upload_artifact, "name path! if-no-files-found retention-days"),
     "actions/download-artifact": StandIn(download_artifact, "name path pattern"),
@@ -235,7 +234,6 @@ STAND_INS = {
         attest,
         "subject-path subject-checksums subject-digest subject-name sbom-path predicate-type predicate-path"
         " push-to-registry",
-        "bundle-path",
     ),
     "peter-evans/create-pull-request": StandIn(
         create_pull_request, "add-paths! branch title body body-path commit-message delete-branch"

@@ -165,19 +165,9 @@ def _function(name: str, scope: Scope) -> Function:
     return functions[name]
 
 
-def _or(left: Evaluator, right: Evaluator, scope: Scope) -> Value:
-    value = left(scope)
-    return value if truthy(value) else right(scope)
-
-
-def _and(left: Evaluator, right: Evaluator, scope: Scope) -> Value:
-    value = left(scope)
-    return right(scope) if truthy(value) else value
-
-
 _LEVELS: Sequence[Mapping[str, Callable[[Evaluator, Evaluator, Scope], Value]]] = (
-    {"||": _or},
-    {"&&": _and},
+    {"||": lambda left, right, scope: value if truthy(value := left(scope)) else right(scope)},
+    {"&&": lambda left, right, scope: right(scope) if truthy(value := left(scope)) else value},
     {
         "==": lambda left, right, scope: _equal(left(scope), right(scope)),
         "!=": lambda left, right, scope: not _equal(left(scope), right(scope)),
@@ -259,21 +249,7 @@ def _equal(left: Value, right: Value) -> bool:
     return number(left) == number(right)
 
 
-def _format(template: Value, *values: Value) -> str:
-    def replace(match: re.Match[str]) -> str:
-        if int(match[1]) >= len(values):
-            raise Unknown(f"format({template!r}): no argument for {match[0]}")
-        return as_text(values[int(match[1])])
-
-    return re.sub(r"\{(\d+)\}", replace, as_text(template))
-
-
-def _from_json(text: Value) -> Value:
-    try:
-        value: Value = json.loads(as_text(text))
-    except ValueError as error:
-        raise Unknown(f"fromJSON({text!r}): {error}") from error
-    return value
-
-
-FUNCTIONS: dict[str, Function] = {"format": _format, "fromJSON": _from_json}
+FUNCTIONS: dict[str, Function] = {
+    "format": lambda template, *values: as_text(template).format(*map(as_text, values)),
+    "fromJSON": lambda text: json.loads(as_text(text)),
+}

@@ -15,7 +15,6 @@ from tests.support.workflows.expression import Unknown, Value, as_text
 LEVELS = ("none", "read", "write")
 
 Permissions = Mapping[str, Literal["none", "read", "write"]]
-Condition = Annotated[str, BeforeValidator(lambda text: as_text(text) if isinstance(text, bool) else text)]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)
 ]
@@ -48,7 +47,7 @@ class Output(Part):
 class Step(Part):
     id: str = ""
     name: str = ""
-    condition: Condition = Field("", alias="if")
+    condition: str = Field("", alias="if")
     uses: str = ""
     run: str = ""
     inputs: Mapping[str, Any] = Field({}, alias="with")
@@ -70,7 +69,7 @@ class Job(Part):
     id: str = Field("", alias="(its key)")
     name: str = ""
     needs: Names = ()
-    condition: Condition = Field("", alias="if")
+    condition: str = Field("", alias="if")
     steps: tuple[Step, ...] = ()
     uses: str = ""
     inputs: Mapping[str, Any] = Field({}, alias="with")

@@ -39,10 +39,7 @@ done
 }
 """Programs that change nothing: the user's own may have the right to publish."""
 
-SHELLS = {
-    "": ["bash", "-e"],
-    "bash": ["bash", "--noprofile", "--norc", "-eo", "pipefail"],
-}
+SHELLS = {"": ["bash", "-e"], "bash": ["bash", "--noprofile", "--norc", "-eo", "pipefail"]}
 
 FORBIDDEN = re.compile(r"^(?:GITHUB_\w+|RUNNER_\w+|NODE_OPTIONS)$")
 """Variables that a step may not set for later ones."""
@@ -60,7 +57,6 @@ class _Scope:
     """The repository that `$/` means here."""
     action: str = ""
     """The composite action's folder."""
-    failed: bool = False
     failure: str = ""
     """The first step that failed, and its error."""
 
@@ -95,16 +91,15 @@ class JobRun:
             program.chmod(0o755)
         (self.home / "event.json").write_text(json.dumps(self.machine.event.payload), encoding="utf-8")
         scope = _Scope({}, self.job_contexts["inputs"], {}, self.repository)
-        self.deadline = time.monotonic() + 60 * expression.number(
-            self._expand(self.job.timeout_minutes, scope)
-        )
+        minutes = expression.number(self._expand(self.job.timeout_minutes, scope))
+        self.deadline = time.monotonic() + 60 * minutes
         for level in (self.workflow.env, self.job.env):
             self.env |= self._texts(level, scope)
         with self.log.open("w", encoding="utf-8") as self.stream:
             for step in self.job.steps:
                 self.result.steps.append(self._step(step, scope))
         self.result.outputs = self._texts(self.job.outputs, scope)
-        self.result.result = "failure" if scope.failed else "success"
+        self.result.result = "failure" if scope.failure else "success"
         self.result.failure = scope.failure
         return self.result
 
@@ -122,7 +117,7 @@ class JobRun:
                 raise StepFailed(f"the job's {self.job.timeout_minutes} minutes are over")
             if step.run:
                 self._run(step, inner, result)
-            elif (location := self._action_of(step.uses, inner)) is not None:
+            elif (location := self.machine.used(step.uses, scope.repository)) is not None:
                 self._use_action(step, *location, inner, result)
             else:
                 self._use_stand_in(step, inner, result)
@@ -132,7 +127,6 @@ class JobRun:
             result.conclusion = "success" if step.continue_on_error else "failure"
             self._log(str(error))
             if not step.continue_on_error:
-                scope.failed = True
                 scope.failure = scope.failure or f"{result.title}: {error}"
         return result
 
@@ -158,10 +152,6 @@ class JobRun:
         if code:
             raise StepFailed(f"ended with exit code {code}")
 
-    def _action_of(self, uses: str, scope: _Scope) -> tuple[Repository, str] | None:
-        """Repository and path of a composite action; None if it is a third party's."""
-        return (scope.repository, uses[2:]) if uses.startswith("$/") else self.machine.used(uses)
-
     def _use_action(
         self, step: Step, repository: Repository, path: str, scope: _Scope, result: StepResult
     ) -> None:
@@ -173,7 +163,7 @@ class JobRun:
             self._step(one, inner)
         outputs = {name: as_text(self._expand(one.value, inner)) for name, one in action.outputs.items()}
         result.outputs = Known(f"outputs of {step.uses}", outputs)
-        if inner.failed:
+        if inner.failure:
             raise StepFailed(f"a step of {step.uses} failed: {inner.failure}")
 
     def _use_stand_in(self, step: Step, scope: _Scope, result: StepResult) -> None:
@@ -181,8 +171,7 @@ class JobRun:
         inputs = complete_inputs(step.uses, third_party.inputs, self._expand(step.inputs, scope), typed=False)
         self._log(f"{step.uses.partition('@')[0]}: a stand-in")
         place = JobSpace(self.machine, self.workspace, self.temp, self.paths, self._log, self._show)
-        written = third_party.act({name: as_text(value) for name, value in inputs.items()}, place)
-        outputs = {**dict.fromkeys(third_party.outputs.split(), ""), **written}
+        outputs = third_party.act({name: as_text(value) for name, value in inputs.items()}, place)
         result.outputs = Known(f"outputs of {step.uses}", outputs)
 
     def _downloaded(self, repository: Repository) -> Path:
@@ -221,7 +210,7 @@ class JobRun:
             "steps": Known("steps", steps),
             "job": Known("job", job),
         }
-        failed = scope.failed
+        failed = bool(scope.failure)
         return expression.Scope(contexts, status_functions(succeeded=not failed, failed=failed))
 
     def _environ(self, scope: _Scope) -> dict[str, str]:

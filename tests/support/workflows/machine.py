@@ -91,8 +91,10 @@ class Machine:
     def named(self, name: str) -> Repository | None:
         return {self.toolkit.name: self.toolkit, self.repository.name: self.repository}.get(name)
 
-    def used(self, uses: str) -> tuple[Repository, str] | None:
-        """The repository of `OWNER/NAME/PATH@REF` and the path in it; None if it is not on this machine."""
+    def used(self, uses: str, by: Repository) -> tuple[Repository, str] | None:
+        """The repository of `OWNER/NAME/PATH@REF` or `$/PATH`, and the path; None if it is not here."""
+        if uses.startswith("$/"):
+            return by, uses[2:]
         owner, _, rest = uses.partition("@")[0].partition("/")
         name, _, path = rest.partition("/")
         repository = self.named(f"{owner}/{name}")
@@ -122,8 +124,7 @@ def make_event(workflow: Workflow, name: str, repository: Repository, ref: str, 
     """The event as GitHub sends it, with the fields that our workflows read."""
     if name not in workflow.events:
         raise LookupError(f"{workflow.path} does not run on {name}: expected {', '.join(workflow.events)}")
-    described: dict[str, Value] = {"default_branch": BRANCH, "full_name": repository.name}
-    payload: dict[str, Value] = {"repository": described}
+    payload: dict[str, Value] = {"repository": {"default_branch": BRANCH}}
     if name == "pull_request":
         payload["pull_request"] = {"number": 1, "base": {"ref": BRANCH, "sha": base}}
         return Event(name, "refs/pull/1/merge", payload)
@@ -143,7 +144,6 @@ def github_context(machine: Machine, workflow: Workflow) -> dict[str, Value]:
         "ref_name": event.ref.split("/", 2)[2],
         "ref_type": "tag" if event.ref.startswith("refs/tags/") else "branch",
         "repository": machine.repository.name,
-        "repository_owner": OWNER,
         "run_attempt": "1",
         "run_id": "1",
         "server_url": "https://github.com",

@@ -102,7 +102,8 @@ def run_workflow(
         ours = snapshot(root, work / "repository", TOOLKIT if own else f"{OWNER}/{root.name}")
         theirs = ours if own else snapshot(toolkit, work / "toolkit", TOOLKIT)
         workflow = read_workflow(ours.root, f".github/workflows/{name}.yml")
-        base = NO_COMMIT if everything_changed else _commit_before(ours)
+        before = git(ours.root, "rev-list", "--first-parent", "--max-count=1", "--skip=1", "HEAD").strip()
+        base = NO_COMMIT if everything_changed or not before else before
         machine = Machine(
             scratch=work,
             logs=scratch / "logs",
@@ -151,6 +152,8 @@ class _Run:
                         if name not in started and all(need in self.ended for need in job.needs):
                             started[name] = [pool.submit(row) for row in self._rows(job)]
                     rows = [row for name in started if name not in self.ended for row in started[name]]
+                    if not rows:
+                        raise Unknown(f"{self.workflow.path}: a job needs one that is not there")
                     for row in wait(rows, return_when=FIRST_COMPLETED).done:
                         row.result()  # an error ends the run
                     for name in started:
@@ -168,11 +171,8 @@ class _Run:
         outputs = dict.fromkeys(self.workflow.jobs[name].outputs, "")
         for _, _, written in rows:
             outputs.update(written)
-        return (
-            [result for results, _, _ in rows for result in results],
-            combined(row[1] for row in rows),
-            outputs,
-        )
+        results = [result for results, _, _ in rows for result in results]
+        return results, combined(result for _, result, _ in rows), outputs
 
     def _contexts(self) -> dict[str, Value]:
         return {
@@ -226,8 +226,7 @@ class _Run:
 
     def _call(self, job: Job, contexts: Mapping[str, Value], name: str) -> Ended:
         """Run a job that is another workflow."""
-        own = (self.repository, job.uses[2:]) if job.uses.startswith("$/") else None
-        location = own or self.machine.used(job.uses)
+        location = self.machine.used(job.uses, self.repository)
         if location is None:
             raise Unknown(f"{job.uses}: expected a workflow of {self.repository.name} or {TOOLKIT}")
         called = read_workflow(location[0].root, location[1])
@@ -246,10 +245,3 @@ def combined(results: Iterable[Result]) -> Result:
     distinct = set(results)
     order: tuple[Result, ...] = ("failure", "success", "skipped", "left out")
     return next(result for result in order if result in distinct)
-
-
-def _commit_before(repository: Repository) -> str:
-    try:
-        return git(repository.root, "rev-parse", "--verify", "--quiet", "HEAD^").strip()
-    except OSError:
-        return NO_COMMIT
