@@ -23,7 +23,7 @@ from provisioning.base.errors import UsageError  # noqa: E402
 from provisioning.base.settings import CLONE, outputs_path  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "rehearse")
+NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins")
 """They work on our own sources, git history or Dockerfile."""
 
 

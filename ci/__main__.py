@@ -110,9 +110,6 @@ VERBS = {
     "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("ci.upkeep.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them"),
-    "rehearse": Verb(
-        "ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would: pr", "lint"
-    ),
     "pins": Verb(
         "ci.upkeep.pins", "hand newer pins to the job that proposes them, as a patch that is judged"
     ),

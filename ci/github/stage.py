@@ -22,7 +22,7 @@ from provisioning.base.rendering.text import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import StageRun
 
-WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
+WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
 """Sessions that write no report."""
 
 OF_THE_JOB = ("GITHUB_", "RUNNER_")

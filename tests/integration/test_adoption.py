@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.settings import ROOT
-from tests.support.rehearsals import IDENTITY, repository
-from tests.support.rehearsed import example, rehearse
+from tests.support.examples import example
+from tests.support.repositories import IDENTITY, repository
 from tests.support.wheels import SRC_PROJECT
+from tests.support.workflows.run import run_workflow
 
 pytestmark = [pytest.mark.heavy, pytest.mark.whole]
 
@@ -46,9 +45,8 @@ ATTEST = ("attest / statement", "attest / attest")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path: Path) -> Path:
     """A repository with a src/ layout, packages of its own, two small models and the README's workflow."""
-    root = tmp_path / f"models-{tmp_path.parent.name}"
     workflow = example(ROOT / "README.md", "name: QNN\n")
     workflow += "      requirements: requirements.txt\n      keep-programs: true\n"
     suite = 'schema = 1\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
@@ -61,38 +59,37 @@ def root(tmp_path: Path) -> Iterator[Path]:
         SUMS: MODEL.format(formula="x + x"),
         HALVES: MODEL.format(formula='rearrange(x, "b c h w -> b (c h w)") / 2'),
     }
-    yield repository(root, files)
-    shutil.rmtree(ROOT / ".nox" / "rehearsal" / "cache" / root.name, ignore_errors=True)
+    return repository(tmp_path / "models", files)
 
 
 def test_the_readmes_ten_lines_gate_another_repositorys_models(root: Path, tmp_path: Path) -> None:
     # As a push to main, which fills the cache.
-    green = rehearse(tmp_path / "green", "qnn", "--root", str(root), "--event", "push")
+    cache = tmp_path / "cache"
+    green = run_workflow(tmp_path / "green", "qnn", root, event="push", cache=cache)
     jobs = (*(f"qnn / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
-    assert (green.code, green.results()) == (0, dict.fromkeys(jobs, "success")), green.output
+    assert green.results() == dict.fromkeys(jobs, "success"), green.failures()
     log = green.log("qnn / programs")
     assert "test_lowering: pass" in log and "test_emulator: pass" in log
     assert "sums/fp16/SM8650" in log and "sums/fp16/SM8750" in log and "SM8550" not in log
     statement, attest = map(green.log, ATTEST)
     assert "would attest sums/fp16/SM8650.pte" in attest
     assert re.search(r"[0-9a-f]{64}  sums/fp16/SM8750\.pte", statement)
-    summary = green.jobs["qnn / plan"]["summary"]
+    summary = green.jobs["qnn / plan"].summary
     assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
 
     # As a pull request that changes one of the models, which leaves the NPU by that.
     file = root / SUMS
     file.write_text(file.read_text().replace("x + x", "torch.erf(x)"))
     subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=root, check=True)
-    red = rehearse(tmp_path / "red", "qnn", "--root", str(root), "--event", "pull_request")
-    assert red.code == 1, red.output
+    red = run_workflow(tmp_path / "red", "qnn", root, cache=cache)
     assert red.results() == {
         "qnn / plan": "success",
         "qnn / programs": "failure",
         "qnn / remember": "skipped",
         "qnn / verdict": "failure",
         "attest": "skipped",
-    }
-    errors = [one for one in red.jobs["qnn / programs"]["annotations"] if "lowering-cpu-operator" in one]
+    }, red.failures()
+    errors = [one for one in red.jobs["qnn / programs"].annotations if "lowering-cpu-operator" in one]
     assert errors and all("sums/" in one for one in errors)
     # The model that did not change is taken from the cache.
     log = red.log("qnn / programs")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ci.upkeep import miniature_tree
+from tests.support.examples import filled
 from tests.support.miniature_executorch import make_sdk, make_tree
-from tests.support.rehearsals import IDENTITY, repository
-from tests.support.rehearsed import Rehearsed, filled, rehearse
+from tests.support.repositories import IDENTITY, repository
+from tests.support.workflows.run import run_workflow
 
 WORKFLOW = """\
 name: QNN
@@ -31,10 +32,6 @@ def workflow(stages: str, profile: str) -> dict[str, str]:
     return {".github/workflows/qnn.yml": filled(WORKFLOW.format(stages=stages, profile=profile))}
 
 
-def gate(scratch: Path, root: Path, *flags: str) -> Rehearsed:
-    return rehearse(scratch / "reports", "qnn", "--root", str(root), *flags)
-
-
 PASSED = ("plan", "verdict")
 BESIDE = {
     "backends/transforms/BUCK": "decompose_sdpa",
@@ -53,13 +50,13 @@ def test_its_buck_and_cmake_files_are_compared(tmp_path: Path, forgotten: bool) 
     assert '"backends/lpai/*.cpp",' in files[targets]
     if forgotten:
         files[targets] = files[targets].replace('"backends/lpai/*.cpp",', "")
-    done = gate(tmp_path, repository(tmp_path / "my-executorch", files))
+    done = run_workflow(tmp_path / "run", "qnn", repository(tmp_path / "my-executorch", files))
     expected = {f"qnn / {name}": "success" for name in (*PASSED, "buck-parity")}
     expected["qnn / remember"] = "skipped"
     if forgotten:
         expected |= dict.fromkeys(("qnn / buck-parity", "qnn / verdict"), "failure")
-        assert any("lpai" in one for one in done.jobs["qnn / buck-parity"]["annotations"])
-    assert (done.code, done.results()) == (int(forgotten), expected), done.output
+        assert any("lpai" in one for one in done.jobs["qnn / buck-parity"].annotations)
+    assert done.results() == expected, done.failures()
 
 
 @pytest.mark.whole
@@ -71,7 +68,7 @@ def test_its_tree_is_built_with_the_sdk_of_the_job(tmp_path: Path) -> None:
         (root / name).write_text(text, encoding="utf-8")
     for command in (["add", "-A"], [*IDENTITY, "commit", "-qm", "Gate"]):
         subprocess.run(["git", *command], cwd=root, check=True)
-    done = gate(tmp_path, root, "--env", f"QNN_SDK_ROOT={sdk}")
+    done = run_workflow(tmp_path / "run", "qnn", root, env={"QNN_SDK_ROOT": str(sdk)})
     expected = {f"qnn / {name}": "success" for name in (*PASSED, "build-linux-arm64")}
     expected["qnn / remember"] = "skipped"
-    assert (done.code, done.results()) == (0, expected), done.output
+    assert done.results() == expected, done.failures()

@@ -15,7 +15,7 @@ from ci.suites.own_packages import LOCKED, VARIABLE, Needs, installed, locked_ve
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from tests.support.elves import Library
 from tests.support.lowering_suites import run
-from tests.support.rehearsals import write
+from tests.support.repositories import write
 from tests.support.wheels import SRC_PROJECT, make_wheel
 
 PROJECT = {

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.settings import ROOT
-from tests.support.rehearsals import IDENTITY, repository
-from tests.support.rehearsed import Rehearsed, filled, rehearse
+from tests.support.examples import filled
+from tests.support.repositories import IDENTITY, repository
 from tests.support.sdk_archives import served_here, write_zip
+from tests.support.workflows.run import Finished, run_workflow
 
 pytestmark = pytest.mark.whole
 
@@ -61,16 +62,16 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield clone
 
 
-def build(tmp_path: Path, toolkit: Path, licence: str, *flags: str) -> Rehearsed:
+def build(tmp_path: Path, toolkit: Path, licence: str, env: Mapping[str, str] | None = None) -> Finished:
     root = repository(
         tmp_path / "app", {".github/workflows/app.yml": filled(WORKFLOW.format(licence=licence))}
     )
-    return rehearse(tmp_path / "reports", "app", "--root", str(root), *flags, toolkit=toolkit)
+    return run_workflow(tmp_path / "run", "app", root, env=env, toolkit=toolkit)
 
 
 def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path) -> None:
     done = build(tmp_path, toolkit, ACCEPTED)
-    assert (done.code, done.results()) == (0, {"build": "success"}), done.output
+    assert done.results() == {"build": "success"}, done.failures()
     assert f"the NDK {REVISION} is " in done.log("build")
 
 
@@ -80,6 +81,6 @@ def test_an_ndk_of_the_users_own_is_used_as_it_is(tmp_path: Path, toolkit: Path)
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         (own / name).write_bytes(data)
     shutil.copymode("/bin/sh", own / "toolchains/llvm/prebuilt/linux-x86_64/bin/clang")
-    done = build(tmp_path, toolkit, "cache: false", "--env", f"ANDROID_NDK_ROOT={own}")
-    assert done.code == 0, done.output
+    done = build(tmp_path, toolkit, "cache: false", {"ANDROID_NDK_ROOT": str(own)})
+    assert done.results() == {"build": "success"}, done.failures()
     assert f"the NDK {REVISION} is {own}, cached: false" in done.log("build")

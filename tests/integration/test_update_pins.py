@@ -1,4 +1,4 @@
-"""update-pins.yml rehearsed where there is something newer: what it would propose, and nothing else."""
+"""update-pins.yml run where there is something newer: what it would propose, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import MANIFESTS, ROOT
-from tests.support.rehearsals import repository
-from tests.support.rehearsed import rehearse
+from tests.support.repositories import repository
+from tests.support.workflows.run import run_workflow
 
 pytestmark = pytest.mark.whole
 
@@ -68,16 +68,14 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_else_is_touched(tmp_pa
     files |= {"noxfile.py": NOXFILE.format(toolkit=str(ROOT)), "manifests/locks/lint.txt": "ruff==1.0\n"}
     files |= {"manifests/image-packages.txt": "git 1:2.39\n"}
     root = repository(tmp_path / "small", files)
-    proposed = rehearse(tmp_path / "reports", "update-pins", "--root", str(root))
-    assert proposed.code == 0, proposed.output
-    shown = [line for line in proposed.output.splitlines() if " would open " in line or "manifests/" in line]
-    assert shown == [
+    proposed = run_workflow(tmp_path / "run", "update-pins", root, event="schedule")
+    assert proposed.results() == {"compute": "success", "propose": "success"}, proposed.failures()
+    assert proposed.lines == [
         "propose: would open the pull request 'Take newer versions of what the locks name'"
         " from the branch update-pins, with",
         "propose:    M manifests/image-packages.txt",
         "propose:    M manifests/locks/lint.txt",
     ]
-    assert "left-behind" not in proposed.output
     log = proposed.log("propose")
     assert "\n-ruff==1.0\n+ruff==1.1\n" in log and "body: | program | 2.51.0 | 2.50.40 |" in log
     for command, output in ((["status", "--porcelain"], ""), (["branch", "--all"], "* main\n")):

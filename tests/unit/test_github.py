@@ -16,15 +16,15 @@ import pytest
 from ci import github as verb
 from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
 from ci.github import place, plan, publish, release, setup, stage, verdict
-from ci.github.rehearse.commands import pairs
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from tests.support import engine, needs
-from tests.support.rehearsals import repository
+from tests.support.repositories import repository
 from tests.support.scripts import script
 from tests.support.typed import run_here
+from tests.support.workflows.commands import pairs
 
 ROWS = {
     "always": Row(stage="lint", minutes=5),

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ci.github import images, release
-from ci.github.rehearse.job import STAND_INS
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.image_archives import archive
 from tests.support.scripts import script
+from tests.support.workflows.job import PROGRAMS
 
 OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b""}
 
@@ -19,7 +19,7 @@ OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of release.yml's job `push`, with a skopeo that only says what it would do."""
-    program = script(tmp_path / "bin" / "skopeo", STAND_INS["skopeo"].partition("\n")[2])
+    program = script(tmp_path / "bin" / "skopeo", PROGRAMS["skopeo"].partition("\n")[2])
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(release, "project_version", lambda root: "1.2")
     (tmp_path / "images").mkdir()

@@ -16,7 +16,7 @@ from ci.github import matrix
 from ci.github.matrix import affected_cases, gitlab_pipeline, matrix_of
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
-from tests.support.rehearsals import IDENTITY, repository, write
+from tests.support.repositories import IDENTITY, repository, write
 
 PROGRAMS = all_programs([])
 

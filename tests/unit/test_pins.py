@@ -11,7 +11,7 @@ import pytest
 
 from ci.upkeep import pins
 from provisioning.base.errors import CheckFailed
-from tests.support.rehearsals import repository
+from tests.support.repositories import repository
 
 LOCK = "manifests/locks/lint.txt"
 

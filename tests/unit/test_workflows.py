@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,10 @@ import yaml
 from ci import github as verb
 from ci.engine.gate_table import Row, gate_table
 from ci.github import place, plan, verdict
-from ci.github.rehearse.model import (
+from provisioning.base.settings import ROOT
+from qnn_ci import VERBS
+from tests.support.workflows.expression import Scope, Value, condition
+from tests.support.workflows.files import (
     Action,
     Step,
     Workflow,
@@ -25,13 +27,7 @@ from ci.github.rehearse.model import (
     read_action,
     read_workflow,
 )
-from provisioning.base.settings import ROOT
-from qnn_ci import VERBS
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
+from tests.support.workflows.job import status_functions
 
 GITHUB = ROOT / ".github"
 FILES = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
@@ -43,6 +39,8 @@ BOOTSTRAP = (
     ' --requirement "$GITHUB_ACTION_PATH/../../../manifests/locks/nox.txt"'
 )
 """The one line that cannot call nox, as it installs it."""
+
+EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 
 WITHOUT_CACHE = ("attest.yml", "release.yml", "update-pins.yml")
 
@@ -139,6 +137,44 @@ def test_what_is_run_is_one_line_that_calls_an_existing_session() -> None:
         assert match[1] != "github" or match[2] in verb.PARTS, placed.where
 
 
+STEPS_OF = {
+    **{
+        f"{name}: {job.id}": (job.steps, job.outputs)
+        for name, w in workflows().items()
+        for job in w.jobs.values()
+    },
+    **{name: (action.steps, action.outputs) for name, action in actions().items()},
+}
+
+
+@pytest.mark.parametrize("name", STEPS_OF)
+def test_an_expression_names_no_step_but_an_earlier_one(name: str) -> None:
+    """GitHub takes the outputs of any other for empty. actionlint does not read our actions."""
+    steps, outputs = STEPS_OF[name]
+    ids: list[str] = []
+    for part in (*steps, outputs):
+        assert set(re.findall(r"\bsteps\.([\w-]+)", str(part))) <= set(ids), part
+        ids += [part.id] if isinstance(part, Step) and part.id else []
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("name", actions())
+def test_an_action_uses_inputs_and_contexts_that_it_has(name: str) -> None:
+    action = actions()[name]
+    expressions = [*EXPRESSION.findall(str(action)), *(step.condition for step in action.steps)]
+    used = re.findall(r"\b(\w+)\.([\w-]+)", " ".join(expressions))
+    assert {context for context, _ in used} <= {
+        "github",
+        "inputs",
+        "job",
+        "runner",
+        "env",
+        "steps",
+        "outputs",
+    }
+    assert {member for context, member in used if context == "inputs"} <= set(action.inputs)
+
+
 def test_our_own_actions_are_given_only_inputs_that_they_have() -> None:
     for placed in ALL_STEPS:
         if placed.step.uses.startswith("$/"):
@@ -226,8 +262,6 @@ def test_what_is_restored_is_verified_before_it_is_used() -> None:
 def test_a_cache_is_saved_from_the_default_branch_only(
     event: str, ref: str, saved: bool, tmp_path: Path
 ) -> None:
-    from ci.github.rehearse.expression import Value, condition
-
     payload = tmp_path / "event.json"
     payload.write_text('{"repository": {"default_branch": "main"}}')
     environ = {"GITHUB_EVENT_NAME": event, "GITHUB_REF": ref, "GITHUB_EVENT_PATH": str(payload)}
@@ -245,9 +279,9 @@ def test_a_cache_is_saved_from_the_default_branch_only(
             "packages": {"outputs": {}},
         },
     }
-    status: dict[str, Any] = {"success": lambda: True, "cancelled": lambda: False}
+    scope = Scope(contexts, status_functions(succeeded=True, failed=False))
     for step in saving:
-        assert condition(step.condition, contexts, status) is saved
+        assert condition(step.condition, scope) is saved
 
 
 @pytest.mark.parametrize("name", WITHOUT_CACHE)
@@ -281,4 +315,4 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     (example,) = [e for e in re.findall(r"```yaml\n(.*?)```", text, re.S) if "workflows/gate.yml@" in e]
     assert len(example.strip().splitlines()) <= 10
     (job,) = yaml.safe_load(example)["jobs"].values()
-    assert set(job["with"]) <= set(workflows()["gate.yml"].inputs)
+    assert set(job["with"]) <= set(workflows()["gate.yml"].call.inputs)

@@ -1,0 +1,247 @@
+"""Run a workflow of a repository, its jobs in the order and by the rules of GitHub.
+
+Every job has a fresh workspace, a home for caches and a temporary folder. Jobs that do not need each other
+run side by side. A run sees the repository's working tree: changes that are not committed, but no new files.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provisioning.base.settings import ROOT
+from tests.support.workflows import expression
+from tests.support.workflows.expression import Known, Unknown, Value, as_text, expand
+from tests.support.workflows.files import (
+    Job,
+    Workflow,
+    allowed_in,
+    check_permissions,
+    complete_inputs,
+    read_workflow,
+)
+from tests.support.workflows.job import JobRun, status_functions
+from tests.support.workflows.machine import (
+    MAIN,
+    NO_COMMIT,
+    OWNER,
+    TOOLKIT,
+    JobResult,
+    Machine,
+    Repository,
+    Result,
+    fresh_environment,
+    git,
+    github_context,
+    make_event,
+    snapshot,
+)
+
+AT_ONCE = 2
+"""Jobs side by side."""
+
+GROUP_LIMIT = 400
+"""Characters that GitHub takes in the name of a concurrency group."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is over: what its jobs did, and what would be seen outside it."""
+
+    every_job: Sequence[JobResult]
+    """Also those that were left out, in the files' order."""
+    lines: Sequence[str]
+
+    @property
+    def jobs(self) -> dict[str, JobResult]:
+        """Those that ran, or were to."""
+        return {job.name: job for job in self.every_job if job.result != "left out"}
+
+    def results(self) -> dict[str, str]:
+        return {name: job.result for name, job in self.jobs.items()}
+
+    def log(self, job: str) -> str:
+        log = self.jobs[job].log
+        assert log is not None, f"{job} did not run"
+        return log.read_text(encoding="utf-8")
+
+    def failures(self) -> str:
+        """Of each job that failed the error and the end of its log, to be shown where an assertion fails."""
+        failed = [job for job in self.every_job if job.failure]
+        ends = (f"━━ {job.name}: {job.failure}\n" + self.log(job.name)[-4000:] for job in failed)
+        return "\n".join(ends)
+
+
+def run_workflow(
+    scratch: Path,
+    name: str,
+    root: Path = ROOT,
+    *,
+    event: str = "pull_request",
+    ref: str = MAIN,
+    everything_changed: bool = False,
+    rows: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+    toolkit: Path = ROOT,
+    cache: Path | None = None,
+) -> Finished:
+    """Run `.github/workflows/NAME.yml` of the repository at `root`, as GitHub does after this event.
+
+    The change that is gated is the last commit. `env` is set in every job; of a matrix only the jobs called
+    `rows` run. Runs with the same `cache` share GitHub's cache. In `scratch` only logs remain.
+    """
+    work = scratch / "run"
+    try:
+        own = root.resolve() == toolkit.resolve()
+        ours = snapshot(root, work / "repository", TOOLKIT if own else f"{OWNER}/{root.name}")
+        theirs = ours if own else snapshot(toolkit, work / "toolkit", TOOLKIT)
+        workflow = read_workflow(ours.root, f".github/workflows/{name}.yml")
+        before = git(ours.root, "rev-list", "--first-parent", "--max-count=1", "--skip=1", "HEAD").strip()
+        base = NO_COMMIT if everything_changed or not before else before
+        machine = Machine(
+            scratch=work,
+            logs=scratch / "logs",
+            cache=cache or work / "cache",
+            repository=ours,
+            toolkit=theirs,
+            event=make_event(workflow, event, ours, ref, base),
+            env={**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})},
+            variables=variables or {},
+            rows=tuple(rows),
+        )
+        machine.logs.mkdir(parents=True)
+        # As on GitHub, inputs of `workflow_call` exist and are empty after another event.
+        inputs = dict.fromkeys(workflow.call.inputs, "")
+        results = _Run(machine, workflow, workflow, ours, inputs).run()
+        return Finished(results, machine.lines)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+Ended = tuple[list[JobResult], Result, Mapping[str, str]]
+"""Of a job of the file: the jobs that it stands for, their result together, and its outputs."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The run of one file: of the workflow that the event started, or of one that a job of it calls."""
+
+    machine: Machine
+    workflow: Workflow
+    caller: Workflow
+    """The workflow that the event started. In called workflows too, contexts name this one."""
+    repository: Repository
+    inputs: Mapping[str, Value]
+    prefix: str = ""
+    ended: dict[str, Ended] = field(default_factory=dict)
+
+    def run(self) -> list[JobResult]:
+        """The results of all jobs, in the file's order."""
+        self._check_group()
+        started: dict[str, list[Future[Ended]]] = {}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                while len(self.ended) < len(self.workflow.jobs):
+                    for name, job in self.workflow.jobs.items():
+                        if name not in started and all(need in self.ended for need in job.needs):
+                            started[name] = [pool.submit(row) for row in self._rows(job)]
+                    rows = [row for name in started if name not in self.ended for row in started[name]]
+                    if not rows:
+                        raise Unknown(f"{self.workflow.path}: a job needs one that is not there")
+                    for row in wait(rows, return_when=FIRST_COMPLETED).done:
+                        row.result()  # an error ends the run
+                    for name in started:
+                        if name not in self.ended and all(row.done() for row in started[name]):
+                            self.ended[name] = self._together(name, [row.result() for row in started[name]])
+            except BaseException:
+                self.machine.aborted.set()
+                raise
+        return [result for name in self.workflow.jobs for result in self.ended[name][0]]
+
+    def result(self) -> Result:
+        return combined(result for _, result, _ in self.ended.values())
+
+    def _together(self, name: str, rows: Sequence[Ended]) -> Ended:
+        outputs = dict.fromkeys(self.workflow.jobs[name].outputs, "")
+        for _, _, written in rows:
+            outputs.update(written)
+        results = [result for results, _, _ in rows for result in results]
+        return results, combined(result for _, result, _ in rows), outputs
+
+    def _contexts(self) -> dict[str, Value]:
+        return {
+            "github": Known("github", github_context(self.machine, self.caller)),
+            "inputs": Known("inputs", self.inputs),
+            "vars": self.machine.variables,
+        }
+
+    def _check_group(self) -> None:
+        group = expand(self.workflow.concurrency, expression.Scope(self._contexts())).get("group", "")
+        if len(group) > GROUP_LIMIT:
+            raise Unknown(f"{self.workflow.path}: concurrency: {len(group)} characters: {group}")
+
+    def _rows(self, job: Job) -> Iterator[Callable[[], Ended]]:
+        """What to run for a job: one thing, or each row of its matrix."""
+        needs: dict[str, Value] = {
+            need: {"result": self.ended[need][1], "outputs": Known(f"outputs of {need}", self.ended[need][2])}
+            for need in job.needs
+        }
+        contexts = {**self._contexts(), "needs": Known("needs", needs)}
+        before = [self.ended[name][1] for name in self._ancestors(job)]
+        succeeded = all(result == "success" for result in before)
+        status = status_functions(succeeded=succeeded, failed="failure" in before)
+        if not expression.condition(job.condition, expression.Scope(contexts, status)):
+            yield self._not_run(self.prefix + job.id, "skipped")
+            return
+        rows: Sequence[Mapping[str, Value]] = [{}]
+        if job.strategy:
+            rows = expand(job.strategy.matrix["include"], expression.Scope(contexts))
+            if not rows:
+                raise Unknown(f"{self.workflow.path}: jobs.{job.id}: the matrix is empty")
+        for row in rows:
+            inner: dict[str, Value] = {**contexts, "matrix": Known("matrix", row)}
+            name = as_text(expand(job.name or job.id, expression.Scope(inner)))
+            if job.strategy and self.machine.rows and name not in self.machine.rows:
+                yield self._not_run(self.prefix + name, "left out")
+            else:
+                yield functools.partial(self._run_row, job, inner, self.prefix + name)
+
+    def _ancestors(self, job: Job) -> set[str]:
+        return set(job.needs).union(*(self._ancestors(self.workflow.jobs[need]) for need in job.needs))
+
+    def _not_run(self, name: str, result: Result) -> Callable[[], Ended]:
+        return lambda: ([JobResult(name, result)], result, {})
+
+    def _run_row(self, job: Job, contexts: Mapping[str, Value], name: str) -> Ended:
+        if job.uses:
+            return self._call(job, contexts, name)
+        result = JobRun(self.machine, self.workflow, self.repository, job, contexts, name).run()
+        return [result], result.result, result.outputs
+
+    def _call(self, job: Job, contexts: Mapping[str, Value], name: str) -> Ended:
+        """Run a job that is another workflow."""
+        location = self.machine.used(job.uses, self.repository)
+        if location is None:
+            raise Unknown(f"{job.uses}: expected a workflow of {self.repository.name} or {TOOLKIT}")
+        called = read_workflow(location[0].root, location[1])
+        if "workflow_call" not in called.events:
+            raise Unknown(f"{called.path} cannot be called")
+        where = f"{self.workflow.path}: jobs.{job.id}"
+        check_permissions(where, allowed_in(self.workflow, job), called)
+        passed = expand(job.inputs, expression.Scope(contexts))
+        inputs = complete_inputs(where, called.call.inputs, passed, typed=True)
+        inner = _Run(self.machine, called, self.caller, location[0], inputs, f"{name} / ")
+        return inner.run(), inner.result(), {}
+
+
+def combined(results: Iterable[Result]) -> Result:
+    """The result of several jobs together."""
+    distinct = set(results)
+    order: tuple[Result, ...] = ("failure", "success", "skipped", "left out")
+    return next(result for result in order if result in distinct)
