@@ -32,7 +32,7 @@ _HEXAGON_ARCH_MASK = 0x3FF
 MOST_SEGMENTS = 512
 """Linkers write about ten."""
 # libnss3.so needs 191, the most of 1,809 libraries.
-_MOST_READS = 1 << 14
+_MOST_READS = 1 << 12
 _MOST_STRING = 4096
 # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
