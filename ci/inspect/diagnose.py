@@ -144,7 +144,7 @@ def _logs(path: Path) -> Iterator[tuple[str, str]]:
         for file in sorted(
             file for file in path.rglob("*") if file.suffix in LOG_SUFFIXES and file.is_file()
         ):
-            yield str(file), file.read_text(encoding="utf-8", errors="replace")
+            yield _shown(file), file.read_text(encoding="utf-8", errors="replace")
     elif path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
@@ -158,9 +158,15 @@ def _logs(path: Path) -> Iterator[tuple[str, str]]:
                         f"{path}: {info.filename} unpacks to more than {LARGEST_LOG >> 20} MiB",
                         remedy="unpack the archive yourself, and give the log's failing part",
                     )
-                yield f"{path}: {info.filename}", data.decode("utf-8", "replace")
+                yield f"{_shown(path)}: {info.filename}", data.decode("utf-8", "replace")
     else:
-        yield str(path), path.read_text(encoding="utf-8", errors="replace")
+        yield _shown(path), path.read_text(encoding="utf-8", errors="replace")
+
+
+def _shown(path: Path) -> str:
+    """As its user would type it."""
+    folder = Parser.user_folder()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def _as_number(text: str) -> int | None:
