@@ -11,7 +11,8 @@ from ci.__main__ import VERBS
 from ci.builds.loadable import REMEDIES
 from ci.executorch import judge
 from ci.onnx.compile import KINDS
-from ci.suites.baseline import COSTS, cost_rule
+from ci.suites.baseline import COSTS
+from ci.suites.costs import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.diagnosis import knowledge
