@@ -34,7 +34,8 @@ def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
     package = "provisioning" if example.words[0] in PROVISIONING else "ci"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = typed(*example.words, package=package, cwd=tmp_path, env=env)
-    assert not_printed(example, done.stderr + done.stdout) == []
+    # The page's reader is in this folder.
+    assert not_printed(example, (done.stderr + done.stdout).replace(f"{tmp_path}/", "")) == []
 
 
 def test_each_shown_output_is_compared_or_listed_with_the_reason() -> None:
