@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
-from ci.suites.compile_flags import CHECKPOINT, ONNX, lane_of  # noqa: E402
+from ci.pipeline.compile_flags import CHECKPOINT, ONNX, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402

@@ -26,52 +26,52 @@ VERBS = {
     "bundle": Verb("ci.device.bundle.verb", "gather the exact files that a device needs, checked as one"),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and fetch its output"),
     "test_delegate": Verb(
-        "ci.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
+        "ci.lanes.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
     ),
     "test_upstream": Verb(
-        "ci.upstream.all_verb",
+        "ci.lanes.upstream.all_verb",
         "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
     "compare": Verb(
-        "ci.upstream.compare.verb", "compare one suite on several QNN builds, program by program"
+        "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
     ),
     "compat": Verb(
-        "ci.upstream.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
+        "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
     "diagnose": Verb(
         "ci.inspect.diagnose", "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001"
     ),
     "compile": Verb(
-        "ci.everyday.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
+        "ci.one_model.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
     ),
     "quantize": Verb(
-        "ci.everyday.quantize",
+        "ci.one_model.quantize",
         "quantize one model: an .onnx with QDQ nodes, or a quantized .pt2",
         "executorch",
     ),
     "test_lowering": Verb(
-        "ci.executorch.verb",
+        "ci.lanes.executorch.verb",
         "lower the suite's models to the HTP, audit what was delegated and what it costs",
         "executorch",
     ),
     "test_emulator": Verb(
-        "ci.executorch.emulator_verb",
+        "ci.lanes.executorch.emulator_verb",
         "run the suite's programs on the HTP emulator and compare with PyTorch",
         "executorch",
     ),
     "audit": Verb(
-        "ci.everyday.audit",
+        "ci.one_model.audit",
         "say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost",
         "executorch",
     ),
     "profile": Verb(
-        "ci.everyday.profile",
+        "ci.one_model.profile",
         "say what each operator and line of a program takes on the HTP emulator",
         "executorch",
     ),
     "divergence": Verb(
-        "ci.everyday.divergence",
+        "ci.one_model.divergence",
         "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),
@@ -81,24 +81,28 @@ VERBS = {
     ),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "test_golden": Verb(
-        "ci.upstream.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
+        "ci.upgrades.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
     ),
-    "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
+    "onnx": Verb("ci.lanes.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
     "test_onnx": Verb(
-        "ci.onnx.verb", "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider", "onnx"
+        "ci.lanes.onnx.verb",
+        "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
+        "onnx",
     ),
-    "llm": Verb("ci.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
+    "llm": Verb("ci.lanes.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
     "test_llm": Verb(
-        "ci.llm.verb",
+        "ci.lanes.llm.verb",
         "let language models speak on the HTP emulator, and hold them to the float model",
         "llm",
     ),
     "save-calls": Verb(
-        "ci.dump.save_calls", "write QNN's calls for a model as C, to reproduce a bug with Qualcomm", "onnx"
+        "ci.one_model.dump.save_calls",
+        "write QNN's calls for a model as C, to reproduce a bug with Qualcomm",
+        "onnx",
     ),
-    "to-dlc": Verb("ci.dump.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
+    "to-dlc": Verb("ci.one_model.dump.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
     "wrap-context": Verb(
-        "ci.executorch.wrap_context", "make an ExecuTorch program of a QNN context binary", "executorch"
+        "ci.lanes.executorch.wrap_context", "make an ExecuTorch program of a QNN context binary", "executorch"
     ),
     "buck_parity": Verb(
         "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"
@@ -107,13 +111,11 @@ VERBS = {
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
-    "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene", "lint"),
-    "generate": Verb("ci.upkeep.generate", "regenerate the committed schemas and catalogues", "lint"),
+    "lint": Verb("ci.dev.lint", "check style, types, generated files and the tree's hygiene", "lint"),
+    "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them"),
-    "pins": Verb(
-        "ci.upkeep.pins", "hand newer pins to the job that proposes them, as a patch that is judged"
-    ),
-    "bench": Verb("ci.upkeep.bench", "measure performance claims as ratios, side by side; --list names them"),
+    "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as a patch that is judged"),
+    "bench": Verb("ci.dev.bench", "measure performance claims as ratios, side by side; --list names them"),
 }
 
 if __name__ == "__main__":

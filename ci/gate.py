@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.engine.stage_names import stage_names
 from ci.engine.supervision import (
     LACKING,
     LOGS,
@@ -28,6 +27,7 @@ from ci.engine.supervision import (
     supervise,
 )
 from ci.report.collect import GATE, did_not_run
+from ci.stage_names import stage_names
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERRUPTED, UsageError
@@ -40,7 +40,7 @@ from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
-    from ci.engine.gate_table import GateStage
+    from ci.gate_table import GateStage
 
 EXAMPLES = """\
   nox
@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.engine.gate_table import gate_table
+    from ci.gate_table import gate_table
 
     stages = [
         stage.model_copy(update={"flags": (*stage.flags, "--keep-programs")})
@@ -221,7 +221,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
 
 def without_annotations(stage: str, environ: Mapping[str, str]) -> list[str]:
     """The flag of a stage that prints GitHub's annotations itself; the gate prints them instead."""
-    from ci.engine.gate_table import gate_table
+    from ci.gate_table import gate_table
 
     return ["--no-annotations"] if stage in gate_table().annotates and _on_github(environ) else []
 

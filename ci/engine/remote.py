@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ci.engine.protobuf import Malformed, Message
+from ci.artifacts.protobuf import Malformed, Message
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 

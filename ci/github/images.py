@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from ci.dev import generate
 from ci.github.files import set_outputs
 from ci.github.release import tagged_version
-from ci.upkeep import generate
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import ROOT

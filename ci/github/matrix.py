@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 
 from ci.engine.jobs import Job, shard
-from ci.executorch.verb import SUITE
 from ci.github.files import append
-from ci.suites.flags import add_choice, check
+from ci.lanes.executorch.verb import SUITE
+from ci.pipeline.flags import add_choice, check
 from provisioning.base import toml
 from provisioning.base.command_line import count
 from provisioning.base.commands import captured
@@ -40,7 +40,7 @@ WORTH_A_JOB = 90
 PAGES = (".md", ".rst")
 """Harmless in any repository. .txt is not: a factory may read such a file, and CMakeLists.txt is one."""
 
-MODELS = "ci/suites/models/"
+MODELS = "ci/pipeline/models/shipped/"
 """Our own models: like a user's, each affects only the cases that import it."""
 
 
@@ -82,8 +82,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.executorch.stage import jobs_of
-    from ci.executorch.suite import all_programs, choose
+    from ci.lanes.executorch.stage import jobs_of
+    from ci.lanes.executorch.suite import all_programs, choose
 
     check(args.suite or ())
     selection = selection_of(args)
@@ -177,9 +177,9 @@ def gitlab_pipeline(shards: Sequence[Mapping[str, object]]) -> dict[str, object]
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
     """A file that a factory imports affects its cases; a file that is not known to be harmless
     affects all."""
-    from ci.engine.gate_table import gate_table
-    from ci.executorch.suite import Program
-    from ci.suites.imports import closure
+    from ci.gate_table import gate_table
+    from ci.lanes.executorch.suite import Program
+    from ci.pipeline.models.imports import closure
 
     @cache
     def needed(module: str, search_path: Path) -> frozenset[Path]:
@@ -220,7 +220,7 @@ def _is_toolkit_code(path: Path) -> bool:
 
 
 def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
-    from ci.engine.gate_table import matches
+    from ci.gate_table import matches
 
     if path.is_relative_to(ROOT):
         return matches(_shown(path), patterns)
@@ -229,7 +229,7 @@ def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
 
 def _differing_cases(suite: Path, ref: str) -> set[str] | None:
     """Cases whose definition changed; None if the earlier suite cannot be read."""
-    from ci.executorch.suite import Suite, load_suite
+    from ci.lanes.executorch.suite import Suite, load_suite
     from provisioning.base.documents import parse
 
     try:

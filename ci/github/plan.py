@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.gate_table import GateTable, Row, gate_table, matches
-from ci.engine.stage_names import GATE_TABLE
+from ci.gate_table import GateTable, Row, gate_table, matches
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
 from ci.github.place import Wanted, may_be_cached, saves
+from ci.stage_names import GATE_TABLE
 from provisioning.base import toml
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.executorch import KEPT
 from ci.github.files import summarise
 from ci.inspect.attestation import PREDICATE, Verdict, Verdicts
+from ci.lanes.executorch import KEPT
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Outcome, Report

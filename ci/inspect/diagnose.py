@@ -114,7 +114,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
 
 
 def _diagnose(text: str, subject: str) -> Diagnosis:
-    from ci.suites.operator_table import inexact_in
+    from ci.operators.table import inexact_in
 
     operators = tuple(f"{each.message}: {each.command}" for each in inexact_in(text))
     return replace(diagnose(text, subject), operators=operators)
@@ -131,8 +131,8 @@ def _of_rule(name: str) -> Diagnosis | None:
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
-    from ci.suites.operator_table import inexact, measured
-    from ci.suites.precision import scheme_named
+    from ci.operators.table import inexact, measured
+    from ci.pipeline.precision import scheme_named
 
     scheme = scheme_named(scheme)
     lines = [f"{each.message}: {each.command}" for each in inexact([operator], scheme)]

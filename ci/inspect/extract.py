@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.suites.programs.compiled_onnx import CompiledModel, context_binaries
-from ci.suites.programs.dlc import MARK
-from ci.suites.programs.program import QNN_BACKEND, Program, bytes_of
+from ci.artifacts.compiled_onnx import CompiledModel, context_binaries
+from ci.artifacts.dlc import MARK
+from ci.artifacts.program import QNN_BACKEND, Program, bytes_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes
 

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.artifacts.against_sdk import Inside, against
+from ci.artifacts.compiled_onnx import CompiledModel, read_model
+from ci.artifacts.dlc import MARK, Dlc, read_dlc
+from ci.artifacts.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
 from ci.inspect.extract import extract
-from ci.suites.programs.against_sdk import Inside, against
-from ci.suites.programs.compiled_onnx import CompiledModel, read_model
-from ci.suites.programs.dlc import MARK, Dlc, read_dlc
-from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:

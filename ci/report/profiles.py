@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.pipeline.profile import PROCESSES, RUNS, Cost, Measured
 from ci.report.bars import Bar, Mark
 from ci.report.values import Row, entries, mapping, number, rows_of, word
-from ci.suites.profile import PROCESSES, RUNS, Cost, Measured
 from provisioning.base.findings import Report
 from provisioning.base.rendering.pages import render
 

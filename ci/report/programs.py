@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ci.pipeline.costs import TITLES, cost_rule
 from ci.report.bars import Bar, bar_of
 from ci.report.trends import Glance, glance
 from ci.report.values import Row, entries, in_unit, mapping, number, passed, rows_of, word
-from ci.suites.costs import TITLES, cost_rule
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size

@@ -47,10 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.engine.stage_names import stage_names
     from ci.report.collect import collect
     from ci.report.html import html
     from ci.report.publish import REMEDY, publish
+    from ci.stage_names import stage_names
     from provisioning.base.files import write_named
 
     directory = reports_path(args.reports)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.engine.installed import RUNNER
-from ci.upstream.compat import stage
+from ci.upgrades.compat import stage
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, load_measured
 from provisioning.environment import HOST_LIBRARIES

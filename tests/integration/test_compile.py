@@ -14,12 +14,12 @@ import torch
 
 from ci.__main__ import VERBS
 from ci.engine.output import writing_into
-from ci.executorch.suite import programs_of
-from ci.suites.factory import CALIBRATION_SEED, find, make
-from ci.suites.imports import search_first
-from ci.suites.other_python import export_with
-from ci.suites.samples import samples_of
-from ci.suites.user_model import BadFactory, user_model
+from ci.lanes.executorch.suite import programs_of
+from ci.pipeline.models.factory import CALIBRATION_SEED, find, make
+from ci.pipeline.models.imports import search_first
+from ci.pipeline.models.other_python import export_with
+from ci.pipeline.models.samples import samples_of
+from ci.pipeline.models.user_model import BadFactory, user_model
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.suites.operator_table import read
-from ci.upstream.ledger import load_ledger, load_record
+from ci.lanes.upstream.ledger import load_ledger, load_record
+from ci.operators.table import read
 from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.suites.programs.dlc import read_dlc
+from ci.artifacts.dlc import read_dlc
 from tests.support import programs
 from tests.support.onnx_models import conv_model, write
 from tests.support.runner import programs as runner_programs
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(conv_model(), tmp_path_factory.mktemp("model") / "model.onnx")
 
 
-FACTORY = "ci.suites.models.operators:convolution"
+FACTORY = "ci.pipeline.models.shipped.operators:convolution"
 LANES = ["onnx", pytest.param("executorch", marks=pytest.mark.whole)]
 
 

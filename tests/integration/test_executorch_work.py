@@ -21,14 +21,14 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.work import Result
-from ci.executorch import compile as compiling
-from ci.executorch import emulate
-from ci.executorch.compile import Settings, compile_programs
-from ci.executorch.emulate import measure
-from ci.executorch.stage import Plan
-from ci.executorch.suite import Program, programs_of
-from ci.suites.accuracy import EXACT_DB
-from ci.suites.baseline import Baseline
+from ci.lanes.executorch import compile as compiling
+from ci.lanes.executorch import emulate
+from ci.lanes.executorch.compile import Settings, compile_programs
+from ci.lanes.executorch.emulate import measure
+from ci.lanes.executorch.stage import Plan
+from ci.lanes.executorch.suite import Program, programs_of
+from ci.pipeline.accuracy import EXACT_DB
+from ci.pipeline.baseline import Baseline
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
@@ -147,8 +147,8 @@ class TestCompiling:
 RUN = """
 import sys
 from pathlib import Path
-from ci.executorch import compile as compiling
-from ci.executorch.suite import programs_of
+from ci.lanes.executorch import compile as compiling
+from ci.lanes.executorch.suite import programs_of
 from tests.integration.test_executorch_work import compiled
 
 compiling.WORKER = ("-m", "tests.support.lowering_worker")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ci import gate
-from ci.engine.gate_table import GateStage, gate_table
+from ci.gate_table import GateStage, gate_table
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection

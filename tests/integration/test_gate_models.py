@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ci.engine.inputs import key_of
-from ci.executorch.suite import load_suite
-from ci.suites.baseline import baseline_path, load_baseline
+from ci.lanes.executorch.suite import load_suite
+from ci.pipeline.baseline import baseline_path, load_baseline
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT

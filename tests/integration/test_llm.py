@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
-from ci.llm.genie import KINDS
-from ci.llm.suite import SUITES
+from ci.lanes.llm.genie import KINDS
+from ci.lanes.llm.suite import SUITES
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
@@ -41,7 +41,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
 
 
 def test_genie_says_what_float_says(speaker: Speaker) -> None:
-    from ci.llm.genie import speak
+    from ci.lanes.llm.genie import speak
 
     generator = np.random.default_rng(4)
     prompts = [generator.integers(2, 256, length).tolist() for length in (1, 31, 32, 33)]
@@ -55,7 +55,7 @@ def test_genie_says_what_float_says(speaker: Speaker) -> None:
 
 
 def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path) -> None:
-    from ci.llm.genie import speak
+    from ci.lanes.llm.genie import speak
 
     config = changed(speaker, tmp_path, "max-num-tokens", 500)
     longer = replace(speaker, folder=config.parent, config=config)
@@ -65,7 +65,7 @@ def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path)
 
 
 def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> None:
-    from ci.llm.genie import speak
+    from ci.lanes.llm.genie import speak
 
     def spoken(folder: str, ends: Any) -> tuple[int, ...]:
         config = changed(speaker, tmp_path / folder, "context/eos-token", ends)
@@ -80,10 +80,10 @@ def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> N
 
 def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     """Float ends where transformers says, so a text that goes on there differs from it."""
-    from ci.llm.architecture import read_architecture
-    from ci.llm.genie import Spoken
-    from ci.llm.measure import ProgramFolders, choices, texts
-    from ci.llm.reference import load_reference, text_of
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.genie import Spoken
+    from ci.lanes.llm.measure import ProgramFolders, choices, texts
+    from ci.lanes.llm.reference import load_reference, text_of
 
     model = write_checkpoint(tmp_path)
     stream = np.random.default_rng(4).integers(2, 255, 800).tolist()
@@ -122,7 +122,7 @@ def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
 def test_what_genie_refuses_is_explained_by_the_key_to_change(
     speaker: Speaker, tmp_path: Path, where: str, value: Any, key: str
 ) -> None:
-    from ci.llm.genie import speak
+    from ci.lanes.llm.genie import speak
 
     with pytest.raises(CheckFailed) as error:
         speak(changed(speaker, tmp_path, where, value), [[65]], timeout=TIMEOUT)
@@ -131,7 +131,7 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
 
 def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     """Genie says nothing of it, so that the words must show it."""
-    from ci.llm.genie import speak
+    from ci.lanes.llm.genie import speak
 
     wrong = changed(speaker, tmp_path, "engine/model/positional-encoding/rope-theta", 100)
     prompt = list(range(60, 77))
@@ -156,8 +156,8 @@ TEMPLATE = (
 def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Speaker, tmp_path: Path) -> None:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 
-    from ci.llm.genie import encoded
-    from ci.llm.prompts import chat_text, tokens_of, without_beginning
+    from ci.lanes.llm.genie import encoded
+    from ci.lanes.llm.prompts import chat_text, tokens_of, without_beginning
 
     config = changed(speaker, tmp_path, "max-num-tokens", 1)
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
@@ -204,7 +204,7 @@ def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Spe
     ],
 )
 def test_a_template_that_raises_is_refused_in_a_line(tmp_path: Path, template: str, named: str) -> None:
-    from ci.llm.prompts import chat_text
+    from ci.lanes.llm.prompts import chat_text
 
     folder = write_checkpoint(tmp_path)
     settings = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -252,7 +252,7 @@ class TestCompile:
         assert "prefill_0, " in parts and "decode_1, " in parts
 
     def test_prefill_and_decode_can_share_their_weights(self, tmp_path: Path) -> None:
-        from ci.suites.programs.program import Context, parse
+        from ci.artifacts.program import Context, parse
 
         model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
         apart, shared = tmp_path / "apart", tmp_path / "shared"
@@ -295,7 +295,7 @@ class TestCompile:
         monkeypatch.chdir(tmp_path)
         largest = max(sum(one.stat().st_size for one in out.glob(f"{kind}_*.bin")) for kind in KINDS)
         for bytes_loaded, code in ((largest, 0), (largest - 1, 2)):
-            monkeypatch.setattr("ci.llm.commands.EMULATOR_BYTES", bytes_loaded)
+            monkeypatch.setattr("ci.lanes.llm.commands.EMULATOR_BYTES", bytes_loaded)
             arguments = ["llm", *map(str, check), str(other), "--first-choice", "0.5"]
             assert main("python -m ci", "", {"llm": VERBS["llm"]}, arguments) == code
         config = json.loads((out / "genie_config.json").read_text())
@@ -321,14 +321,14 @@ LLAMA_1B: dict[str, Any] = {
 @pytest.mark.timeout(7200)
 def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
-    from ci.llm.architecture import read_architecture
-    from ci.llm.check import LIMITS
-    from ci.llm.commands import asking, limited
-    from ci.llm.findings import figures_from
-    from ci.llm.forecast import forecast
-    from ci.llm.genie import speak
-    from ci.llm.judge import compare_text, misses
-    from ci.llm.reference import load_reference, text_of
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.check import LIMITS
+    from ci.lanes.llm.commands import asking, limited
+    from ci.lanes.llm.findings import figures_from
+    from ci.lanes.llm.forecast import forecast
+    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.judge import compare_text, misses
+    from ci.lanes.llm.reference import load_reference, text_of
 
     layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
@@ -434,8 +434,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    from ci.llm.architecture import read_architecture
-    from ci.llm.decoder import load_decoder, require_halves
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.decoder import load_decoder, require_halves
 
     model = write_checkpoint(tmp_path)
     shape = read_architecture(model)
@@ -455,17 +455,17 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At all places of a whole context, before any logits are read."""
-    from ci.llm.architecture import read_architecture
-    from ci.llm.checkpoint_check import Compiled, order_figures
-    from ci.llm.genie import RECORD
-    from ci.llm.reference import load_reference, require_rope
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.checkpoint_check import Compiled, order_figures
+    from ci.lanes.llm.genie import RECORD
+    from ci.lanes.llm.reference import load_reference, require_rope
 
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
     shape = read_architecture(model)
     require_rope(load_reference(model), shape, 131072)
     wrong = replace(shape, scaling=LLAMA_3_2 | {"factor": 8.0})
     (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
-    monkeypatch.setattr("ci.llm.checkpoint_check.read_architecture", lambda _: wrong)
+    monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda _: wrong)
     monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})
     with pytest.raises(CheckFailed, match="rope"):
         order_figures({"model": model, "compiled": model, "kind": "decode", "cpu": False})
@@ -474,9 +474,9 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
 def our_logits(model: Path, tokens: Sequence[int]) -> Any:
     import torch
 
-    from ci.llm.architecture import read_architecture
-    from ci.llm.decoder import load_decoder
-    from ci.llm.graphs import call
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.decoder import load_decoder
+    from ci.lanes.llm.graphs import call
 
     shape = read_architecture(model)
     decoder = load_decoder(model, shape, shape.context, shape.context)
@@ -492,8 +492,8 @@ TOKENS = np.random.default_rng(5).integers(0, 256, 128).tolist()
 
 def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_path: Path) -> None:
     """By the reference too, which transformers 4 reads: its own default of the rope would be wrong alike."""
-    from ci.llm.architecture import read_architecture
-    from ci.llm.reference import ends_of, load_reference, logits_of
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.reference import ends_of, load_reference, logits_of
 
     expected = logits_of(load_reference(write_checkpoint(tmp_path)), TOKENS)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -517,8 +517,8 @@ def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_pat
     ],
 )
 def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    from ci.llm.architecture import read_architecture, require_tensors
-    from ci.llm.reference import load_reference, logits_of
+    from ci.lanes.llm.architecture import read_architecture, require_tensors
+    from ci.lanes.llm.reference import load_reference, logits_of
 
     model = write_checkpoint(tmp_path, model_type=kind, **changes)
     require_tensors(model, read_architecture(model))
@@ -530,13 +530,20 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     """As PyTorch computes them: prefill that hands its cache to decode, and a cache in buffers."""
     import torch
 
-    from ci.llm.architecture import read_architecture
-    from ci.llm.decoder import load_decoder
-    from ci.llm.measure import ProgramFolders, Reader
-    from ci.llm.program_steps import answer
-    from ci.llm.programs import HandedOver, RunnerLayout, Stateful, StatefulReader, TensorReader, in_pytorch
-    from ci.llm.reference import load_reference, text_of
-    from ci.llm.suite import Run
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.decoder import load_decoder
+    from ci.lanes.llm.measure import ProgramFolders, Reader
+    from ci.lanes.llm.program_steps import answer
+    from ci.lanes.llm.programs import (
+        HandedOver,
+        RunnerLayout,
+        Stateful,
+        StatefulReader,
+        TensorReader,
+        in_pytorch,
+    )
+    from ci.lanes.llm.reference import load_reference, text_of
+    from ci.lanes.llm.suite import Run
 
     model = write_checkpoint(tmp_path, num_hidden_layers=2)
     shape, reference = read_architecture(model), load_reference(model)

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from ci.engine.work import Failure, Result
-from ci.llm.architecture import read_architecture
-from ci.llm.check import LIMITS
-from ci.llm.findings import findings_of
-from ci.llm.suite import SUITES, Limits, Program
-from ci.llm.work import setup_of
+from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.check import LIMITS
+from ci.lanes.llm.findings import findings_of
+from ci.lanes.llm.suite import SUITES, Limits, Program
+from ci.lanes.llm.work import setup_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
@@ -179,7 +179,7 @@ def test_of_the_graph_at_fp16(tmp_path: Path, plant: Plant) -> None:
 def test_a_rope_of_our_reader_that_only_far_positions_show(
     tmp_path: Path, fault: str, scaling: dict[str, Any] | None
 ) -> None:
-    from ci.llm.reference import load_reference, require_rope
+    from ci.lanes.llm.reference import load_reference, require_rope
 
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
     right = read_architecture(model)
@@ -217,7 +217,9 @@ def test_training_again_gives_the_same_bytes(trained: Path, tmp_path: Path) -> N
 @pytest.mark.needs("qemu-x86_64")
 def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None:
     """Ours, and one with other instructions, of which an emulator computes a few steps."""
-    script = "import sys, pathlib; from ci.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
+    script = (
+        "import sys, pathlib; from ci.lanes.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
+    )
     setup = setup_of("train", tmp_path, 900)
     for folder, command in (("ours", []), ("other", ["qemu-x86_64", "-cpu", "Haswell"])):
         subprocess.run(
@@ -251,7 +253,7 @@ FEW_WINDOWS, ALL_WINDOWS = 2, 8
 def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The verdict on a trained model as the suite's u16u8 program, by fewer prefixes and, unless all are
     asked for, fewer windows. Its texts are not judged, and so not spoken."""
-    from ci.llm import measure, steps
+    from ci.lanes.llm import measure, steps
 
     assert measure.JUDGED_WINDOWS == ALL_WINDOWS
     monkeypatch.setattr(steps, "PREFIXES", 40)
@@ -279,7 +281,7 @@ def test_a_right_quantized_model_has_no_problem(trained: Path, quantized: Callab
 def test_calibration_that_never_saw_the_beginning(
     trained: Path, tmp_path: Path, quantized: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ci.llm.measure import ProgramFolders
+    from ci.lanes.llm.measure import ProgramFolders
 
     model, right = louder(trained, tmp_path / "louder"), ProgramFolders.calibration
     # The suite's limits are the tiny model's own, and this one quantizes worse.
@@ -295,7 +297,7 @@ def test_calibration_that_never_saw_the_beginning(
 
 
 def as_reciprocal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ci.llm.decoder import Norm
+    from ci.lanes.llm.decoder import Norm
 
     def reciprocal(self: Any, x: Any) -> Any:
         return x * ((x * x).mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
@@ -304,7 +306,7 @@ def as_reciprocal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_place_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ci.llm.contexts import Reader
+    from ci.lanes.llm.contexts import Reader
 
     right = Reader._call
 

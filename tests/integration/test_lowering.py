@@ -153,7 +153,7 @@ from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, Quant
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-from ci.suites.guilty import naming
+from ci.partition.guilty import naming
 from tests.support import lowering_models
 
 model, inputs = getattr(lowering_models, sys.argv[2])()
@@ -219,7 +219,7 @@ def fails(nodes: frozenset[str]) -> None:
 def test_what_the_compiler_dies_of_is_told_without_a_remedy_too(
     monkeypatch: pytest.MonkeyPatch, brief: bool, nodes: list[str], tried: str
 ) -> None:
-    from ci.suites import guilty
+    from ci.partition import guilty
 
     monkeypatch.setattr(guilty.Suspect, "in_words", str)
     search = Searched()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ci.executorch.suite import AS_IT_IS, QAT_SCHEMES
-from ci.suites.precision import SCHEMES
+from ci.lanes.executorch.suite import AS_IT_IS, QAT_SCHEMES
+from ci.pipeline.precision import SCHEMES
 from provisioning.base.findings import Finding
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, run
@@ -35,9 +35,9 @@ def _left(done: Done, case: str) -> list[Finding]:
 
 def _line(text: str) -> str:
     """Where the shipped operators have it, as a finding writes it."""
-    lines = (ROOT / "ci/suites/models/operators.py").read_text().splitlines()
+    lines = (ROOT / "ci/pipeline/models/shipped/operators.py").read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, 1) if text in line]
-    return f"ci/suites/models/operators.py:{number} `"
+    return f"ci/pipeline/models/shipped/operators.py:{number} `"
 
 
 @pytest.mark.whole
@@ -84,7 +84,7 @@ def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
 def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:
     import torch
 
-    from ci.suites.factory import CALIBRATION_SEED, make
+    from ci.pipeline.models.factory import CALIBRATION_SEED, make
 
     loaded = make("tests.support.lowering_models:noise", {}, ROOT)
     drawn = [loaded.model.weight.flatten(), *(loaded.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]

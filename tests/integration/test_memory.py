@@ -244,10 +244,10 @@ def test_our_own_code_that_does_the_work_counts(clone: Clone, base: Path) -> Non
     path = f"{clone.folder / 'src'}:{clone.packages}"
     # Another checkout of the toolkit is no change.
     assert not lowered(clone, base, "same", cwd=toolkit, path=path)
-    with (toolkit / "ci/suites/compiler_log.py").open("a") as stream:
+    with (toolkit / "ci/artifacts/compiler_log.py").open("a") as stream:
         stream.write("# more\n")
     why = lowered(clone, base, "same", cwd=toolkit, path=path)["same"]
-    assert "ci/suites/compiler_log.py changed" in why
+    assert "ci/artifacts/compiler_log.py changed" in why
 
 
 @pytest.mark.whole

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.onnx import provider
-from ci.onnx.graph import all_in_float, load_graph
-from ci.onnx.options import Settings
-from ci.suites.accuracy import decibels
-from ci.suites.baseline import baseline_path, load_baseline
-from ci.suites.precision import precision_named
-from ci.suites.programs.dlc import read_dlc
+from ci.artifacts.dlc import read_dlc
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.graph import all_in_float, load_graph
+from ci.lanes.onnx.options import Settings
+from ci.pipeline.accuracy import decibels
+from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.precision import precision_named
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report
@@ -116,14 +116,14 @@ class TestCompile:
     def test_a_file_that_lacks_a_chip_or_is_of_another_build_is_bad(
         self, held: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from ci.onnx import flexible
+        from ci.lanes.onnx import flexible
 
         stream = io.BytesIO()
         with zipfile.ZipFile(stream, "w") as archive:
             for chip in held:
                 build = BUILD if chip == "SM8650" else "v2.47.0.260601000000"
                 archive.writestr(f"htp.cache.{chip.lower()}.0", f"{build} soc_type={chip};arch=75")
-        monkeypatch.setattr("ci.onnx.provider.compiled_for_all", lambda *args, **options: None)
+        monkeypatch.setattr("ci.lanes.onnx.provider.compiled_for_all", lambda *args, **options: None)
         monkeypatch.setattr(flexible, "context_binaries", lambda path: [stream.getvalue()])
         precision, chips = precision_named("fp16"), ["SM8650", "SM8750"]
         with pytest.raises(CheckFailed):
@@ -342,7 +342,7 @@ class TestAudit:
 FORMS = """
 import json, sys
 from pathlib import Path
-from ci.onnx import provider, steps
+from ci.lanes.onnx import provider, steps
 from ci.engine.workers.child import output_to
 
 model, into = Path(sys.argv[1]), Path(sys.argv[2])
@@ -385,7 +385,7 @@ def test_an_embedded_context_is_held_to_the_one_beside_its_model(model: Path, tm
 def test_every_option_of_the_table_is_in_the_provider() -> None:
     import onnxruntime_qnn
 
-    from ci.onnx.options import options
+    from ci.lanes.onnx.options import options
 
     library = Path(onnxruntime_qnn.get_library_path()).read_bytes()
     runtime = b"session.disable_cpu_ep_fallback"
@@ -400,22 +400,22 @@ def test_the_node_test_of_each_operator_is_the_one_that_the_installed_onnx_gives
 OPERATORS = """\
 schema = 1
 [case.Abs]
-factory = "ci.suites.models.onnx_nodes:node"
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_abs", module = "abs", opset = 20 }
 recorded = true
 run = [{ precision = "u8u8", socs = ["SM8650"] }]
 [case.Erf]
-factory = "ci.suites.models.onnx_nodes:node"
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_erf", module = "erf", opset = 20 }
 recorded = true
 run = [{ precision = "fp16", socs = ["SM8650"] }]
 [case.Transpose]
-factory = "ci.suites.models.onnx_nodes:node"
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_transpose_default", module = "transpose", opset = 20 }
 recorded = true
 run = [{ precision = "u8u8", socs = ["SM8650"] }]
 [case.Relu]
-factory = "ci.suites.models.onnx_nodes:node"
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_relu", module = "relu", opset = 20 }
 recorded = true
 run = [{ precision = "u8u8", socs = ["SM8650"] }]

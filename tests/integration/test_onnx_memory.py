@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from ci.engine.memo import Entry, Miss
-from ci.onnx.compile import tasks_of
-from ci.onnx.suite import programs_of
-from ci.suites.baseline import Baseline
+from ci.lanes.onnx.compile import tasks_of
+from ci.lanes.onnx.suite import programs_of
+from ci.pipeline.baseline import Baseline
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import with_external_data
 from tests.support.typed import typed
@@ -195,7 +195,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("file", ["manifests/onnx_options.toml", "ci/onnx/steps.py"])
+@pytest.mark.parametrize("file", ["manifests/onnx_options.toml", "ci/lanes/onnx/steps.py"])
 def test_our_own_code_and_tables_are_inputs(original: Path, clone: Path, toolkit: Path, file: str) -> None:
     before = remembered(original, clone)
     assert all(isinstance(each, Entry) for each in before.values()), before

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
+from ci.dev import miniature_tree
+from ci.dev.miniature_tree import BACKENDS, EXAMPLES, LLAMA, QUALCOMM
 from ci.parity import fix
 from ci.parity.differences import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
-from ci.upkeep import miniature_tree
-from ci.upkeep.miniature_tree import BACKENDS, EXAMPLES, LLAMA, QUALCOMM
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report

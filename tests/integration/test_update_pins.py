@@ -49,7 +49,7 @@ NOXFILE = """
 
     @nox.session(python=False)
     def pins(session):
-        from ci.upkeep import pins
+        from ci.dev import pins
 
         pins.ROOT = pathlib.Path.cwd()
         what, file = session.posargs

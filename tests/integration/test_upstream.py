@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ci.upstream import ledger as ledgers
-from ci.upstream.ledger import Part, Record, Recorded, load_ledger, load_record
+from ci.lanes.upstream import ledger as ledgers
+from ci.lanes.upstream.ledger import Part, Record, Recorded, load_ledger, load_record
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Bench, counts, findings
 
@@ -258,7 +258,7 @@ def test_a_killed_worker_is_no_verdict_of_its_test(bench: Bench) -> None:
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 ours = str(bench.root).encode() in (entry / "environ").read_bytes()
-                if ours and b"ci.upstream.worker" in (entry / "cmdline").read_bytes():
+                if ours and b"ci.lanes.upstream.worker" in (entry / "cmdline").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
 
     threading.Thread(target=kill_worker, daemon=True).start()

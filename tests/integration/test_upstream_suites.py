@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.upstream import ledger as ledgers
-from ci.upstream import operator_cells, operators_page, stage
-from ci.upstream.ledger import load_ledger, load_record
+from ci.lanes.upstream import ledger as ledgers
+from ci.lanes.upstream import operator_cells, operators_page, stage
+from ci.lanes.upstream.ledger import load_ledger, load_record
 from provisioning.base.findings import Report
 from tests.support.upstream_suite import Bench
 

@@ -25,8 +25,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from ci.dev.lint import tracked_files
 from ci.engine.jobs import parse_shard
-from ci.upkeep.lint import tracked_files
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import store_path
 from tests.support import order, whole

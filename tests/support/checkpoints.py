@@ -55,8 +55,8 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from ci.llm.architecture import read_architecture
-    from ci.llm.decoder import Decoder
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.decoder import Decoder
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SMALL | changes))

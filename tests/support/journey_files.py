@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from ci.upkeep import miniature_tree
+from ci.dev import miniature_tree
 from provisioning.base.settings import ROOT
 
 NET = """\

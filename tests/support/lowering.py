@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ci.executorch.compile import Basis
-from ci.executorch.suite import Program, programs_of
+from ci.lanes.executorch.compile import Basis
+from ci.lanes.executorch.suite import Program, programs_of
 
 SUITE = """\
 schema = 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import serve
-from ci.suites.imports import search_first
+from ci.pipeline.models.imports import search_first
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:

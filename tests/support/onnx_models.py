@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.suites.programs.compiled_onnx import COMPATIBILITY
+from ci.artifacts.compiled_onnx import COMPATIBILITY
 
 BUILD_ID = "v2.51.0.260929181845"
 

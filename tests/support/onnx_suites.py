@@ -10,7 +10,7 @@ from ci.engine.work import Failure, Result
 SUITE = """\
 schema = 1
 [case.net]
-factory = "ci.suites.models.vision:resnet"
+factory = "ci.pipeline.models.shipped.vision:resnet"
 arguments = { width = 16 }
 [[case.net.run]]
 precision = "u16u8"

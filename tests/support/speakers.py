@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ci.llm.architecture import read_architecture
+from ci.lanes.llm.architecture import read_architecture
 from tests.support.checkpoints import write_checkpoint
 
 TIMEOUT = 300
@@ -30,13 +30,13 @@ class Speaker:
 
     @cached_property
     def reference(self) -> Any:
-        from ci.llm.reference import load_reference
+        from ci.lanes.llm.reference import load_reference
 
         return load_reference(self.model)
 
     def choices(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """What float would say at each place of the text, and after it."""
-        from ci.llm.reference import logits_of
+        from ci.lanes.llm.reference import logits_of
 
         rows = logits_of(self.reference, [0, *prompt, *tokens])[len(prompt) :]
         every: list[int] = rows.argmax(-1).tolist()
@@ -44,14 +44,14 @@ class Speaker:
 
     def problems(self, lengths: Sequence[int] = (5, 33)) -> list[str]:
         """The verdict on its texts."""
-        from ci.llm.findings import text_problems
+        from ci.lanes.llm.findings import text_problems
 
         return list(text_problems(self.texts(lengths=lengths)))
 
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
-        from ci.llm.genie import speak
-        from ci.llm.measure import beside_float
+        from ci.lanes.llm.genie import speak
+        from ci.lanes.llm.measure import beside_float
 
         shape, texts = read_architecture(self.model), []
         for length in lengths:
@@ -72,10 +72,10 @@ class Speaker:
 def make_speaker(
     folder: Path, plant: Plant = lambda decoder, count: None, *, layers: int = 1, **changes: Any
 ) -> Speaker:
-    from ci.llm.contexts import compile_context
-    from ci.llm.decoder import load_decoder
-    from ci.llm.genie import write_config
-    from ci.llm.graphs import export
+    from ci.lanes.llm.contexts import compile_context
+    from ci.lanes.llm.decoder import load_decoder
+    from ci.lanes.llm.genie import write_config
+    from ci.lanes.llm.graphs import export
     from provisioning.manifest import soc_named
 
     model = write_checkpoint(folder / "model", num_hidden_layers=layers, **changes)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.upstream import ledger as ledgers
-from ci.upstream.ledger import Expected, Kind, Ledger
+from ci.lanes.upstream import ledger as ledgers
+from ci.lanes.upstream.ledger import Expected, Kind, Ledger
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report, Severity
 from tests.support.miniature_executorch import make_sdk

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.suites.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
-from ci.suites.findings import accuracy_message, chip_differs, hardly_alike, placeholder
-from ci.suites.suite import Thresholds
+from ci.pipeline.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
+from ci.pipeline.findings import accuracy_message, chip_differs, hardly_alike, placeholder
+from ci.pipeline.suite import Thresholds
 from provisioning.base.findings import Severity
 from tests.support.lowering import SUITE, make_program
 

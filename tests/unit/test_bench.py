@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.upkeep import bench
-from ci.upkeep.bench.frame import Aim, Benchmark, Contender
+from ci.dev import bench
+from ci.dev.bench.frame import Aim, Benchmark, Contender
 from provisioning.base.command_line import Verb, main
 from provisioning.base.findings import Outcome, Report
 
@@ -31,7 +31,7 @@ def test_a_missed_aim_fails_when_it_is_to_be_checked(tmp_path: Path, monkeypatch
     module.prepared = prepared  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "stub_benchmark", module)
     monkeypatch.setattr(bench, "BENCHMARKS", {"stub": Verb("stub_benchmark", "a stub")})
-    verbs = {"bench": Verb("ci.upkeep.bench", "benchmarks")}
+    verbs = {"bench": Verb("ci.dev.bench", "benchmarks")}
     flags = ["--rounds", "1", "--reports", str(tmp_path / "reports"), "--work", str(tmp_path / "work")]
     assert main("python -m ci", "", verbs, ["bench", "stub", *flags, "--check"]) == 1
     assert Report.read(tmp_path / "reports/bench-stub.json").outcome is Outcome.FAIL

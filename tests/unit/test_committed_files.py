@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.upkeep.generate import stale
+from ci.dev.generate import stale
 from provisioning.base.settings import MANIFESTS, ROOT
 
 if sys.version_info >= (3, 11):

@@ -10,19 +10,10 @@ from typing import Any
 
 import pytest
 
-from ci.suites.baseline import load_tolerances
-from ci.upstream import releases
-from ci.upstream.compare.judge import differences, severity_of, verdict_of
-from ci.upstream.compare.stage import (
-    Choice,
-    Measurement,
-    Stack,
-    chosen,
-    error_of,
-    judge,
-    measure,
-    stacks,
-)
+from ci.pipeline.baseline import load_tolerances
+from ci.upgrades import releases
+from ci.upgrades.compare.judge import differences, severity_of, verdict_of
+from ci.upgrades.compare.stage import Choice, Measurement, Stack, chosen, error_of, judge, measure, stacks
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import Selection
@@ -142,7 +133,7 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
         ran.write(Path(command[command.index("--reports") + 1]))
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("ci.upstream.compare.stage.environment_of", lambda *arguments: {})
+    monkeypatch.setattr("ci.upgrades.compare.stage.environment_of", lambda *arguments: {})
     monkeypatch.setattr(subprocess, "run", run)
     stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
     assert measure(QNN_51, selection, choice(), {}, stage).programs

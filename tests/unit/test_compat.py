@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS
-from ci.upstream import releases
-from ci.upstream.compat import stage
+from ci.upgrades import releases
+from ci.upgrades.compat import stage
 from provisioning import compat
 from provisioning.base.command_line import main
 from provisioning.base.findings import Outcome, Report, Severity

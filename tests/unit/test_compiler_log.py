@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.suites.compiler_log import refusals
+from ci.artifacts.compiler_log import refusals
 
 PREFIX = "2026-11-20 06:21:34.180934702 "
 QNN = f"{PREFIX}[V:onnxruntime:Default, qnn_backend_manager.cc:519 QnnLogging] "

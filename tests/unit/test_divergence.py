@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from ci.suites.accuracy import Pair
-from ci.suites.divergence import Cuts, as_text, first_different
+from ci.pipeline.accuracy import Pair
+from ci.pipeline.divergence import Cuts, as_text, first_different
 
 OPERANDS = {"conv": [], "resize": ["conv"], "linear": ["conv"], "mean": ["resize"]}
 """A model with the outputs resize, mean and linear."""

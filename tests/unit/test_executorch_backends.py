@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.executorch.backends import only_library_missing, refusal
-from ci.executorch.suite import Backend, Case, Program
-from ci.suites.suite import Thresholds
+from ci.lanes.executorch.backends import only_library_missing, refusal
+from ci.lanes.executorch.suite import Backend, Case, Program
+from ci.pipeline.suite import Thresholds
 from provisioning.base.findings import Finding, Severity
 
 NEW, OLD = "v2.49.40.260810104044", "v2.37.1.250807093845"

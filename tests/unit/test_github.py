@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ci import github as verb
-from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
+from ci.gate_table import GateTable, Harmless, Row, gate_table
 from ci.github import place, plan, publish, release, setup, stage, verdict
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome

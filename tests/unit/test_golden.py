@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ci.upstream import releases
-from ci.upstream.golden import executorch, stage
-from ci.upstream.golden.stage import (
+from ci.upgrades import releases
+from ci.upgrades.golden import executorch, stage
+from ci.upgrades.golden.stage import (
     SUMS,
     Golden,
     MakerResult,

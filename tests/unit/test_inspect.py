@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.engine.protobuf import Malformed
+from ci.artifacts.against_sdk import Answer, against
+from ci.artifacts.program import Context, Program, parse, read
+from ci.artifacts.protobuf import Malformed
 from ci.inspect import verb
-from ci.suites.programs.against_sdk import Answer, against
-from ci.suites.programs.program import Context, Program, parse, read
 from provisioning.base.errors import CheckFailed
 from tests.support.programs import BUILD_ID, context, program
 from tests.support.typed import run_here

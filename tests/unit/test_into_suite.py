@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.executorch.suite import programs_of
-from ci.suites.into_suite import factory_in, suite_with
-from ci.suites.precision import scheme_named
-from ci.suites.user_model import UserModel, user_model
+from ci.lanes.executorch.suite import programs_of
+from ci.pipeline.into_suite import factory_in, suite_with
+from ci.pipeline.models.user_model import UserModel, user_model
+from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 
 RUN = {"scheme": "16a8w", "cpu_nodes": ["x"], "delegates": None}

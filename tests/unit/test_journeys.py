@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ci.engine.gate_table import gate_table
+from ci.gate_table import gate_table
 from provisioning.base.settings import ROOT
 from tests.support.journeys import Row, differences, journeys, promised
 from tests.support.sources import parsed

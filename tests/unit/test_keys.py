@@ -16,21 +16,21 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.work import Result, Task
 from ci.engine.workers.parent import Worker
-from ci.executorch.compile import Lowering
-from ci.executorch.compile import key as lowering_key
-from ci.executorch.emulate import run_task
-from ci.executorch.suite import SUITES as EXECUTORCH
-from ci.executorch.suite import Input, ModuleScheme, ordered
-from ci.llm.suite import SUITES as LLM
-from ci.llm.suite import Limits
-from ci.llm.suite import Run as LlmRun
-from ci.llm.work import Common, program_task
-from ci.onnx.compile import Compilation
-from ci.onnx.compile import key as onnx_key
-from ci.onnx.steps import case_of, run_of
-from ci.onnx.suite import SUITES as ONNX
-from ci.onnx.suite import programs_of as onnx_programs
-from ci.suites.suite import AnyProgram, Thresholds
+from ci.lanes.executorch.compile import Lowering
+from ci.lanes.executorch.compile import key as lowering_key
+from ci.lanes.executorch.emulate import run_task
+from ci.lanes.executorch.suite import SUITES as EXECUTORCH
+from ci.lanes.executorch.suite import Input, ModuleScheme, ordered
+from ci.lanes.llm.suite import SUITES as LLM
+from ci.lanes.llm.suite import Limits
+from ci.lanes.llm.suite import Run as LlmRun
+from ci.lanes.llm.work import Common, program_task
+from ci.lanes.onnx.compile import Compilation
+from ci.lanes.onnx.compile import key as onnx_key
+from ci.lanes.onnx.steps import case_of, run_of
+from ci.lanes.onnx.suite import SUITES as ONNX
+from ci.lanes.onnx.suite import programs_of as onnx_programs
+from ci.pipeline.suite import AnyProgram, Thresholds
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.upkeep import lint, lint_tools
+from ci.dev import lint, lint_tools
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Outcome, Report

@@ -16,12 +16,12 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.work import Failure, Result
-from ci.llm import verb
-from ci.llm.architecture import INDEX, read_architecture, require_tensors, shards_of, upstream_name
-from ci.llm.commands import parts_of
-from ci.llm.findings import READER_NAMES, findings_of, model_findings
-from ci.llm.forecast import forecast
-from ci.llm.genie import (
+from ci.lanes.llm import verb
+from ci.lanes.llm.architecture import INDEX, read_architecture, require_tensors, shards_of, upstream_name
+from ci.lanes.llm.commands import parts_of
+from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
+from ci.lanes.llm.forecast import forecast
+from ci.lanes.llm.genie import (
     Spoken,
     contradictions,
     require_short,
@@ -30,9 +30,9 @@ from ci.llm.genie import (
     speak,
     write_config,
 )
-from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
-from ci.llm.measure import choices, windows
-from ci.llm.prompts import (
+from ci.lanes.llm.judge import Comparison, compare_text, figures_of, misses, window_of
+from ci.lanes.llm.measure import choices, windows
+from ci.lanes.llm.prompts import (
     hashed_runs,
     prefix_lengths,
     prefixes_of,
@@ -40,7 +40,7 @@ from ci.llm.prompts import (
     share_of_runs,
     without_beginning,
 )
-from ci.llm.suite import SUITES, Program
+from ci.lanes.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
@@ -489,7 +489,7 @@ class TestConfiguration:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any
     ) -> None:
         """It would read unrelated memory, and what it says differs from run to run."""
-        monkeypatch.setattr("ci.llm.genie.subprocess.Popen", None)
+        monkeypatch.setattr("ci.lanes.llm.genie.subprocess.Popen", None)
         dialog = self.read(tmp_path)
         dialog["engine"]["backend"]["QnnHtp"] = backend
         config = tmp_path / "genie_config.json"
@@ -576,7 +576,7 @@ class TestCheck:
         vocabulary: Mapping[str, int] | None = None,
         **figures: float,
     ) -> int:
-        from ci.llm.genie import RECORD
+        from ci.lanes.llm.genie import RECORD
 
         model, out = folder / "model", folder / "out"
         for made in (model, out):
@@ -608,9 +608,9 @@ class TestCheck:
             return answers[order["do"]]
 
         ask = contextlib.nullcontext(answer)
-        monkeypatch.setattr("ci.llm.check.asking", lambda *_: ask)
+        monkeypatch.setattr("ci.lanes.llm.check.asking", lambda *_: ask)
         monkeypatch.setattr(
-            "ci.llm.check.encoded", lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
+            "ci.lanes.llm.check.encoded", lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
         )
         command = ["llm", "check", str(out), "--text", str(folder / "text.txt"), *flags]
         return main("python -m ci", "", {"llm": VERBS["llm"]}, command)
@@ -659,8 +659,8 @@ class TestCheck:
     def test_a_template_that_begins_twice_is_refused_before_the_emulator_works(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ci.llm.check.has_template", lambda _: True)
-        monkeypatch.setattr("ci.llm.check.chat_text", lambda *_: "a a")
+        monkeypatch.setattr("ci.lanes.llm.check.has_template", lambda _: True)
+        monkeypatch.setattr("ci.lanes.llm.check.chat_text", lambda *_: "a a")
         asked: list[dict[str, Any]] = []
         assert self.check(tmp_path, monkeypatch, asked=asked) == 2 and not asked
 
@@ -714,7 +714,7 @@ class TestCheck:
 
 
 def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:
-    from ci.llm.commands import limited
+    from ci.lanes.llm.commands import limited
 
     binaries = [tmp_path / name for name in ("prefill_0.bin", "decode_0.bin")]
     shape = read_architecture(checkpoint(tmp_path))
@@ -839,8 +839,8 @@ class TestVerdicts:
     ) -> None:
         """Float counts on, whatever was said before."""
         counting = np.roll(np.eye(512), 1, axis=1)
-        monkeypatch.setattr("ci.llm.measure.logits_of", lambda _, tokens: counting[tokens])
-        monkeypatch.setattr("ci.llm.measure.ends_of", lambda _: (0, 1))
+        monkeypatch.setattr("ci.lanes.llm.measure.logits_of", lambda _, tokens: counting[tokens])
+        monkeypatch.setattr("ci.lanes.llm.measure.ends_of", lambda _: (0, 1))
         shape = read_architecture(checkpoint(tmp_path))
         prefixes = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
         assert {len(prefix) for prefix in prefixes} == {20, 40}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from ci.artifacts.program import Delegate, parse
+from ci.artifacts.program import Program as Inside
 from ci.engine.work import Result
-from ci.executorch.judge import artifact, cost, delegation, faults_of
-from ci.suites.baseline import Baseline, Recorded, load_tolerances
-from ci.suites.programs.program import Delegate, parse
-from ci.suites.programs.program import Program as Inside
+from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
+from ci.pipeline.baseline import Baseline, Recorded, load_tolerances
 from provisioning.base.findings import Severity
 from tests.support.lowering import make_program
 from tests.support.programs import BUILD_ID, context, options, program

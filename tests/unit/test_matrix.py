@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
-from ci.executorch.suite import SHIPPED, all_programs
 from ci.github import matrix
 from ci.github.matrix import affected_cases, gitlab_pipeline, matrix_of
+from ci.lanes.executorch.suite import SHIPPED, all_programs
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
 from tests.support.repositories import IDENTITY, repository, write
@@ -49,15 +49,15 @@ class TestAffected:
         return affected_cases(PROGRAMS, [ROOT / name for name in changed], "HEAD").cases
 
     def test_a_file_that_others_import_concerns_theirs_too(self) -> None:
-        cases = self._cases("ci/suites/models/vision.py")
+        cases = self._cases("ci/pipeline/models/shipped/vision.py")
         assert cases is not None and {"vit", "bert", "llama_decode", "op_gelu"} <= cases
 
     @pytest.mark.parametrize(
         "changed",
         [
-            "ci/executorch/lower.py",
+            "ci/lanes/executorch/lower.py",
             "ci/a_new_file.py",
-            "ci/suites/models/gone.py",
+            "ci/pipeline/models/shipped/gone.py",
             "manifests/locks/executorch.txt",
             "noxfile.py",
         ],
@@ -66,14 +66,14 @@ class TestAffected:
         assert self._cases(changed) is None
 
     @pytest.mark.parametrize(
-        "changed", ["README.md", "docs/runner.md", "tests/unit/test_elf.py", "ci/upkeep/lint.py"]
+        "changed", ["README.md", "docs/runner.md", "tests/unit/test_elf.py", "ci/dev/lint.py"]
     )
     def test_what_the_manifest_calls_harmless_concerns_nothing(self, changed: str) -> None:
         assert self._cases(changed) == frozenset()
 
     def test_a_case_that_changed_in_the_suite_is_the_only_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         then = SHIPPED.read_text().replace(
-            'factory = "ci.suites.models.audio:keywords"', 'factory = "old:keywords"'
+            'factory = "ci.pipeline.models.shipped.audio:keywords"', 'factory = "old:keywords"'
         )
         monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: then)
         assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})

@@ -16,8 +16,8 @@ from ci.__main__ import VERBS
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone
-from ci.onnx.arrays import save
-from ci.suites.operator_table import Table
+from ci.lanes.onnx.arrays import save
+from ci.operators.table import Table
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, write
@@ -132,8 +132,8 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
-    monkeypatch.setattr("ci.onnx.orders.Worker", lambda setup: worker)
-    monkeypatch.setattr("ci.onnx.compile.NEEDED", ())
+    monkeypatch.setattr("ci.lanes.onnx.orders.Worker", lambda setup: worker)
+    monkeypatch.setattr("ci.lanes.onnx.compile.NEEDED", ())
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -247,7 +247,7 @@ class TestAudit:
                 },
             }
         )
-        monkeypatch.setattr("ci.suites.operator_table.shipped", lambda: known)
+        monkeypatch.setattr("ci.operators.table.shipped", lambda: known)
         _, rows = self.audited(tmp_path)
         named = {name: [each["operator"] for each in row["inexact"]] for name, row in rows.items()}
         assert named == {"fp16": [], "8a8w": ["Conv"], "16a8w": []}

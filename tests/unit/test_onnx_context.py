@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.onnx.context import (
-    Record,
-    read_context,
-    record_path,
-    require_fit,
-)
+from ci.lanes.onnx.context import Record, read_context, record_path, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from tests.support.onnx_models import BUILD_ID, context_model

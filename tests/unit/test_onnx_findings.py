@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
-from ci.onnx.crosscheck import (
-    Lane,
-    Pair,
-    executorch_lane,
-    key_of_program,
-    markdown,
-    verdicts,
-)
-from ci.onnx.findings import changed, cost, findings_of, lane_of
-from ci.onnx.suite import Program, programs_of
-from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.lanes.onnx.crosscheck import Lane, Pair, executorch_lane, key_of_program, markdown, verdicts
+from ci.lanes.onnx.findings import changed, cost, findings_of, lane_of
+from ci.lanes.onnx.suite import Program, programs_of
+from ci.pipeline.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.base.findings import Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
 from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
@@ -157,7 +150,7 @@ class TestCost:
 LOWERED = """\
 schema = 1
 [case.other]
-factory = "ci.suites.models.vision:resnet"
+factory = "ci.pipeline.models.shipped.vision:resnet"
 arguments = { width = 16 }
 [[case.other.run]]
 scheme = "16a8w"

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.onnx.graph import (
+from ci.lanes.onnx.graph import (
     all_in_float,
     external_files,
     fix_dimensions,
@@ -22,7 +22,7 @@ from ci.onnx.graph import (
     simplify_gathers,
     wrong_reciprocals,
 )
-from ci.onnx.orders import dimensions_of
+from ci.lanes.onnx.orders import dimensions_of
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
@@ -139,7 +139,7 @@ class TestPlain:
     def test_a_rewritten_model_has_the_values_of_external_data_and_keeps_them_beside_it(
         self, tmp_path: Path
     ) -> None:
-        from ci.onnx.steps import look
+        from ci.lanes.onnx.steps import look
 
         path = with_external_data(tmp_path / "model.onnx")
         model = onnx.load(str(path), load_external_data=False)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.onnx import provider, steps
-from ci.onnx.arrays import save
+from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx.arrays import save
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from tests.support.onnx_models import conv_model, write
 

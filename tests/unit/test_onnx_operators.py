@@ -8,17 +8,17 @@ import numpy as np
 import onnx.defs
 import pytest
 
-from ci.onnx.samples import resembling
-from ci.onnx.suite import programs_of
-from ci.suites.baseline import Recorded
-from ci.suites.models.onnx_nodes import node
-from ci.suites.onnx_operators import SUITE, Chosen, NodeTests, node_tests
-from ci.suites.operator_table import Onnx
-from ci.suites.precision import ONNX_PRECISIONS
-from ci.upstream import onnx_page
-from ci.upstream.operator_cells import table_of
-from ci.upstream.operators_html import html_of
-from ci.upstream.operators_page import markdown_of
+from ci.lanes.onnx.samples import resembling
+from ci.lanes.onnx.suite import programs_of
+from ci.lanes.upstream.operator_cells import table_of
+from ci.lanes.upstream.operators_page import markdown_of
+from ci.operators import onnx_page
+from ci.operators.html import html_of
+from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
+from ci.operators.table import Onnx
+from ci.pipeline.baseline import Recorded
+from ci.pipeline.models.shipped.onnx_nodes import node
+from ci.pipeline.precision import ONNX_PRECISIONS
 from tests.support.pages import read_page, text_of
 
 

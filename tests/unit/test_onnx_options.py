@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.onnx.options import Value, files_of, parse_assignments, settings_of
+from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ci.onnx.events import costs
-from ci.suites.profile import Cost
+from ci.lanes.onnx.events import costs
+from ci.pipeline.profile import Cost
 
 HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
 EVENTS = [

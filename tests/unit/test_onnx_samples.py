@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.onnx.graph import Signature, Tensor
-from ci.onnx.samples import MOST, calibration_samples, checked, divided, drawn, read_inputs, read_samples
+from ci.lanes.onnx.graph import Signature, Tensor
+from ci.lanes.onnx.samples import (
+    MOST,
+    calibration_samples,
+    checked,
+    divided,
+    drawn,
+    read_inputs,
+    read_samples,
+)
 from provisioning.base.errors import CheckFailed, UsageError
 
 ONE = Signature((Tensor("x", "float32", (1, 4)),), ())

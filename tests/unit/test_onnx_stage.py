@@ -12,9 +12,9 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.workers.parent import Setup
-from ci.onnx import stage as onnx_stage
-from ci.onnx.suite import programs_of
-from ci.suites.baseline import baseline_path, load_baseline
+from ci.lanes.onnx import stage as onnx_stage
+from ci.lanes.onnx.suite import programs_of
+from ci.pipeline.baseline import baseline_path, load_baseline
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
@@ -26,7 +26,7 @@ class TestSuite:
         ("old", "new", "words"),
         [
             ('"u16u8"', '"u16u9"', "did you mean u16u8"),
-            ('factory = "ci.suites.models.vision:resnet"\n', "", "factory or model"),
+            ('factory = "ci.pipeline.models.shipped.vision:resnet"\n', "", "factory or model"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm = 4 }', "did you mean vtcm_mb"),
             ("arguments = { width = 16 }", "dimensions = { batch = 1 }", "a factory gives its own inputs"),
         ],

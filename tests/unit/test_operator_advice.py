@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from ci.engine.work import Result
-from ci.executorch import audit
-from ci.executorch.emulate import findings_of
-from ci.executorch.suite import SHIPPED, programs_of
-from ci.suites import operator_table
-from ci.suites.audit_table import as_text
-from ci.suites.operator_table import Inexact, Table, inexact, inexact_onnx, read
-from ci.upstream.ledger import Part, Record, Recorded
-from ci.upstream.operator_cells import table_of
+from ci.lanes.executorch import audit
+from ci.lanes.executorch.emulate import findings_of
+from ci.lanes.executorch.suite import SHIPPED, programs_of
+from ci.lanes.upstream.ledger import Part, Record, Recorded
+from ci.lanes.upstream.operator_cells import table_of
+from ci.operators import table as operator_table
+from ci.operators.table import Inexact, Table, inexact, inexact_onnx, read
+from ci.pipeline.audit_table import as_text
 from provisioning.base.settings import Selection
 
 WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}

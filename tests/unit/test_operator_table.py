@@ -12,14 +12,14 @@ import pytest
 
 from ci.engine.jobs import Job
 from ci.engine.work import Failure, Result
-from ci.suites.operator_table import EXACT, by_name
-from ci.upstream import process
-from ci.upstream.adapters import AgainstFloat, part, part_of
-from ci.upstream.judge import Judge
-from ci.upstream.ledger import Ledger, Part, Record, Recorded, Verdict, load_record
-from ci.upstream.operator_cells import table_of
-from ci.upstream.process import verdict_of as verdict_of_result
-from ci.upstream.worker import verdict_of
+from ci.lanes.upstream import process
+from ci.lanes.upstream.adapters import AgainstFloat, part, part_of
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import Ledger, Part, Record, Recorded, Verdict, load_record
+from ci.lanes.upstream.operator_cells import table_of
+from ci.lanes.upstream.process import verdict_of as verdict_of_result
+from ci.lanes.upstream.worker import verdict_of
+from ci.operators.table import EXACT, by_name
 from provisioning.base.stage_run import StageRun
 
 

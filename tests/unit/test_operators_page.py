@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.suites.operator_table import Cell, Table, by_name
-from ci.suites.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
-from ci.upstream.ledger import Part, Record, Recorded
-from ci.upstream.operator_cells import table_of
-from ci.upstream.operators_html import html_of
-from ci.upstream.operators_page import markdown, markdown_of
+from ci.lanes.upstream.ledger import Part, Record, Recorded
+from ci.lanes.upstream.operator_cells import table_of
+from ci.lanes.upstream.operators_page import markdown, markdown_of
+from ci.operators.html import html_of
+from ci.operators.table import Cell, Table, by_name
+from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.rendering.text import visible
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs

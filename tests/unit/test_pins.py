@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.upkeep import pins
+from ci.dev import pins
 from provisioning.base.errors import CheckFailed
 from tests.support.repositories import repository
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ci.engine.work import Result
-from ci.executorch import reload_worker
-from ci.executorch.reload import findings_of, neighbour_of
+from ci.lanes.executorch import reload_worker
+from ci.lanes.executorch.reload import findings_of, neighbour_of
 
 ORDER = {"name": "one", "other": {"name": "two", "other": None}}
 

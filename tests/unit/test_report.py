@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ci.pipeline.profile import Cost, Measured, OnCpu
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.profiles import profile_page
-from ci.suites.profile import Cost, Measured, OnCpu
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
 from tests.support.pages import read_page, structure_of, text_of

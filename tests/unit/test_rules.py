@@ -9,10 +9,10 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds.loadable import REMEDIES
-from ci.executorch import judge
-from ci.onnx.compile import KINDS
-from ci.suites.baseline import COSTS
-from ci.suites.costs import cost_rule
+from ci.lanes.executorch import judge
+from ci.lanes.onnx.compile import KINDS
+from ci.pipeline.baseline import COSTS
+from ci.pipeline.costs import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.diagnosis import knowledge

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ci.executorch.suite import SHIPPED, Program, all_programs, choose, programs_of
-from ci.onnx.suite import SHIPPED as ONNX
-from ci.onnx.suite import programs_of as programs_of_onnx
-from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
-from ci.suites.precision import SCHEMES
-from ci.suites.suggestions import suggestions
-from ci.suites.thresholds import derived
+from ci.lanes.executorch.suite import SHIPPED, Program, all_programs, choose, programs_of
+from ci.lanes.onnx.suite import SHIPPED as ONNX
+from ci.lanes.onnx.suite import programs_of as programs_of_onnx
+from ci.operators.suggestions import suggestions
+from ci.pipeline.baseline import baseline_path, load_baseline, load_tolerances
+from ci.pipeline.precision import SCHEMES
+from ci.pipeline.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
 
 MINE = """\

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from ci.suites.accuracy import rounded
-from ci.suites.baseline import Baseline, load_baseline
+from ci.pipeline.accuracy import rounded
+from ci.pipeline.baseline import Baseline, load_baseline
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import MANIFESTS
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.executorch.suite import load_suite, programs_of
-from ci.suites.accuracy import missed, rounded
-from ci.suites.suite import Thresholds
-from ci.suites.thresholds import derived, rewritten, update_suite
+from ci.lanes.executorch.suite import load_suite, programs_of
+from ci.pipeline.accuracy import missed, rounded
+from ci.pipeline.suite import Thresholds
+from ci.pipeline.thresholds import derived, rewritten, update_suite
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import MANIFESTS
 

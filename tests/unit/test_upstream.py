@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
-from ci.suites.expression import matcher
-from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger, load_record
+from ci.lanes.upstream.ledger import (
+    Expected,
+    Ledger,
+    Part,
+    Record,
+    Recorded,
+    Verdict,
+    load_ledger,
+    load_record,
+)
+from ci.pipeline.expression import matcher
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 

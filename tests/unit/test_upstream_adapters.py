@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ci.suites.models.operators import alone
-from ci.suites.operator_table import EXACT
-from ci.upstream import values
-from ci.upstream.adapters import SCHEMES, Backend, Rework, Values, built_otherwise, least_db
-from ci.upstream.value_cases import cases
+from ci.lanes.upstream import values
+from ci.lanes.upstream.adapters import SCHEMES, Backend, Rework, Values, built_otherwise, least_db
+from ci.lanes.upstream.value_cases import cases
+from ci.operators.table import EXACT
+from ci.pipeline.models.shipped.operators import alone
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.gate_table import gate_table
 from ci.engine.jobs import parse_shard
-from ci.suites.expression import matcher
-from ci.upstream import all_verb
-from ci.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record, record_path
-from ci.upstream.stage import UNMEASURED, sample_of
+from ci.gate_table import gate_table
+from ci.lanes.upstream import all_verb
+from ci.lanes.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record, record_path
+from ci.lanes.upstream.stage import UNMEASURED, sample_of
+from ci.pipeline.expression import matcher
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS, selection_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ci.upstream import upstream_reports
-from ci.upstream.ledger import Expected, load_ledger
-from ci.upstream.upstream_reports import REPORTS, Reports, UpstreamReport
+from ci.lanes.upstream import upstream_reports
+from ci.lanes.upstream.ledger import Expected, load_ledger
+from ci.lanes.upstream.upstream_reports import REPORTS, Reports, UpstreamReport
 from provisioning.base.documents import load
 
 REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.upstream import shims
+from ci.lanes.upstream import shims
 
 ABSENT = "qnn_ci_absent"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.suites.compiler_log import DIES_OF
-from ci.upstream import ledger as ledgers
-from ci.upstream.judge import Judge
-from ci.upstream.ledger import Part, Verdict, load_ledger, load_record, locked
+from ci.artifacts.compiler_log import DIES_OF
+from ci.lanes.upstream import ledger as ledgers
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import Part, Verdict, load_ledger, load_record, locked
 
 SOC = "SM8650"
 

@@ -11,13 +11,22 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from ci.suites.accuracy import EXACT_DB
-from ci.upstream.adapters import Comparison, Plain
-from ci.upstream.judge import Judge
-from ci.upstream.junit import junit_text
-from ci.upstream.ledger import Expected, Ledger, Part, Record, Recorded, Verdict, load_ledger, load_record
-from ci.upstream.suite import SUITES
-from ci.upstream.worker import part_of_report
+from ci.lanes.upstream.adapters import Comparison, Plain
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.junit import junit_text
+from ci.lanes.upstream.ledger import (
+    Expected,
+    Ledger,
+    Part,
+    Record,
+    Recorded,
+    Verdict,
+    load_ledger,
+    load_record,
+)
+from ci.lanes.upstream.suite import SUITES
+from ci.lanes.upstream.worker import part_of_report
+from ci.pipeline.accuracy import EXACT_DB
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.suites.precision import precision_named, scheme_named
-from ci.suites.user_model import user_model
+from ci.pipeline.models.user_model import user_model
+from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 
 

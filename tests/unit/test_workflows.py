@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ci import github as verb
-from ci.engine.gate_table import Row, gate_table
+from ci.gate_table import Row, gate_table
 from ci.github import place, plan, verdict
 from provisioning.base.settings import ROOT
 from qnn_ci import VERBS

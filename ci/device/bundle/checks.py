@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ci.artifacts.against_sdk import version
+from ci.artifacts.program import Program
 from ci.device.bundle.contents import BACKEND, CATALOGUE, DIALOG, DSP, LPAI, QNN, SPEAKER, Item, Model
-from ci.suites.programs.against_sdk import version
-from ci.suites.programs.program import Program
 from provisioning import elf, pe
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.artifacts.compiled_onnx import CompiledModel, read_model
+from ci.artifacts.program import Context, Program
+from ci.artifacts.program import read as read_program
 from ci.device.bundle.manifest import check_files
 from ci.engine.dist import MANIFEST, RUNNER
-from ci.suites.programs.compiled_onnx import CompiledModel, read_model
-from ci.suites.programs.program import Context, Program
-from ci.suites.programs.program import read as read_program
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection

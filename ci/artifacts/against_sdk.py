@@ -1,0 +1,139 @@
+"""Whether an SDK's QNN libraries can load a program, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from ci.artifacts.compiled_onnx import CompiledModel
+from ci.artifacts.program import Context, Program
+from provisioning.base.errors import CheckFailed, UsageError
+
+Inside: TypeAlias = Program | Context | CompiledModel
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`says`: the reasons, as text."""
+
+    loads: bool
+    says: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a file that QNN must load."""
+
+    name: str
+    context: Context
+    arches: tuple[int, ...]
+    needs_arch: bool = True
+    online: bool = False
+
+
+def against(contents: Inside, sdk: Path) -> Answer:
+    """Compare every part with the builds of the SDK's libQnnHtp and with the Hexagon archs that it has."""
+    parts = list(_parts(contents))
+    if not parts:
+        return Answer(True, ("it has nothing for QNN, so any runtime will do",))
+    builds, arches = sdk_builds(sdk), sdk_arches(sdk)
+    reasons: dict[tuple[bool, str], list[str]] = {}
+    for part in parts:
+        for reason in (*_judge_builds(part, builds), *_judge_arches(part, arches)):
+            reasons.setdefault(reason, []).append(part.name)
+    loads = all(good for good, _ in reasons)
+    return Answer(
+        loads,
+        tuple(
+            text if len(names) == len(parts) else f"{', '.join(names)}: {text}"
+            for (good, text), names in reasons.items()
+            if good is loads
+        ),
+    )
+
+
+def _parts(contents: Inside) -> Iterator[Part]:
+    if isinstance(contents, Context):
+        yield Part("context", contents, contents.arches)
+    elif isinstance(contents, Program):
+        for index, delegate in enumerate(contents.delegates):
+            if delegate.context is None:
+                continue
+            options = delegate.options
+            yield Part(
+                f"delegate {index}",
+                delegate.context,
+                delegate.context.arches or ((options.arch,) if options and options.arch else ()),
+                needs_arch=options is None or options.processor == "htp",
+                online=options is not None and options.online_prepare,
+            )
+    else:
+        for index, node in enumerate(contents.nodes):
+            if node.context:
+                yield Part(f"context {index}", node.context, node.context.arches)
+
+
+def _judge_builds(part: Part, builds: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    for build in part.context.build_ids:
+        if build in builds:
+            yield True, f"both are QNN {build}"
+        elif not any(version(build) <= version(other) for other in builds):
+            yield (
+                False,
+                f"it was compiled by QNN {build} and this is the older {', '.join(builds)}: QNN refuses a "
+                "newer context binary with error 5000 (Unknown QNN BinaryInfo version); compile it with this "
+                "SDK, or ship the other one's libraries",
+            )
+        else:
+            yield (
+                True,
+                f"it was compiled by QNN {build} and this is the newer {', '.join(builds)}: QNN reads older "
+                "context binaries, but does not promise to: run it to be sure",
+            )
+    if not part.context.build_ids:
+        why = "it is compiled on the device" if part.online else "nothing shows that it was compiled"
+        yield False, f"it names no QNN build ({why}), so this cannot be judged: run it to be sure"
+
+
+def _judge_arches(part: Part, arches: Sequence[int]) -> Iterator[tuple[bool, str]]:
+    if not arches or not part.needs_arch:
+        return
+    names = ", ".join(f"v{each}" for each in arches)
+    for arch in part.arches:
+        if arch in arches:
+            yield True, f"it has HTP v{arch}"
+        else:
+            yield False, f"it is for HTP v{arch}, and this has {names} alone: the skel would not be found"
+    if not part.arches:
+        yield False, f"it names no HTP arch, so this cannot be judged; this has {names}"
+
+
+def sdk_builds(sdk: Path) -> tuple[str, ...]:
+    from provisioning.build_id import build_ids
+
+    if not sdk.is_dir():
+        raise UsageError(
+            f"--against {sdk}: expected the folder of an SDK, found none", remedy="--against $QNN_SDK_ROOT"
+        )
+    libraries = [*sorted(sdk.glob("lib/*/libQnnHtp.so")), *sdk.glob("libQnnHtp.so")]
+    builds = sorted({build for library in libraries for build in build_ids(library)})
+    if not builds:
+        raise CheckFailed(
+            f"{sdk}: expected lib/*/libQnnHtp.so with a build id, found none",
+            remedy="--against $QNN_SDK_ROOT",
+        )
+    return tuple(builds)
+
+
+def sdk_arches(sdk: Path) -> tuple[int, ...]:
+    """The Hexagon archs that the SDK has libraries for; none if it was provisioned without them."""
+    names = [path.name for path in (*sdk.glob("lib/hexagon-v*"), *sdk.glob("libQnnHtpV*Skel.so"))]
+    matches = (re.fullmatch(r"hexagon-v(\d+)|libQnnHtpV(\d+)Skel\.so", name) for name in names)
+    return tuple(sorted({int(match[1] or match[2]) for match in matches if match}))
+
+
+def version(build: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", build)[:3])

@@ -1,0 +1,311 @@
+"""ExecuTorch programs and QNN context binaries, read from their bytes.
+
+Field numbers are those of ExecuTorch's program.fbs and of its Qualcomm backend's qc_compiler_spec.fbs.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ci.artifacts.flatbuffer import Reader, Table
+from ci.artifacts.protobuf import Malformed
+from provisioning.base.commands import quoted
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.build_id import BUILD_ID
+
+T = TypeVar("T")
+
+IDENTIFIER = b"ET12"
+ELF = b"\x7fELF"
+"""QNN's libraries contain a build id too."""
+
+EXTENDED_HEADER = b"eh00"
+LARGEST = 8 << 30
+
+QNN_BACKEND = "QnnBackend"
+QNN_OPTIONS = "qnn_compile_spec"
+TENSOR = 5
+KERNEL_CALL, DELEGATE_CALL = 1, 2
+
+DTYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
+    11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
+}  # fmt: skip
+
+# Each pattern begins with letters: that searches thirty times as fast as a word boundary.
+SOC = re.compile(rb"soc_type=(\w{1,32});")
+ARCH = re.compile(rb"min_arch=(\d{1,3})\b")
+"""The `arch` beside it comes from QNN's own table; for SSG2115P it differs from the one that is
+compiled for.
+"""
+
+VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
+HALF_FLOATS = re.compile(rb"relaxed_precision_flag=(true|false)\b")
+GRAPH = re.compile(rb"PICKLE/\d{1,9}/([\w.$-]{1,200})\0")
+PRECISIONS = {0: "quantized", 1: "fp16"}
+PROCESSORS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
+"""By QnnExecuTorchBackendType."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the strings in a QNN context binary say; each may occur more than once."""
+
+    size: int
+    build_ids: tuple[str, ...]
+    socs: tuple[str, ...]
+    arches: tuple[int, ...]
+    vtcm_bytes: tuple[int, ...]
+    graphs: tuple[str, ...] = ()
+    """Several share the weights."""
+    half_floats: bool | None = None
+    """Whether floats are computed in 16 bits; not on a chip without fp16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that a delegate was compiled with, as ExecuTorch's QNN backend reads them."""
+
+    soc_id: int
+    arch: int
+    vtcm_mb: int
+    online_prepare: bool
+    precision: str
+    processor: str = "htp"
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    method: str
+    backend: str
+    segment: int | None
+    """None: the data is inside the flatbuffer, so it cannot be mapped or freed alone."""
+    offset: int
+    size: int
+    options: Options | None
+    context: Context | None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    name: str
+    inputs: tuple[TensorInfo | str, ...]
+    outputs: tuple[TensorInfo | str, ...]
+    kernels: dict[str, int]
+    """CPU operators and how often each is called."""
+    delegate_calls: int
+    planned_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    offset: int
+    size: int
+
+    @property
+    def alignment(self) -> int:
+        """The largest power of two that the offset in the file is a multiple of."""
+        return self.offset & -self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    size: int
+    version: int
+    methods: tuple[Method, ...]
+    delegates: tuple[Delegate, ...]
+    segments: tuple[Segment, ...]
+
+
+def read(path: Path) -> Program | Context:
+    """A program or a context binary: any file with a QNN build id that is no library. Raises CheckFailed."""
+    data = bytes_of(path)
+    try:
+        return parse(data)
+    except Malformed as error:
+        signing = quoted("python", "-m", "ci", "signing", "inspect", path)
+        raise CheckFailed(
+            f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
+            remedy=signing if data[:4] == ELF else "compile or download it again",
+        ) from error
+
+
+def first_bytes(path: Path) -> bytes:
+    """The bytes that identify a file's kind; empty for an unreadable file, whose reader reports why."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(16)
+    except OSError:
+        return b""
+
+
+def bytes_of(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", remedy="name a file that is there, and that you may read"
+        ) from error
+
+
+def parse(data: bytes) -> Program | Context:
+    if data[4:8] == IDENTIFIER:
+        return _program(data)
+    if data[:4] == ELF:
+        raise Malformed("an ELF library")
+    context = context_of(memoryview(data))
+    if not context.build_ids:
+        first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
+        raise Malformed(f"neither the mark {IDENTIFIER.decode()} nor a QNN build id ({first})")
+    return context
+
+
+def context_of(data: memoryview) -> Context:
+    return Context(
+        size=len(data),
+        build_ids=tuple(sorted({build_id.decode() for build_id in BUILD_ID.findall(data)})),
+        socs=tuple(sorted({name.decode() for name in SOC.findall(data)})),
+        arches=tuple(sorted({int(arch) for arch in ARCH.findall(data)})),
+        vtcm_bytes=tuple(sorted({int(size) for size in VTCM.findall(data)})),
+        graphs=tuple(sorted({name.decode() for name in GRAPH.findall(data)})),
+        half_floats=_half_floats(HALF_FLOATS.findall(data)),
+    )
+
+
+def _half_floats(flags: Sequence[bytes]) -> bool | None:
+    return b"false" not in flags if flags else None
+
+
+def _program(data: bytes) -> Program:
+    whole = memoryview(data)
+    program_size, base = len(data), 0
+    if data[8:12] == EXTENDED_HEADER:
+        if len(data) < 32:
+            raise Malformed("a header that ends early")
+        length, program_size, base = struct.unpack_from("<IQQ", data, 12)
+        if length < 24 or program_size > len(data) or base > len(data):
+            raise Malformed(
+                f"a header of {program_size} bytes and segments at {base} in a file of {len(data)}"
+            )
+    root = Reader(whole[:program_size]).root()
+    segments = tuple(_segments(root, base, len(data)))
+    inline = [table.bytes(0) for table in root.tables(2)]
+    methods: list[Method] = []
+    delegates: list[Delegate] = []
+    for plan in root.tables(1):
+        method = _method(plan)
+        methods.append(method)
+        delegates += [_delegate(each, method.name, segments, inline, whole) for each in plan.tables(7)]
+    if not methods:
+        raise Malformed("a program without methods")
+    return Program(len(data), root.number(0, "I"), tuple(methods), tuple(delegates), segments)
+
+
+def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
+    for table in root.tables(4):
+        segment = Segment(base + table.number(0, "Q"), table.number(1, "Q"))
+        if segment.offset + segment.size > size:
+            raise Malformed(
+                f"a segment of {segment.size} bytes at {segment.offset} in a file of {size}: it is cut short"
+            )
+        yield segment
+
+
+def _method(plan: Table) -> Method:
+    values = list(plan.tables(2))
+    operators = [_operator(table) for table in plan.tables(6)]
+    kernels: Counter[str] = Counter()
+    delegate_calls = 0
+    for chain in plan.tables(5):
+        for instruction in chain.tables(2):
+            kind, call = instruction.number(0, "B"), instruction.table(1)
+            if kind == KERNEL_CALL and call is not None:
+                kernels[_at(operators, call.number(0, "i"), "operator")] += 1
+            delegate_calls += kind == DELEGATE_CALL
+    return Method(
+        name=plan.text(0),
+        inputs=tuple(_value(_at(values, index, "value")) for index in plan.numbers(3, "i")),
+        outputs=tuple(_value(_at(values, index, "value")) for index in plan.numbers(4, "i")),
+        kernels=dict(kernels.most_common()),
+        delegate_calls=delegate_calls,
+        planned_bytes=sum(plan.numbers(8, "q")),
+    )
+
+
+def _operator(table: Table) -> str:
+    name, overload = table.text(0), table.text(1)
+    return f"{name}.{overload}" if overload else name
+
+
+def _value(table: Table) -> TensorInfo | str:
+    kind, value = table.number(0, "B"), table.table(1)
+    if kind != TENSOR or value is None:
+        return f"value of kind {kind}"
+    number = value.number(0, "b")
+    return TensorInfo(DTYPES.get(number, f"dtype {number}"), tuple(value.numbers(2, "i")))
+
+
+def _delegate(
+    table: Table, method: str, segments: tuple[Segment, ...], inline: list[memoryview], whole: memoryview
+) -> Delegate:
+    reference = table.table(1)
+    if reference is None:
+        raise Malformed("a delegate without data")
+    in_segment, index = reference.number(0, "b") == 1, reference.number(1, "I")
+    if in_segment:
+        segment = _at(segments, index, "segment")
+        offset, data = segment.offset, whole[segment.offset : segment.offset + segment.size]
+    else:
+        offset, data = 0, _at(inline, index, "inline data")
+    backend = table.text(0)
+    specs = {spec.text(0): spec.bytes(1) for spec in table.tables(2)}
+    options = _options(specs[QNN_OPTIONS]) if QNN_OPTIONS in specs else None
+    return Delegate(
+        method=method,
+        backend=backend,
+        segment=index if in_segment else None,
+        offset=offset,
+        size=len(data),
+        options=options,
+        context=context_of(data) if backend == QNN_BACKEND else None,
+    )
+
+
+def _options(data: memoryview) -> Options:
+    root = Reader(data).root()
+    soc, backend = root.table(0), root.table(1)
+    htp_info = soc.table(1) if soc else None
+    htp = backend.table(1) if backend else None
+    precision = htp.number(2, "i") if htp else -1
+    return Options(
+        soc_id=soc.number(0, "i") if soc else 0,
+        arch=htp_info.number(0, "i") if htp_info else 0,
+        vtcm_mb=htp_info.number(1, "I") if htp_info else 0,
+        online_prepare=bool(root.number(4, "?")),
+        precision=PRECISIONS.get(precision, "unknown"),
+        processor=PROCESSORS.get(backend.number(0, "i") if backend else 0, "unknown"),
+    )
+
+
+def _at(items: list[T] | tuple[T, ...], index: int, what: str) -> T:
+    if not 0 <= index < len(items):
+        raise Malformed(f"a reference to {what} {index} of {len(items)}")
+    return items[index]

@@ -1,0 +1,133 @@
+"""Measure performance claims as ratios: contenders run in turns on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from provisioning.base.command_line import Verb, count
+from provisioning.base.commands import typed
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Report, Severity
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
+from provisioning.base.stage_run import StageRun
+
+if TYPE_CHECKING:
+    from ci.dev.bench.frame import Benchmark, Measured
+
+BENCHMARKS = {
+    "parity": Verb(
+        "ci.dev.bench.parity", "Buck parity of a whole tree in a second, beside cmake configuring it"
+    ),
+    "provision": Verb(
+        "ci.dev.bench.provision", "a generated SDK against ExecuTorch's downloader and curl + unzip"
+    ),
+    "delegate": Verb(
+        "ci.dev.bench.delegate", "the delegate suite's sample against its plain run in one process"
+    ),
+    "gate": Verb(
+        "ci.dev.bench.gate",
+        "the gate's models, cold and unchanged, against a script that does them in turn",
+    ),
+    "runner": Verb("ci.dev.bench.runner", "start to first output against a bare Module-based program"),
+    "onnx": Verb("ci.dev.bench.onnx", "the ONNX suite against the same steps one after another"),
+    "validate": Verb(
+        "ci.dev.bench.validate", "the whole wheels tree in a second, beside readelf over its files"
+    ),
+}
+
+EXAMPLES = """\
+  nox -s bench -- --list
+  nox -s bench -- provision
+  nox -s bench -- provision --quick --rounds 1
+  nox -s bench -- provision --check
+"""
+
+
+class BenchmarkModule(Protocol):
+    """A benchmark's module: its contenders can run while the context lasts."""
+
+    def prepared(self, work: Path, *, quick: bool) -> AbstractContextManager[Benchmark]: ...
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run; --list names them")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
+    parser.add_argument("--rounds", type=count, default=5, help="how often each contender runs [5]")
+    parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
+    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    parser.add_argument("--work", type=Path, help="where to work; needs some GB [a new temporary directory]")
+    parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
+    parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
+
+
+def run(args: argparse.Namespace) -> int:
+    import tempfile
+
+    from ci.dev.bench.frame import measure, rendered
+
+    if args.list:
+        for name, verb in BENCHMARKS.items():
+            sys.stdout.write(f"{name}  {verb.summary}\n")
+        return 0
+    if args.name not in BENCHMARKS:
+        problem = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
+        raise UsageError(problem, remedy=f"name one of: {', '.join(BENCHMARKS)}")
+    reports = reports_path(args.reports)
+    if args.store is not None:
+        # Benchmarks, and the processes that they time, read it from there.
+        os.environ["QNN_CI_STORE"] = str(store_path(args.store))
+    options = [flag for flag in ("--quick", "--check") if getattr(args, flag[2:])]
+    stage = StageRun(
+        f"bench-{args.name}",
+        DEFAULT_PROFILE,
+        DEFAULT_TARGET,
+        typed("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
+    )
+    module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
+    with stage.reported(reports, "bench-not-measured", args.name):
+        if args.work is not None:
+            try:
+                args.work.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--work {args.work}: {error.strerror}", remedy="name a directory that you may write"
+                ) from error
+        with (
+            tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=args.work) as work,
+            module.prepared(Path(work), quick=args.quick) as benchmark,
+        ):
+            measured = measure(benchmark, args.rounds, Path(work) / "rounds", report=_print)
+        _judge(stage, benchmark, measured, check=args.check)
+
+    def show(report: Report) -> None:
+        path = reports / f"{report.stage}.json"
+        sys.stdout.write(f"{rendered(benchmark, measured)}\nreport: {path}\n")
+
+    return stage.close(reports, show=show)
+
+
+def _judge(stage: StageRun, benchmark: Benchmark, measured: Measured, *, check: bool) -> None:
+    from ci.dev.bench.frame import metrics_of
+
+    stage.metrics.update(metrics_of(benchmark, measured))
+    stage.metrics["cores"] = len(os.sched_getaffinity(0))
+    for aim in benchmark.aims:
+        ratio = measured.ratio(aim)
+        if ratio.median < aim.at_least:
+            stage.add(
+                "bench-aim",
+                Severity.ERROR if check else Severity.NOTE,
+                aim.name,
+                f"expected at least {aim.at_least:g} times as fast, found {ratio}",
+                "run it again on an idle machine; if it stays so, profile what became slower",
+            )
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -1,0 +1,176 @@
+"""`generate`: write the committed files that are made from code: JSON Schemas and the catalogue of checks."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from provisioning.base.errors import CheckFailed, UnknownName
+from provisioning.base.files import replace_text
+from provisioning.base.settings import ROOT
+
+EXAMPLES = """\
+  nox -s generate
+  nox -s generate -- --check
+  nox -s generate -- docs/checks.md
+"""
+
+SCHEMAS = {
+    "profile": ("provisioning.manifest:Profile", "A profile: one consistent set of pins"),
+    "socs": ("provisioning.manifest:SocTable", "The chips: id, Hexagon arch, VTCM, LPAI version"),
+    "environments": (
+        "provisioning.manifest:PythonEnvironments",
+        "The Python environments that sessions install",
+    ),
+    "libraries": (
+        "provisioning.validation.tables:LibraryTable",
+        "What an SDK must hold, and what its directories are for",
+    ),
+    "device_libraries": (
+        "provisioning.validation.tables:DeviceLibraries",
+        "Libraries that devices' own systems provide",
+    ),
+    "validation": (
+        "provisioning.validation.tables:ValidationTable",
+        "Thresholds and names that checks compare with",
+    ),
+    "checks": ("provisioning.validation.tables:RuleTexts", "The rules of validate, in words"),
+    "operators": (
+        "ci.operators.table:Table",
+        "What each operator does on HTP in each scheme, as measured",
+    ),
+    "values": ("ci.lanes.upstream.value_cases:Values", "Values and shapes that operators are tried with"),
+    "onnx_tests": (
+        "ci.lanes.onnx.operator_suite:Rules",
+        "How the plain test of each ONNX operator is chosen, where its schema does not say it",
+    ),
+    "upstream_reports": (
+        "ci.lanes.upstream.upstream_reports:Reports",
+        "Mistakes of upstream's tests, as issues",
+    ),
+    "golden": ("ci.upgrades.golden.stage:Golden", "Programs that later QNN builds must still run"),
+    "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
+    "images": ("ci.image.image_plan:Images", "The container images, and the system under them"),
+    "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
+    "parity": (
+        "ci.parity.mapping:Mapping",
+        "Which Buck and CMake targets are the same, and what differs on purpose",
+    ),
+    "suite": (
+        "ci.lanes.executorch.suite:Suite",
+        "A suite: which models are lowered, how, and what is expected",
+    ),
+    "suggestions": (
+        "ci.operators.suggestions:Suggestions",
+        "What to write instead of operators that stay on the CPU",
+    ),
+    "tolerances": (
+        "ci.pipeline.baseline:Tolerances",
+        "How much worse than its baseline a program may become",
+    ),
+    "onnx_suite": (
+        "ci.lanes.onnx.suite:Suite",
+        "A suite for ONNX Runtime: models, precisions, chips, thresholds",
+    ),
+    "llm_suite": ("ci.lanes.llm.suite:Suite", "A suite of language models: precisions, chips, limits"),
+    "lint_tools": ("ci.dev.lint_tools:LintTools", "Programs for lint, as archives by hash"),
+    "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
+    "onnx_options": (
+        "ci.lanes.onnx.options:OptionTable",
+        "What ONNX Runtime's QNN provider, its sessions and runs take",
+    ),
+}
+"""manifests/schema/<name>.json: its model, `module:class`, and its title. A stage adds its row here."""
+
+REPORT = "manifests/schema/report.json"
+PAGES = {
+    "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
+    "docs/chips.md": "ci.dev.chips_page:page",
+    "docs/findings.md": "ci.lanes.upstream.findings_page:page",
+    "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
+    "manifests/upstream/operators/table.json": "ci.lanes.upstream.operators_page:table_json",
+    "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
+    "docs/docker.md": "ci.image.published:page",
+    ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
+    "manifests/actions.toml": "ci.dev.actions:table",
+}
+"""Pages, and the function `module:name` that returns the text."""
+
+GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES])
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="only these, as `--list` names them")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
+    parser.add_argument("--list", action="store_true", help="name the files and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        sys.stdout.write("".join(f"{name}\n" for name in GENERATED))
+        return 0
+    for name in args.files:
+        if name not in GENERATED:
+            raise UnknownName(f"{name} is not a generated file", name, GENERATED)
+    outdated = stale(args.files)
+    if args.check and outdated:
+        raise CheckFailed(f"stale: {', '.join(outdated)}", remedy="nox -s generate")
+    for name, text in outdated.items():
+        replace_text(ROOT / name, text)
+        sys.stdout.write(f"wrote {name}\n")
+    return 0
+
+
+def stale(names: list[str] | None = None, root: Path = ROOT) -> dict[str, str]:
+    """Files that differ from what the code generates, with their new text."""
+    texts = {name: text_of(name) for name in names or GENERATED}
+    return {
+        name: text
+        for name, text in texts.items()
+        if not (root / name).is_file() or (root / name).read_text(encoding="utf-8") != text
+    }
+
+
+def text_of(name: str) -> str:
+    if name in PAGES:
+        return str(_named(PAGES[name])())
+    if name == REPORT:
+        return _schema(_report(), "What a stage writes to reports/<stage>.json", mode="serialization")
+    model, title = SCHEMAS[Path(name).stem]
+    return _schema(_named(model), title, mode="validation")
+
+
+def _named(text: str) -> Any:
+    module, _, name = text.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _report() -> Any:
+    from dataclasses import fields
+    from typing import get_type_hints
+
+    from pydantic import ConfigDict, Field, JsonValue, create_model
+
+    from provisioning.base import findings
+
+    # pydantic follows recursive aliases only under its own name.
+    names = {**vars(findings), "Metric": JsonValue}
+    hints: dict[str, Any] = get_type_hints(findings.Report, globalns=names)
+    hints["schema"] = Literal[findings.SCHEMA]
+    definitions: dict[str, Any] = {
+        f"{field.name}_": (hints[field.name], Field(alias=field.name)) for field in fields(findings.Report)
+    }
+    return create_model("Report", __config__=ConfigDict(extra="forbid"), **definitions)
+
+
+def _schema(model: Any, title: str, *, mode: Literal["validation", "serialization"]) -> str:
+    from pydantic import TypeAdapter
+
+    document = {"$schema": DIALECT, **TypeAdapter(model).json_schema(mode=mode), "title": title}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,330 @@
+"""The lint stage: every tool and tree rule that a change must pass, run side by side."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.command_line import repeatable
+from provisioning.base.commands import captured
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UnknownName
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.stage_run import StageRun
+
+EXAMPLES = """\
+  python -m ci lint
+  python -m ci lint --only types --only tree
+  python -m ci lint --fix
+"""
+
+LARGEST_FILE = 1 << 20
+
+REGISTRY_HOSTS = tuple(
+    ".".join(labels)
+    for labels in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("npmjs", "org"),
+        ("deb", "debian", "org"),
+        ("crates", "io"),
+        ("pytorch", "org", "whl"),
+    )
+)
+"""Written in parts, so that this file passes its own rule."""
+
+MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|Users|root|work|farm)/[A-Za-z]")
+
+MAY_BE_BINARY = ("ci/builds/runner/fuzz/seeds/",)
+"""Fuzzers' inputs of a few bytes, with NULs between arguments."""
+
+SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\b")
+
+LEFT_BEHIND = re.compile(
+    r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b|Not" r"ImplementedError|pytest\.mark\.(?:skip|xfail)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A program that exits with 0 if all is well. `fix` is the same program when it fixes what it can."""
+
+    command: Sequence[str]
+    remedy: str
+    fix: Sequence[str] = ()
+
+
+PYTHON = sys.executable
+
+
+def _github_files(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".github").glob(pattern))
+
+
+TOOLS = {
+    "style": Tool(
+        ["ruff", "check", "--output-format", "concise", "."],
+        "nox -s lint -- --fix",
+        ["ruff", "check", "--fix", "."],
+    ),
+    "format": Tool(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
+    "types": Tool(["mypy"], "correct the types named above"),
+    "generated": Tool(
+        [PYTHON, "-m", "ci", "generate", "--check"],
+        "nox -s generate",
+        [PYTHON, "-m", "ci", "generate"],
+    ),
+    "locks": Tool([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
+    # The strictest persona; a comment beside a line answers a false alarm.
+    "zizmor": Tool(
+        ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
+        "fix what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
+    ),
+    "workflows": Tool(
+        [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.github-workflows",
+            *_github_files("workflows/*.yml"),
+        ],
+        "fix the keys named above",
+    ),
+    "actions": Tool(
+        [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.github-actions",
+            *_github_files("actions/*/action.yml"),
+        ],
+        "fix the keys named above",
+    ),
+    "dependabot": Tool(
+        ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
+        "fix the keys named above",
+    ),
+}
+
+ACTIONLINT = [
+    "-oneline",
+    # Newer than its newest release, 1.7.12: `$/` and the job context's workflow_*.
+    *("-ignore", r'"\$/[^"]*"'),
+    *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
+]
+"""No package that can be locked contains it: manifests/lint_tools.toml."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    repeatable(parser, "--only", "CHECK", "run only this check")
+    parser.add_argument("--fix", action="store_true", help="let the tools fix what they can first")
+
+
+def run(args: argparse.Namespace) -> int:
+    import subprocess
+    from concurrent.futures import ThreadPoolExecutor
+
+    selection = selection_of(args)
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
+        "tree": lambda: list(tree_findings(ROOT, tracked_files(ROOT))),
+        "shell": lambda: shell_findings(ROOT, tracked_files(ROOT)),
+        "actionlint": lambda: actionlint_findings(selection.store),
+        "gitlab": gitlab_findings,
+    }
+    chosen = args.only or list(checks)
+    for name in chosen:
+        if name not in checks:
+            raise UnknownName(f"there is no check {name!r}", name, checks)
+    stage = StageRun.as_typed("lint", selection.profile, "")
+    if args.fix:
+        for name in chosen:
+            if name in TOOLS and TOOLS[name].fix:
+                subprocess.run(TOOLS[name].fix, cwd=ROOT, env=_environment(), check=False)
+    with stage.reported(selection.reports, "lint"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, (findings, seconds) in zip(
+            chosen, pool.map(lambda n: _timed(checks[n]), chosen), strict=True
+        ):
+            stage.findings += findings
+            stage.metrics[f"{name}_seconds"] = round(seconds, 2)
+            bad = any(finding.severity is Severity.ERROR for finding in findings)
+            mark = "FAIL" if bad else "note" if findings else "ok  "
+            print(f"{mark} {name:<10} {seconds:5.1f} s", flush=True)
+            for finding in findings:
+                print(f"     {finding.subject}: {finding.message}\n       try: {finding.remedy}")
+    return stage.close(selection.reports, show=lambda report: None)
+
+
+def tracked_files(root: Path) -> list[Path]:
+    listed = captured(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
+    if listed.returncode:
+        raise EnvironmentLacking(
+            f"git ls-files: {listed.stderr.strip()}", remedy="lint a git checkout, not an archive"
+        )
+    return [path for name in listed.stdout.split("\0") if name and (path := root / name).is_file()]
+
+
+def tree_findings(root: Path, files: Sequence[Path]) -> Iterator[Finding]:
+    """Findings about content that no file of the repository may have."""
+    for path in files:
+        name = str(path.relative_to(root))
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            yield _finding(
+                "tree-large-file", name, f"{size} bytes are too many for git", "keep it out of git"
+            )
+            continue
+        data = path.read_bytes()
+        if b"\0" in data:
+            if name.startswith(MAY_BE_BINARY):
+                continue
+            yield _finding(
+                "tree-binary", name, "a binary file", "generate it in the test or stage that needs it"
+            )
+            continue
+        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+            yield from _line_findings(f"{name}:{number}", line, code=path.suffix == ".py")
+
+
+def _line_findings(subject: str, line: str, *, code: bool) -> Iterator[Finding]:
+    for host in REGISTRY_HOSTS:
+        if host in line.replace("/", "."):
+            yield _finding("tree-registry-host", subject, f"names {host}", 'write "the package index"')
+    if match := MACHINE_PATH.search(line):
+        yield _finding(
+            "tree-machine-path",
+            subject,
+            f"an absolute path: {match[0]}…",
+            "use a relative path or a variable",
+        )
+    if code and (match := LEFT_BEHIND.search(line)):
+        yield _finding(
+            "tree-left-behind", subject, f"{match[0]!r} is work left for later", "do it, or open an issue"
+        )
+
+
+def shell_findings(root: Path, files: Sequence[Path]) -> list[Finding]:
+    """Run shellcheck on every script, and on every `run:` of a workflow or action."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        scripts = [path for path in files if SHEBANG.match(_first_line(path))]
+        places: dict[str, str] = {}
+        for number, (where, script) in enumerate(run_scripts(root)):
+            path = Path(folder) / f"{number}.sh"
+            path.write_text(f"#!/usr/bin/env bash\n{script}\n", encoding="utf-8")
+            scripts.append(path)
+            places[str(path)] = where
+        command = ["shellcheck", "--severity=style", "--external-sources", "--format=gcc"]
+        tool = Tool([*command, *map(str, scripts)], "fix what is named above")
+        return _run_tool("shell", tool, places) if scripts else []
+
+
+def run_scripts(root: Path) -> Iterator[tuple[str, str]]:
+    import yaml
+
+    for path in sorted((root / ".github").glob("**/*.yml")):
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        jobs = [data["runs"]] if "runs" in data else list(data.get("jobs", {}).values())
+        for job in jobs:
+            for step in job.get("steps", []):
+                if "run" in step:
+                    yield f"{path.relative_to(root)}: {step.get('name', '')}", step["run"]
+
+
+def gitlab_findings() -> list[Finding]:
+    """Hold the page's pipeline, and the child pipelines of `matrix`, against GitLab's schema."""
+    import json
+    import tempfile
+
+    from ci.github.matrix import gitlab_pipeline
+
+    page = "docs/gitlab.md"
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    shards = [{"shard": f"{index}/2", "arguments": "--tag pr"} for index in (1, 2)]
+    texts = {
+        "page": example,
+        "full": json.dumps(gitlab_pipeline(shards)),
+        "empty": json.dumps(gitlab_pipeline([])),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{name}.yml" for name in texts]
+        for file, text in zip(files, texts.values(), strict=True):
+            file.write_text(text, encoding="utf-8")
+        command = ["check-jsonschema", "--builtin-schema", "vendor.gitlab-ci", *map(str, files)]
+        return _run_tool("gitlab", Tool(command, f"fix {page} or ci/github/matrix.py"))
+
+
+def actionlint_findings(store: Path) -> list[Finding]:
+    import shutil
+
+    from ci.dev import lint_tools
+
+    program = shutil.which("actionlint", path=_environment()["PATH"])
+    if program is None and not lint_tools.required():
+        message = "is not installed, so it did not run; zizmor and the schemas did"
+        remedy = f"install actionlint, or have it downloaded: {lint_tools.REQUIRED}=required nox -s lint"
+        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, remedy)]
+    try:
+        program = program or str(lint_tools.program("actionlint", store))
+    except ToolkitError as error:
+        return [_finding("lint-did-not-run", "actionlint", error.message, error.remedy or "nox -s lint")]
+    return _run_tool("actionlint", Tool([program, *ACTIONLINT], "fix what is named above"))
+
+
+def _first_line(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream.readline(200).decode("utf-8", "replace")
+
+
+def _finding(rule: str, subject: str, message: str, remedy: str) -> Finding:
+    return Finding(rule, Severity.ERROR, subject, message, remedy)
+
+
+_COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<message>.+)")
+
+
+def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) -> list[Finding]:
+    """Findings from a tool's output: one for each line that names a file and line, else one with the whole
+    output.
+
+    `places` has the real names of temporary files."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            tool.command,
+            cwd=ROOT,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return [_finding(f"lint-{name}", tool.command[0], "is not installed here", "nox -s lint")]
+    if done.returncode == 0:
+        return []
+    findings = []
+    for line in done.stdout.splitlines():
+        if match := _COMPLAINT.fullmatch(line):
+            file = (places or {}).get(match["file"])
+            subject = file or f"{match['file'].removeprefix(f'{ROOT}/')}:{match['line']}"
+            findings.append(_finding(f"lint-{name}", subject, match["message"], tool.remedy))
+    program = Path(tool.command[0]).name
+    return findings or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.remedy)]
+
+
+def _environment() -> dict[str, str]:
+    """Tools beside the running Python come first."""
+    return {**os.environ, "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def _timed(check: Callable[[], list[Finding]]) -> tuple[list[Finding], float]:
+    started = time.monotonic()
+    return check(), time.monotonic() - started

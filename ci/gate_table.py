@@ -1,0 +1,103 @@
+"""manifests/gate.toml: the gate's stages, the jobs on GitHub, and which files decide none of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ci.stage_names import GATE_TABLE
+from provisioning.base.documents import Model, load
+
+
+class GateStage(Model):
+    name: str
+    program: str
+    """The package to run with -m; the name is its verb."""
+    needs: tuple[str, ...] = ()
+    """Earlier stages that must pass, or be skipped on purpose, before this one runs."""
+    runs_programs: bool = False
+    """Whether the gate passes --suite and --tag on to it."""
+    flags: tuple[str, ...] = ()
+    """More arguments for the stage, after the selection."""
+
+
+class Harmless(Model):
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    reason: Annotated[str, Field(min_length=1)]
+
+
+class Row(Model):
+    stage: str
+    minutes: Annotated[int, Field(gt=0, le=360)]
+    arguments: str = ""
+    ignores: tuple[str, ...] = ()
+    shards: Annotated[int, Field(ge=1)] = 1
+    suite: Annotated[int, Field(ge=0)] = 0
+    provision: bool = False
+    runner: bool = False
+    targets: str = "x86_64-linux"
+    executorch: bool = False
+    submodules: bool = False
+    packages: tuple[str, ...] = ()
+    variables: dict[Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$")], str] = Field(default_factory=dict)
+    root: bool = False
+    remembers: bool = False
+    own: bool = False
+    profiles: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
+    when: Literal["gate", "nightly"] = "gate"
+
+
+class GateTable(Model):
+    annotates: tuple[str, ...] = ()
+    """Sessions that print GitHub's annotations themselves, unless they are called with --no-annotations."""
+    stage: tuple[GateStage, ...] = ()
+    harmless: dict[str, Harmless] = Field(default_factory=dict)
+    row: dict[str, Row] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> GateTable:
+        for name, row in self.row.items():
+            for group in row.ignores:
+                if group not in self.harmless:
+                    raise ValueError(f"row.{name}.ignores: there is no harmless.{group}")
+            if unknown := set(row.replaces) - set(self.row):
+                raise ValueError(f"row.{name}.replaces: there is no row {', '.join(sorted(unknown))}")
+        earlier: list[str] = []
+        for stage in self.stage:
+            if late := set(stage.needs) - set(earlier):
+                raise ValueError(
+                    f"stage {stage.name} needs {', '.join(sorted(late))}, which is no earlier stage"
+                )
+            earlier.append(stage.name)
+        return self
+
+    def ignored_by(self, row: Row) -> tuple[str, ...]:
+        """Patterns of the files that a row does not depend on."""
+        return tuple(pattern for group in row.ignores for pattern in self.harmless[group].paths)
+
+    def ignored_by_stages(self, stages: Sequence[str]) -> tuple[str, ...]:
+        """Patterns of the files that no row of these stages depends on."""
+        rows = [set(self.ignored_by(row)) for row in self.row.values() if row.stage in stages]
+        return tuple(sorted(set.intersection(*rows))) if rows else ()
+
+
+@functools.cache
+def gate_table(path: Path = GATE_TABLE) -> GateTable:
+    return load(path, GateTable)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Match a path from the root: `*` stays within a folder, `**` does not."""
+    return any(_pattern(pattern).fullmatch(name) for pattern in patterns)
+
+
+@functools.cache
+def _pattern(pattern: str) -> re.Pattern[str]:
+    parts = {"**": ".*", "*": "[^/]*"}
+    return re.compile("".join(parts.get(part) or re.escape(part) for part in re.split(r"(\*\*|\*)", pattern)))

@@ -1,0 +1,1 @@
+"""The ways from a model to the NPU. Lanes do not import each other."""

@@ -1,0 +1,111 @@
+"""The operators at which a quantized model loses accuracy: each output compared with the float model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ci.partition.decisions import module_of, source_of
+from ci.pipeline.accuracy import Unusable, compare, decibels
+from ci.pipeline.models.user_model import BadFactory
+
+MOST_DB = 120.0
+"""Outputs that differ by less are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An operator whose output differs from the float model's more than its inputs do."""
+
+    operator: str
+    module: str
+    source: str
+    code: str
+    before_db: float
+    after_db: float
+
+
+def figures_in_torch(
+    expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
+) -> dict[str, float]:
+    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+    pairs = [
+        (f"output {index} of inference {number}", wanted.numpy(), value.numpy())
+        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
+        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
+    ]
+    try:
+        return compare(pairs, non_finite=non_finite)
+    except Unusable as error:
+        raise BadFactory(str(error)) from error
+
+
+class _Outputs(torch.fx.Interpreter):
+    def __init__(self, graph: Any) -> None:
+        super().__init__(graph)
+        self.outputs: dict[str, Tensor] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            self.outputs[n.name] = value
+        return value
+
+
+def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Every node's output, by name."""
+    interpreter = _Outputs(graph)
+    with torch.no_grad():
+        interpreter.run(*sample)
+    return interpreter.outputs
+
+
+def normed(graph: Any) -> dict[str, str]:
+    """The convolutions by name, with the batch norm that quantization folds into each."""
+    return {
+        node.args[0].name: node.name
+        for node in graph.nodes
+        if "batch_norm" in str(node.target) and isinstance(node.args[0], torch.fx.Node)
+    }
+
+
+def worst_losses(
+    floats: Mapping[str, Tensor],
+    folded: Mapping[str, str],
+    quantized: Any,
+    sample: Sequence[Tensor],
+    count: int = 3,
+) -> list[dict[str, object]]:
+    """The operators that add the most noise, the worst first."""
+    ours = outputs_of(quantized, sample)
+    reached: dict[str, float] = {}
+    losses: list[tuple[float, Loss]] = []
+    for node in quantized.graph.nodes:
+        before = min((reached.get(each.name, MOST_DB) for each in node.all_input_nodes), default=MOST_DB)
+        wanted = floats.get(node.name)
+        if folded.get(node.name, "") not in ours:
+            wanted = floats.get(folded.get(node.name, node.name))
+        value = ours.get(node.name)
+        if node.op != "call_function" or wanted is None or value is None or wanted.shape != value.shape:
+            # Quantization inserted this node; its effect shows in the next operator.
+            reached[node.name] = before
+            continue
+        after = reached[node.name] = _decibels(wanted, value)
+        source, code = source_of(node)
+        loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
+        losses.append((_noise(after) - _noise(before), loss))
+    losses.sort(key=lambda each: -each[0])
+    return [asdict(loss) for added, loss in losses[:count] if added > 0]
+
+
+def _noise(decibels: float) -> float:
+    return float(10 ** (-decibels / 10))
+
+
+def _decibels(wanted: Tensor, value: Tensor) -> float:
+    signal, noise = float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum())
+    return max(-MOST_DB, min(MOST_DB, decibels(signal, noise)))

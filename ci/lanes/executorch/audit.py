@@ -1,0 +1,98 @@
+"""`audit` of a PyTorch model: every partition is compiled at each precision."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ci.engine.installed import ready_runner
+from ci.engine.work import Result
+from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.profile import measure
+from ci.lanes.executorch.user_program import (
+    plan_of_models,
+    program_of,
+    pytorch_model,
+    require_done,
+    samples_folder,
+    scheme_of,
+)
+from ci.operators.suggestions import suggestion_for
+from ci.operators.table import inexact
+from ci.pipeline.models.user_model import UserModel
+from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import Selection
+from provisioning.environment import Environment
+
+SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
+QUANTIZERS = "quantized_decomposed."
+
+
+def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision."""
+    named = pytorch_model(args.model)
+    schemes = dict.fromkeys(scheme_of(named, each) for each in args.precision or _schemes(named))
+    samples = samples_folder(args.calibrate)
+    programs = {
+        scheme: program_of(named, scheme, selection.soc, selection, samples=samples) for scheme in schemes
+    }
+    runner = ready_runner(os.environ, selection.reports) if args.measure else None
+    plan = plan_of_models(args, selection, "audit", list(programs.values()), keep_going=True)
+    results = plan.compiled(os.environ)
+    rows: dict[str, dict[str, Any]] = {}
+    for scheme, program in programs.items():
+        try:
+            result = require_done(program, plan, results)
+        except CheckFailed as error:
+            rows[scheme] = {"error": error.message, "remedy": error.remedy}
+            continue
+        rows[scheme] = {
+            **_facts(result),
+            "inexact": [
+                each._asdict() for each in inexact(operators_of(result.facts), scheme, selection.soc)
+            ],
+        }
+        if runner:
+            rows[scheme]["measured"] = _measured(runner, result, plan.environment, args.timeout)
+    return rows
+
+
+def _schemes(named: UserModel) -> tuple[str, ...]:
+    return ("qdq",) if named.quantized else SCHEMES
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    facts = result.facts
+    kept = facts["kept_on_cpu"]
+    return {
+        "delegated": dict(Counter(operators_of(facts))),
+        "cpu": [
+            {**each, "suggestion": suggestion_for(each["operator"], each["code"])} for each in facts["left"]
+        ],
+        "usable": all(each["kernel"] for each in facts["left"]),
+        "delegates": facts["delegates"],
+        "ddr": facts["ddr"],
+        "kept_on_cpu": kept and {"because": kept["because"], "cpu_nodes": kept["nodes"]},
+    }
+
+
+def operators_of(facts: Mapping[str, Any]) -> list[str]:
+    """The operators on HTP, once for each node."""
+    names = (each["operator"] for each in facts["nodes"].values())
+    return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
+
+
+def _measured(runner: Path, result: Result, qnn_environment: Environment, timeout: float) -> dict[str, Any]:
+    assert result.folder is not None
+    inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
+    environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-audit-") as scratch:
+        measured = measure(
+            runner, result.folder / PROGRAM, inputs, result.facts, Path(scratch), environment, timeout
+        )
+    return measured.on_cpu

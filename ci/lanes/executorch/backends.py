@@ -1,0 +1,97 @@
+"""Programs for other processors than the HTP: checks before they are compiled, and reasons to refuse them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.executorch.suite import SUITES, Program
+from ci.pipeline.accuracy import missed
+from ci.pipeline.findings import accuracy_message
+from provisioning.base.findings import Finding, Severity
+from provisioning.elf import version_key
+from provisioning.environment import HOST_LIBRARIES
+from provisioning.manifest import load_socs, soc_named
+from provisioning.validation import tables
+from provisioning.validation.libraries import profiles_with_lpai
+
+LPAI_LIBRARY = "libQnnLpai.so"
+LIBRARY_MISSING = "lpai-library"
+
+
+def refusal(program: Program, build_id: str) -> Finding | None:
+    """Why this QNN build cannot compile such a program, whatever the model is."""
+
+    def refused(rule: str, message: str, remedy: str) -> Finding:
+        return Finding(rule, Severity.ERROR, program.name, message, remedy)
+
+    if program.backend == "gpu":
+        return refused(
+            "gpu-host",
+            "QNN's GPU backend compiles on a device alone: on this machine it refuses with 10008, `TuningMode"
+            " must be enabled on x86_64-linux-clang`",
+            'backend = "htp", or compile it on a device with an Adreno GPU',
+        )
+    if program.backend != "lpai":
+        return None
+    soc = soc_named(program.soc)
+    table = tables.libraries().lpai
+    if soc.lpai is None or str(soc.lpai) not in table:
+        having = [name for name, each in load_socs().items() if each.lpai is not None]
+        message = f"{program.soc} has no LPAI; {', '.join(having)} have one"
+        return refused("lpai-soc", message, " or ".join(f"--soc {name}" for name in having))
+    since = table[str(soc.lpai)].since
+    version = build_id.removeprefix("v").split("_")[0]
+    if version_key(".".join(version.split(".")[:2])) < version_key(since):
+        return refused(
+            "lpai-qnn",
+            f"the LPAI v{soc.lpai} of {program.soc} needs QNN {since} or later, and this is {build_id}",
+            _other_profile(program),
+        )
+    return None
+
+
+def lpai_library(sdk: Path) -> Path:
+    """The library that compiles for the LPAI on this machine; official SDKs have it, wheels do not."""
+    return sdk / "lib" / HOST_LIBRARIES / LPAI_LIBRARY
+
+
+def findings_before_compile(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
+    figures: Mapping[str, float] = facts["figures"]
+    if misses := missed(program.run.effective_thresholds, figures):
+        message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
+        again = SUITES.repeat(program, "test_lowering")
+        yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
+    for each in facts["unannotated"]:
+        source = f" at {each['source']} `{each['code']}`" if each["source"] else ""
+        yield Finding(
+            "lpai-annotation",
+            Severity.WARNING,
+            program.name,
+            f"LPAI's annotator has no rule for {each['operator']}{source}: if the LPAI does not take it, the"
+            " graph falls apart, and an LPAI program is one partition",
+            "write it with operators that LPAI has, or run this part of the model on the CPU before or after",
+        )
+    if facts["lacks"]:
+        yield Finding(
+            LIBRARY_MISSING,
+            Severity.ERROR,
+            program.name,
+            f"quantized, and not compiled: {facts['lacks']} is in no wheel; official SDKs have it",
+            _other_profile(program),
+        )
+
+
+def only_library_missing(findings: Sequence[Finding]) -> bool:
+    """Whether only the LPAI's library is missing, which needs another SDK."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
+
+
+def _other_profile(program: Program) -> str:
+    having = profiles_with_lpai(soc_named(program.soc).lpai)
+    names = " or ".join(f"--profile {name}" for name in having)
+    again = f"{SUITES.repeat(program, 'test_lowering')} " if program.suite.is_file() else ""
+    return f"{again}{names}; or QNN_SDK_ROOT to an official SDK"

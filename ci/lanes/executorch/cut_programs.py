@@ -1,0 +1,195 @@
+"""The process that compiles and runs programs which end at a node of the quantized model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
+from torch import Tensor
+from torch.fx import Node
+
+from ci.engine.runner_call import runner_command, write_inputs
+from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, inputs_of, quantized_model
+from ci.lanes.executorch.suite import ordered
+from ci.partition.decisions import is_quantizer, module_of, source_of
+from ci.partition.guilty import restore_builtins
+from ci.pipeline.accuracy import Pair
+from ci.pipeline.divergence import Cuts
+from ci.pipeline.models.factory import copied, make, run_copied
+
+
+def ending_at(module: Any, node: Node) -> Any:
+    """The model as far as this node, with what quantizes its output."""
+    whole = copy.deepcopy(module)
+    names = {each.name: each for each in whole.graph.nodes}
+    end = names[last_of(node).name]
+    (output,) = whole.graph.find_nodes(op="output")
+    output.args = ((end,),)
+    # An operator that works in place is never dead code: behind the end, it would change the output.
+    while (last := output.prev) is not end:
+        whole.graph.erase_node(last)
+    whole.graph.set_codegen(torch.fx.graph.CodeGen())
+    whole.graph.eliminate_dead_code()
+    whole.recompile()
+    return whole
+
+
+def last_of(node: Node) -> Node:
+    """The dequantizer behind the node, if its output is quantized, else the node."""
+    for user in node.users:
+        if is_quantizer(user):
+            return next((each for each in user.users if is_quantizer(each)), node)
+    return node
+
+
+def operators(module: Any) -> list[Node]:
+    """The nodes at which a program can end, in order."""
+    outputs = ends(module)
+    return [
+        node
+        for node in module.graph.nodes
+        if node.op == "call_function"
+        and not is_quantizer(node)
+        and isinstance(node.meta.get("val"), Tensor)
+        and (node.meta["val"].is_floating_point() or node in outputs)
+        and _depends_on_input(node)
+    ]
+
+
+def ends(module: Any) -> list[Node]:
+    """The operators that compute the model's outputs."""
+    (output,) = module.graph.find_nodes(op="output")
+    return operands_of(output)
+
+
+def operands_of(node: Node) -> list[Node]:
+    """The operators that compute the node's inputs, through quantizers and whatever is no operator."""
+    operands: dict[Node, None] = {}
+    todo = list(node.all_input_nodes)
+    while todo:
+        each = todo.pop(0)
+        if is_quantizer(each) or not isinstance(each.meta.get("val"), Tensor):
+            todo += each.all_input_nodes
+        else:
+            operands[each] = None
+    return list(operands)
+
+
+def _depends_on_input(node: Node) -> bool:
+    seen, todo = set[Node](), [node]
+    while todo:
+        each = todo.pop()
+        if each.op == "placeholder":
+            return True
+        todo += [one for one in each.all_input_nodes if one not in seen]
+        seen.update(each.all_input_nodes)
+    return False
+
+
+def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    case, run, soc, place = ordered(order)
+    loaded = make(case.factory, case.arguments, place, inputs_of(case, place))
+    samples = [loaded.sample(seed) for seed in range(case.inferences)]
+    torch.set_grad_enabled(False)
+    loaded.model.requires_grad_(False)
+    if run.quantizes:
+        batches = calibration_of(loaded, run)
+        module, _, _ = quantized_model(loaded, samples[0], batches, run, case.backend, soc, place)
+    else:
+        module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
+    spec = compiler_spec(soc, run)
+    inputs = _written_inputs(folder, samples)
+    number = 0
+
+    def lower(cut: Any) -> bytes:
+        nodes = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+        try:
+            edge = to_edge_transform_and_lower_to_qnn(
+                cut, copied(samples[0]), spec, skip_node_id_set=nodes[0], skip_node_op_set=nodes[1]
+            )
+        finally:
+            restore_builtins()
+        return bytes(edge.to_executorch().buffer)
+
+    def emulated(program: bytes, expected: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
+        nonlocal number
+        number += 1
+        return _run(Path(order["runner"]), program, folder / str(number), inputs, expected)
+
+    def pairs(node: Node | None) -> list[Pair]:
+        cut = module if node is None else ending_at(module, node)
+        expected = [run_copied(cut, sample) for sample in samples]
+        return [
+            (f"{number}.{index}", wanted.numpy(), value)
+            for number, (wants, values) in enumerate(
+                zip(expected, emulated(lower(cut), expected), strict=True)
+            )
+            for index, (wanted, value) in enumerate(zip(wants, values, strict=True))
+        ]
+
+    cuts = Cuts[Node](lambda node: node.name, pairs)
+    result = cuts.search(
+        lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"]
+    )
+    return {
+        "reference": "the quantized model on the CPU" if run.quantizes else "the float model",
+        **result,
+    }
+
+
+def _described(node: Node) -> dict[str, str]:
+    source, code = source_of(node)
+    made_by = node.args[0] if node.target is getitem else node
+    return {"operator": str(made_by.target), "module": module_of(node), "source": source, "code": code}
+
+
+def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:
+    paths = [
+        [folder / f"input_{number}_{index}.raw" for index in range(len(sample))]
+        for number, sample in enumerate(samples)
+    ]
+    for of_sample, sample in zip(paths, samples, strict=True):
+        for path, tensor in zip(of_sample, sample, strict=True):
+            tensor.contiguous().numpy().tofile(path)
+    return write_inputs(folder / "inputs.txt", paths)
+
+
+def _run(
+    runner: Path, program: bytes, folder: Path, inputs: Path, expected: Sequence[Sequence[Tensor]]
+) -> list[list[Any]]:
+    import numpy
+
+    folder.mkdir()
+    (folder / "cut.pte").write_bytes(program)
+    command = runner_command(runner, folder / "cut.pte", inputs, folder)
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the runner ended with {done.returncode}")
+    outputs = [
+        [
+            numpy.fromfile(folder / f"output_{number}_{index}.raw", dtype=tensor.numpy().dtype).reshape(
+                tuple(tensor.shape)
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+        for number, tensors in enumerate(expected)
+    ]
+    shutil.rmtree(folder)
+    return outputs
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    answer = _search(json.loads((place / "order.json").read_text(encoding="utf-8")), place)
+    (place / "answer.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -1,0 +1,45 @@
+"""`test_emulator`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.lanes.executorch import KEPT
+from ci.lanes.executorch.verb import add_flags
+from ci.pipeline.flags import RUN_TIMEOUT, add_accuracy, check_args
+from provisioning.base.command_line import add_timeout
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s test_emulator
+  nox -s test_emulator -- --tag pr
+  nox -s test_emulator -- -k llama_decode/16a4w --soc SM8750
+  nox -s test_emulator -- --update-thresholds
+  nox -s test_emulator -- --reload
+  nox -s build_android test_emulator
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    group = add_flags(parser)
+    add_accuracy(group)
+    add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
+    group.add_argument(
+        "--reload",
+        action="store_true",
+        help="also load each program twice, and beside another one, in one process: outputs must stay equal"
+        " and memory must not grow",
+    )
+    group.add_argument(
+        "--keep-programs",
+        action="store_true",
+        help=f"copy the programs that passed to the folder {KEPT} of the reports",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lanes.executorch import emulate
+
+    check_args(args)
+    return emulate.run(args)

@@ -1,0 +1,211 @@
+"""Findings about compiled programs: delegation, the content of the artifact, and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.artifacts.compiler_log import NATIVE_ERROR
+from ci.artifacts.program import Context, Delegate, read
+from ci.artifacts.program import Program as Inside
+from ci.engine.work import Failure, Result
+from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.compile import LOG
+from ci.lanes.executorch.suite import SUITES, Program
+from ci.operators.suggestions import suggestion_for
+from ci.pipeline.baseline import Baseline, Tolerances, growth
+from ci.pipeline.findings import not_in_fp16
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
+from provisioning.manifest import soc_named
+
+PAGE = 4096
+
+REMEDIES = {
+    "factory": "correct the factory: docs/suites.md says what it must return",
+    "suite": "correct the case in {suite}",
+    "memory": "run with fewer --jobs, or make the model smaller",
+    "crash": "python -m ci diagnose {log}",
+    "timeout": "give it longer with --timeout, or read {log}",
+}
+
+
+def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
+    message, remedy = failure_in_words(program, failure)
+    remedy = f"{remedy}; then {SUITES.repeat(program, stage)}"
+    return Finding(f"lowering-{failure.kind}", Severity.ERROR, program.name, message, remedy)
+
+
+def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:
+    """The message and the remedy."""
+    message, log = failure.message, failure.log
+    remedy = REMEDIES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
+    remedy = failure.remedy or remedy.format(suite=program.suite, log=log)
+    explained = bool(failure.remedy)
+    if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if errors := NATIVE_ERROR.findall(text):
+            message = f"{message.rstrip('.')}: {errors[0].strip()}"
+        if known := explain(text):
+            message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].fix
+    return message, remedy
+
+
+def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """An operator over the budget is an error; one within the budget is a note."""
+    operators: Sequence[Mapping[str, Any]] = facts["left"]
+    if program.backend == "lpai":
+        # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
+        operators = [each for each in operators if "quantize_per" not in each["operator"]]
+    over = len(operators) > program.cpu_budget
+    for each in operators:
+        allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
+        yield Finding(
+            "lowering-cpu-operator",
+            Severity.ERROR if over else Severity.NOTE,
+            program.name,
+            f"{_on_cpu(each)} ({allowed})",
+            suggestion_for(each["operator"], each["code"]) or SUITES.repeat(program, "test_lowering"),
+        )
+    if facts["delegates"] != program.delegates:
+        yield Finding(
+            "lowering-delegates",
+            Severity.ERROR,
+            program.name,
+            f"expected {program.delegates} delegates, found {facts['delegates']}",
+            f"see what is on the CPU, or set delegates in {program.suite}",
+        )
+
+
+def kept_on_cpu(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """What --keep-going left on the CPU, and what it cost."""
+    if kept := facts.get("kept_on_cpu"):
+        nodes = ", ".join(f'"{name}"' for name in kept["nodes"])
+        ddr = facts["ddr"]["read"] + facts["ddr"]["written"]
+        yield Finding(
+            "lowering-kept-on-cpu",
+            Severity.WARNING,
+            program.name,
+            f"{kept['because']}; kept on the CPU, which leaves {facts['delegates']} delegates,"
+            f" {len(facts['left'])} operators on the CPU and {ddr:,} bytes of DDR traffic in one inference",
+            f"cpu_nodes = [{nodes}] in {program.suite} keeps it there for good",
+        )
+
+
+def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
+    for each in facts["left"]:
+        if not each["kernel"]:
+            yield _on_cpu(each), suggestion_for(each["operator"], each["code"])
+
+
+def _on_cpu(each: Mapping[str, Any]) -> str:
+    source = f" at {each['source']}" if each["source"] else ""
+    code = f" `{each['code']}`" if each["code"] else ""
+    lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
+    return f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']}"
+
+
+def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Finding]:
+    """Compare the bytes of the .pte with the request."""
+
+    def wrong(rule: str, message: str, remedy: str) -> Finding:
+        return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, remedy)
+
+    again = SUITES.repeat(program, "test_lowering") + " --no-cache"
+    try:
+        inside = read(program_file(compiled))
+    except CheckFailed as error:
+        yield wrong("readable", error.message, again)
+        return
+    assert isinstance(inside, Inside)
+    if refusal := compiled.facts["loads"]:
+        yield wrong("loads", f"ExecuTorch's runtime does not take the program: {refusal}", again)
+    for index, delegate in enumerate(inside.delegates):
+        if delegate.context is not None:
+            for rule, message in faults_of(delegate, program.soc, build_id, program.backend):
+                yield wrong(rule, f"delegate {index}: {message}", again)
+
+
+def faults_of(
+    delegate: Delegate, soc_name: str, build_id: str, backend: str = "htp"
+) -> Iterator[tuple[str, str]]:
+    soc = soc_named(soc_name)
+    context, options = delegate.context or Context(0, (), (), (), ()), delegate.options
+    if delegate.segment is None:
+        yield "segment", "expected its data in a segment of its own, found it inside the flatbuffer"
+    elif delegate.offset % PAGE:
+        yield "segment", f"expected its segment at a multiple of {PAGE}, found it at {delegate.offset}"
+    if options is None:
+        yield "options", "it has no options for the QNN backend"
+    else:
+        if options.online_prepare:
+            yield (
+                "online-prepare",
+                "expected a graph compiled ahead of time, found one for the device to compile",
+            )
+        if options.processor != backend:
+            yield "backend", f"expected options for the {backend}, found some for the {options.processor}"
+        if (options.soc_id, options.arch) != (soc.id, soc.arch):
+            yield (
+                "soc",
+                f"expected options for SoC id {soc.id}, v{soc.arch} ({soc_name}), "
+                f"found {options.soc_id}, v{options.arch}",
+            )
+        if options.precision == "fp16" and context.half_floats is False:
+            yield "precision", not_in_fp16(soc_name)
+        if options.vtcm_mb != soc.vtcm_mb:
+            yield "vtcm", f"expected options for {soc.vtcm_mb} MB of VTCM, found {options.vtcm_mb}"
+    facts: list[tuple[str, str, object, tuple[object, ...]]] = [
+        ("build-id", "QNN build", build_id, context.build_ids)
+    ]
+    if backend == "htp":
+        # Only the compiler for the HTP writes these into its graph.
+        facts += [
+            ("soc", "SoC", soc_name, context.socs),
+            ("arch", "HTP arch", soc.arch, context.arches),
+            ("vtcm", "bytes of VTCM", soc.vtcm_mb << 20, context.vtcm_bytes),
+        ]
+    for rule, what, expected, actual in facts:
+        if actual != (expected,):
+            named = ", ".join(map(str, actual)) or "none"
+            yield rule, f"expected {what} {expected} in the compiled graph, found {named}"
+
+
+def program_file(compiled: Result) -> Path:
+    assert compiled.folder is not None
+    return compiled.folder / PROGRAM
+
+
+def costs_of(compiled: Result) -> dict[str, float]:
+    ddr = compiled.facts["ddr"]
+    return {
+        "ddr_read": ddr["read"],
+        "ddr_written": ddr["written"],
+        "ddr_spilled": ddr["spilled"],
+        "ddr_filled": ddr["filled"],
+        "pte_bytes": program_file(compiled).stat().st_size,
+        "cpu_seconds": compiled.facts["cpu_seconds"],
+    }
+
+
+def cost(
+    program: Program, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
+) -> Iterator[Finding]:
+    if (
+        program.backend == "htp"
+        and compiled.facts["delegates"]
+        and compiled.facts["graphs"] < compiled.facts["delegates"]
+    ):
+        yield Finding(
+            "cost-unknown",
+            Severity.ERROR,
+            program.name,
+            f"expected the compiler's summary of each of {compiled.facts['delegates']} graphs, "
+            f"found {compiled.facts['graphs']}",
+            f"read {program_file(compiled).with_name(LOG)}",
+        )
+    again = f"{SUITES.repeat(program, 'test_lowering')} --update-baseline"
+    yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)

@@ -1,0 +1,578 @@
+"""One program: build the model, quantize and lower it, and save inputs and expected outputs beside it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_lpai_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
+from executorch.exir import ExecutorchBackendConfig
+from torch import Tensor
+from torchao.quantization.pt2e import (
+    FusedMovingAvgObsFakeQuantize,
+    MinMaxObserver,
+    disable_fake_quant,
+    enable_fake_quant,
+    move_exported_model_to_eval,
+)
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+
+from ci.artifacts.compiler_log import DIES_OF, total, traffic
+from ci.engine.workers.child import new_text, size_of, text_since
+from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
+from ci.lanes.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
+from ci.lanes.executorch.suite import Case, Input, Run
+from ci.partition.decisions import (
+    DELEGATE,
+    CpuOperator,
+    Watch,
+    cpu_kernels,
+    delegated_nodes,
+    left_on_cpu,
+    module_path,
+    operator_name,
+    partition_of,
+    source_of,
+)
+from ci.partition.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
+from ci.pipeline.models.factory import (
+    CALIBRATION_SEED,
+    Inputs,
+    ModelWithInputs,
+    copied,
+    explained,
+    find,
+    infer_all,
+    is_memory,
+    is_quantized,
+    make,
+    not_compilable,
+    require_float32,
+    run_copied,
+    where_input_changes,
+)
+from ci.pipeline.models.user_model import BadFactory
+
+SEGMENT_ALIGNMENT = 4096
+"""The alignment of delegate data in the file: a page, so that it can be mapped alone."""
+
+OBSERVERS = {
+    (scheme, "min_max"): MinMaxObserver
+    for scheme in ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
+}
+"""Schemes without these use the quantizer's default, a moving average; 16-bit floats need no observer."""
+
+TRAIN_RATE = 1e-4
+
+
+class Failed(Exception):
+    """A failed step of lowering; `step` names the finding."""
+
+    def __init__(self, step: str, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.step, self.remedy = step, remedy
+
+
+class Patterns(set[str]):
+    """A set of names with patterns: `*` matches anything. It records which patterns matched nothing."""
+
+    def __init__(self, option: str, patterns: Iterable[str]) -> None:
+        super().__init__(patterns)
+        self.option = option
+        self.used: set[str] = set()
+
+    def matching(self, name: object) -> str | None:
+        for pattern in self:
+            if isinstance(name, str) and fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return pattern
+        return None
+
+    def __contains__(self, name: object) -> bool:
+        return self.matching(name) is not None
+
+    def require_used(self) -> None:
+        if unused := sorted(set(self) - self.used):
+            raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
+
+
+class BlockSizes:
+    """The quantizer's map from node names to block sizes, with patterns."""
+
+    def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
+        self.sizes = sizes
+        self.names = Patterns("block_sizes", sizes)
+
+    def get(self, name: str) -> tuple[int, ...] | None:
+        pattern = self.names.matching(name)
+        return self.sizes[pattern] if pattern is not None else None
+
+
+def lower(
+    case: Case,
+    run: Run,
+    soc: str,
+    search_path: Path,
+    into: Path,
+    log: Path,
+    *,
+    keep_going: bool = False,
+    quantize_only: bool = False,
+) -> dict[str, Any]:
+    """Write the program, inputs and expected outputs into the folder; returns the facts about them.
+
+    With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
+    With `quantize_only`, write the quantized model instead of the program."""
+    loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
+    samples = [loaded.sample(seed) for seed in range(case.inferences)]
+    batches = calibration_of(loaded, run)
+    torch.set_grad_enabled(False)
+    loaded.model.requires_grad_(False)
+    expected = infer_all(loaded.model, samples)
+    require_float32([*samples[0], *expected[0]])
+    _require_scheme(loaded.model, run)
+    backend = run.backend or case.backend
+    module: Any = loaded.model
+    patterns: list[Patterns] = []
+    reference = expected
+    losses: list[dict[str, object]] = []
+    on_lpai: dict[str, Any] = {}
+    if run.quantizes:
+        module, patterns, losses = quantized_model(
+            loaded, samples[0], batches, run, backend, soc, search_path
+        )
+        reference = [run_copied(module, sample) for sample in samples]
+    if quantize_only:
+        for pattern in patterns:
+            pattern.require_used()
+        _save_quantized(module, samples[0], into)
+        return {
+            "figures": figures_in_torch(expected, reference, case.non_finite),
+            "inputs": _save(into, "input", samples),
+            "losses": losses,
+            "notes": [list(note) for note in loaded.notes],
+        }
+    if backend == "lpai":
+        for pattern in patterns:
+            pattern.require_used()
+        on_lpai = lpai.before_compile(module, expected, reference, case.non_finite)
+        if on_lpai["lacks"]:
+            return {**on_lpai, "losses": losses, "notes": [list(note) for note in loaded.notes]}
+    on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+    watch = Watch(new_text(log))
+    search = Search(log, watch)
+    spec = compiler_spec(soc, run, backend)
+    begin = 0
+
+    def lowered_with(nodes: Patterns) -> Any:
+        nonlocal begin
+        begin, watch.on_cpu = size_of(log), nodes
+        return to_edge_transform_and_lower_to_qnn(
+            module, copied(samples[0]), spec, skip_node_id_set=nodes, skip_node_op_set=on_cpu[1]
+        )
+
+    def again(more: frozenset[str]) -> Any:
+        return lowered_with(Patterns("cpu_nodes", {*run.cpu_nodes, *more}))
+
+    with _step("compile"), watch.installed():
+        edge, remedy = _with_remedy(
+            search, lambda: lowered_with(on_cpu[0]), again, lambda: _refuse_changed(loaded.model, samples[0])
+        )
+        lowered = edge.exported_program()
+        parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered)
+        cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
+        if remedy and not keep_going:
+            raise _dies_of(remedy, parts, cpu_operators)
+        try:
+            program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
+        except RuntimeError as error:
+            if missing := _missing_operator(error, cpu_operators):
+                raise missing from error
+            raise
+        _require_types(lowered, expected[0])
+    for each in (*patterns, *on_cpu):
+        each.require_used()
+    into.mkdir(parents=True, exist_ok=True)
+    (into / PROGRAM).write_bytes(program.buffer)
+    graphs = traffic(text_since(log, begin))
+    return {
+        "kept_on_cpu": _kept(remedy) if remedy else None,
+        "left": [asdict(each) for each in cpu_operators],
+        "partition": parts,
+        "nodes": nodes,
+        "losses": losses,
+        "notes": [list(note) for note in loaded.notes],
+        "delegates": sum(part["where"] != "cpu" for part in parts),
+        **on_lpai,
+        "ddr": total(graphs),
+        "graphs": len(graphs),
+        "inputs": _save(into, "input", samples),
+        "expected": _save(into, "float", expected),
+        "reference": _save(into, "quantized", reference) if run.quantizes else [],
+        "loads": _loads(into / PROGRAM),
+    }
+
+
+def calibration_of(loaded: ModelWithInputs, run: Run) -> list[tuple[Tensor, ...]]:
+    count = run.calibration if run.quantizes else 0
+    return [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
+
+
+def compiler_spec(soc: str, run: Run, backend: str = "htp", **more: bool) -> Any:
+    options = (
+        generate_lpai_compiler_spec()
+        if backend == "lpai"
+        else generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16"))
+    )
+    return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
+
+
+def _require_scheme(model: Any, run: Run) -> None:
+    """A quantized model is taken as it is, and only that."""
+    quantized = is_quantized(model)
+    if quantized and run.scheme != "qdq":
+        raise BadFactory(f"the model is quantized already, and {run.scheme} would do it again: scheme qdq")
+    if run.scheme == "qdq" and not quantized:
+        raise BadFactory("scheme qdq takes a model that is quantized already, and this one is not")
+
+
+def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
+    """Refuse a program with an output of another type than the model's."""
+    module = lowered.graph_module
+    (output,) = module.graph.find_nodes(op="output")
+    # What the model changes in place stands before its outputs.
+    nodes = output.args[0][-len(expected) :]
+    for index, (node, wanted) in enumerate(zip(nodes, expected, strict=True)):
+        found = node.meta["val"].dtype
+        # The delegate writes indices, which QNN has in int32, into a tensor of int64.
+        if found == torch.int64 and _is_part_of_an_operators_result(module, node):
+            found = torch.int32
+        if found != wanted.dtype:
+            source, code = source_of(node)
+            where = f" ({source} `{code}`)" if source else ""
+            raise Failed(
+                "compile",
+                f"output {index} is {_kind(found)} in the program and {_kind(wanted.dtype)} in the model, so"
+                f" that its values are misread{where}",
+                f"let the model return it .to({found}), or compute it outside the program",
+            )
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_part_of_an_operators_result(module: Any, node: Any) -> bool:
+    """Whether a delegate gives it just as an operator of several results, such as topk, gave it."""
+    if node.target is not getitem or operator_name(node.args[0]) != DELEGATE:
+        return False
+    call, index = node.args
+    (output,) = getattr(module, call.args[0].target).original_module.graph.find_nodes(op="output")
+    return output.args[0][index].target is getitem
+
+
+def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    with _step("quantize"):
+        torch.export.save(torch.export.export(module, copied(sample)), into / QUANTIZED)
+
+
+def inputs_of(case: Case, search_path: Path) -> Inputs | None:
+    """A function that draws the inputs that the suite names; None if the factory returns inputs."""
+    if case.samples:
+        from ci.pipeline.models.samples import samples_of
+
+        return samples_of(search_path / case.samples)
+    declared = case.inputs
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(_drawn(each, generator) for each in declared)
+
+    return draw if declared else None
+
+
+def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, wanted.dtype)
+    if not dtype.is_floating_point:
+        return torch.randint(
+            int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
+        )
+    even = torch.rand(wanted.shape, generator=generator)
+    return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
+
+
+def quantized_model(
+    loaded: ModelWithInputs,
+    sample: tuple[Tensor, ...],
+    batches: Sequence[tuple[Tensor, ...]],
+    run: Run,
+    backend: str,
+    soc: str,
+    search_path: Path,
+) -> tuple[Any, list[Patterns], list[dict[str, object]]]:
+    kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
+    quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
+    quantizer.set_default_quant_config(
+        _dtype(run.scheme),
+        is_qat=run.qat,
+        is_conv_per_channel=run.per_channel,
+        is_linear_per_channel=run.per_channel,
+        act_observer=None if run.qat else OBSERVERS.get((run.scheme, run.observer)),
+    )
+    with _step("export"):
+        exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
+        floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
+    patterns = [Patterns("unquantized_nodes", run.unquantized_nodes)]
+    quantizer.discard_nodes = patterns[0]
+    if run.unquantized_operators:
+        quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
+    if run.block_sizes:
+        sizes = BlockSizes(run.block_sizes)
+        _refuse_linear(exported.graph, sizes)
+        patterns.append(sizes.names)
+        quantizer.set_block_size_map(sizes)
+    quantizer.set_submodule_qconfig_list([_module_scheme(each, run.qat, patterns) for each in run.modules])
+    quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
+    with _step("quantize"):
+        if run.qat:
+            prepared = _trained(loaded, exported, quantizer, batches)
+        else:
+            prepared = prepare_pt2e(exported, quantizer)
+            for batch in batches:
+                prepared(*copied(batch))
+        quantized = convert_pt2e(prepared)
+        return quantized, patterns, worst_losses(floats, folded, quantized, copied(sample))
+
+
+def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
+    """Block sizes of a linear layer do not reach QNN correctly: they, and the outputs, differ in every
+    compile."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
+            raise Failed(
+                "suite",
+                f"block_sizes takes {node.name}, a linear layer, whose block scales executorch does not hand"
+                " on right: every compile computes something else; make it a convolution first, with"
+                " executorch.backends.qualcomm.utils.utils.convert_linear_to_conv2d",
+            )
+
+
+def _trained(
+    loaded: ModelWithInputs, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]
+) -> Any:
+    """One training step for each batch towards the float model's outputs: enough to run every part of QAT."""
+    wanted = [run_copied(loaded.model, batch) for batch in batches]
+    with torch.enable_grad():
+        loaded.model.requires_grad_(True)
+        # Batch norms in eval mode: their statistics are settled, and one step's batch is too small for new
+        # ones.
+        prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
+        _settle_ranges(prepared, batches)
+        optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
+        for batch, outputs in zip(batches, wanted, strict=True):
+            loss = sum(
+                torch.nn.functional.mse_loss(ours, theirs)
+                for ours, theirs in zip(
+                    torch.utils._pytree.tree_leaves(prepared(*copied(batch))), outputs, strict=True
+                )
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return prepared
+
+
+def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
+    """Set the widest range of all batches for activations, and keep it: a moving average of a few steps is
+    still close to the first batch."""
+    observed: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        low, high = inputs[0].aminmax()
+        least, most = observed.get(module, (low, high))
+        observed[module] = torch.minimum(least, low), torch.maximum(most, high)
+
+    fakes = [
+        each
+        for each in prepared.modules()
+        if isinstance(each, FusedMovingAvgObsFakeQuantize) and not each.is_per_channel
+    ]
+    handles = [each.register_forward_pre_hook(note) for each in fakes]
+    prepared.apply(disable_fake_quant)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*copied(batch))
+    prepared.apply(enable_fake_quant)
+    for handle in handles:
+        handle.remove()
+    for module, (least, most) in observed.items():
+        observer = module.activation_post_process
+        observer.min_val.copy_(least)
+        observer.max_val.copy_(most)
+        observer.averaging_constant = 0.0
+        scale, zero_point = module.calculate_qparams()
+        module.scale.copy_(scale)
+        module.zero_point.copy_(zero_point)
+
+
+def _dtype(scheme: str) -> Any:
+    return QuantDtype[f"use_{scheme}"]
+
+
+def _operator(name: str) -> Any:
+    try:
+        return reduce(getattr, name.split("."), torch.ops)
+    except AttributeError as error:
+        raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
+
+
+def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any, Any]:
+    wanted = Patterns("modules", [each.name or each.type])
+    patterns.append(wanted)
+
+    def inside(node: Any) -> bool:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            kind_name = kind if isinstance(kind, str) else kind.__name__
+            label = module_path(path) if each.name else kind_name.rpartition(".")[2]
+            if label in wanted:
+                return True
+        return False
+
+    config = ModuleQConfig(
+        _dtype(each.scheme),
+        is_qat=qat,
+        is_conv_per_channel=each.per_channel,
+        is_linear_per_channel=each.per_channel,
+    )
+    return inside, config
+
+
+def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
+    rows = []
+    for number, tensors in enumerate(inferences):
+        row = []
+        for index, tensor in enumerate(tensors):
+            path = into / f"{kind}_{number}_{index}.raw"
+            tensor.numpy().tofile(path)
+            row.append({"file": path.name, "dtype": _kind(tensor.dtype), "shape": list(tensor.shape)})
+        rows.append(row)
+    return rows
+
+
+def _loads(program: Path) -> str:
+    """Empty if ExecuTorch's runtime loads the program, else its message."""
+    from executorch.runtime import Runtime, Verification
+
+    try:
+        loaded = Runtime.get().load_program(program, verification=Verification.InternalConsistency)
+        return "" if "forward" in loaded.method_names else f"methods are {sorted(loaded.method_names)}"
+    except RuntimeError as error:
+        return str(error)
+
+
+@contextmanager
+def _step(name: str) -> Any:
+    """Wrap errors with the step's name, except errors of memory."""
+    try:
+        yield
+    except (Failed, BadFactory, MemoryError):
+        raise
+    except Exception as error:
+        if is_memory(error):
+            raise
+        message, remedy = explained(error)
+        raise Failed(name, message, remedy) from error
+
+
+def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
+    """Refuse a model that changes its inputs in place."""
+    if place := where_input_changes(model, sample):
+        message = f"the model changes its input in place{place}, which the delegate does not take"
+        remedy = (
+            "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True), torch.where for"
+            " an assignment to a part"
+        )
+        raise Failed("compile", message, remedy)
+
+
+def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
+    """The line of an operator that ExecuTorch does not have at all."""
+    known = not_compilable(str(error))
+    names = re.findall(r"'(\w+)::(\w+)", str(error))
+    lines = [
+        f"{each.source} `{each.code}`"
+        for each in cpu_operators
+        if any(each.operator.startswith(".".join(name)) for name in names)
+    ]
+    return Failed("compile", f"{known[0]} ({'; '.join(lines)})", known[1]) if known and lines else None
+
+
+def _with_remedy(
+    search: Search,
+    lower: Callable[[], Any],
+    lower_again: Callable[[frozenset[str]], Any],
+    refuse_model: Callable[[], None],
+) -> tuple[Any, Remedy | None]:
+    """The lowered program, with the nodes that had to stay on the CPU for it."""
+    begun = time.process_time()
+    try:
+        with search.installed():
+            return lower(), None
+    except (Failed, BadFactory, MemoryError):
+        raise
+    except Exception as error:
+        if not is_memory(error):
+            refuse_model()
+        node = search.node
+        if node is not None and (known := not_compilable(str(error))):
+            source, code = source_of(node)
+            raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
+        # A search of several lowerings must not turn a compile error into a time-out.
+        brief = time.process_time() - begun < SEARCHED_SECONDS
+        if is_memory(error) or not (remedy := remedy_of(search, error, lower_again, brief=brief)):
+            raise
+        if remedy.lowered is None:
+            raise _failed(remedy, remedy.tried) from error
+        return remedy.lowered, remedy
+
+
+def _dies_of(
+    remedy: Remedy, parts: Sequence[Mapping[str, object]], cpu_operators: Sequence[CpuOperator]
+) -> Failed:
+    delegates = sum(part["where"] != "cpu" for part in parts)
+    count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
+    cost = ", but nothing is left for the NPU"
+    if delegates:
+        cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
+    lacking = sorted({each.operator for each in cpu_operators if not each.kernel})
+    return _failed(remedy, f"tried, the rest lowers{cost}", lacking)
+
+
+def _failed(remedy: Remedy, tried: str, lacking: Sequence[str] = ()) -> Failed:
+    nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
+    fix = f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): {tried}"
+    if lacking:
+        fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
+    for instead in dict.fromkeys(one.instead for one in remedy.suspects if one.instead):
+        fix += f"; or {instead}"
+    return Failed("compile", f"{DIES_OF}{Suspect.in_words(remedy.suspects)}", fix)
+
+
+def _kept(remedy: Remedy) -> dict[str, object]:
+    return {"nodes": remedy.cpu_nodes, "because": f"{DIES_OF}{Suspect.in_words(remedy.suspects)}"}

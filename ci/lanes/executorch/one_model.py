@@ -1,0 +1,313 @@
+"""One model through the suites' engine: compiled, run, compared, and written to the user's folder."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ci.engine.installed import ready_runner
+from ci.engine.output import Publish, writing_into
+from ci.engine.work import Result
+from ci.lanes.executorch import PROGRAM, QUANTIZED
+from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
+from ci.lanes.executorch.emulate import findings_of, measure, ran, update
+from ci.lanes.executorch.judge import artifact, costs_of, delegation
+from ci.lanes.executorch.stage import Plan
+from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.user_program import (
+    plan_of_models,
+    program_of,
+    pytorch_model,
+    require_done,
+    samples_folder,
+    scheme_of,
+)
+from ci.operators.suggestions import suggestion_for
+from ci.pipeline.findings import hardly_alike
+from ci.pipeline.into_suite import Extension, factory_in, require_place
+from ci.pipeline.models.other_python import export_with
+from ci.pipeline.models.user_model import UserModel
+from ci.pipeline.precision import scheme_named
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.files import hash_file, replace_text
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.rendering.text import plural
+from provisioning.base.settings import Selection, selection_of
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for, checked before anything heavy is imported."""
+
+    args: argparse.Namespace
+    selection: Selection
+    named: UserModel
+    scheme: str
+    samples: Path | None
+
+    def program(self, soc: str, suite: Path | None = None) -> Program:
+        named = self.named if suite is None else replace(self.named, factory=factory_in(self.named, suite))
+        return program_of(
+            named,
+            self.scheme,
+            soc,
+            self.selection,
+            samples=self.samples,
+            backend=getattr(self.args, "backend", None),
+            cpu_nodes=tuple(getattr(self.args, "keep_on_cpu", ())),
+            suite=suite,
+        )
+
+    @property
+    def socs(self) -> tuple[str, ...]:
+        return self.selection.named_socs or (self.selection.soc,)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, selection: Selection) -> Request:
+        named = pytorch_model(args.model)
+        return cls(args, selection, named, scheme_of(named, args.precision), samples_folder(args.calibrate))
+
+    def exported(self, scratch: Path, publish: Publish) -> Request:
+        """With --python: the .pt2 that it exports, which then lies in the output."""
+        if not self.args.python:
+            return self
+        (path,) = publish(
+            [export_with(self.args.python, self.named, self.samples, scratch, 0, self.args.timeout)]
+        )
+        sys.stderr.write(f"{self.args.python} exported {path}\n")
+        return replace(self, named=pytorch_model(str(path)))
+
+
+def compile_model(args: argparse.Namespace) -> int:
+    selection, suite = selection_of(args), args.suite and args.suite.absolute()
+    request = Request.of(args, selection)
+    if suite:
+        require_place(suite, measured=args.verify != "none" and args.backend in (None, "htp"))
+    for soc in request.socs:
+        request.program(soc)
+    with writing_into(args.output.absolute(), selection.store) as (scratch, publish):
+        request = request.exported(scratch, publish)
+        extension = extension_of(request, suite) if suite else None
+        programs = extension.programs if extension else [request.program(soc) for soc in request.socs]
+        plan = plan_of_models(args, selection, "compile", programs)
+        compiled = plan.compiled(os.environ)
+        for program in plan.programs:
+            _require_compiled(program, plan, compiled)
+        measured: dict[str, Result] = {}
+        runnable = {each.name: compiled[each.name] for each in plan.programs if each.backend == "htp"}
+        if args.verify == "emulator" and runnable:
+            runner = ready_runner(os.environ, selection.reports)
+            measured = measure(args, plan, runner, runnable, os.environ)
+        for program in plan.programs:
+            run = measured.get(program.name)
+            if run is not None and not ran(run):
+                (finding,) = findings_of(program, run, compiled[program.name].facts)
+                raise CheckFailed(
+                    finding.message, remedy="--verify none writes the program without running it"
+                )
+        records = [
+            _written(scratch, program, plan, compiled[program.name], measured.get(program.name))
+            for program in plan.programs
+        ]
+        publish([path for path in scratch.iterdir() if path.is_file()])
+        for program, record in zip(plan.programs, records, strict=True):
+            _say(args.output, program, plan, compiled[program.name], record)
+        if extension:
+            _extend(extension, plan, compiled, measured)
+    return 0
+
+
+def quantize_model(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
+    request = Request.of(args, selection)
+    with writing_into(args.output.absolute(), selection.store) as (scratch, publish):
+        request = request.exported(scratch, publish)
+        programs = [request.program(soc) for soc in request.socs]
+        if not programs[0].run.quantizes:
+            raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
+        plan = plan_of_models(args, selection, "quantize", programs, quantize_only=True)
+        compiled = plan.compiled(os.environ)
+        for program in plan.programs:
+            _quantized(scratch, program, require_done(program, plan, compiled))
+        for path in publish([path for path in scratch.iterdir() if path.is_file()]):
+            if path.suffix == ".pt2":
+                sys.stdout.write(f"{path.stat().st_size:>12,}  {path}\n")
+        for program in plan.programs:
+            _warn(compiled[program.name])
+            sqnr = compiled[program.name].facts["figures"]["sqnr_db"]
+            sys.stdout.write(
+                f"{program.soc} {program.run.kind}: {sqnr:.1f} dB SQNR against float, both in PyTorch\n"
+            )
+    return 0
+
+
+def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
+    result = require_done(program, plan, compiled)
+    if result.facts.get("lacks"):
+        findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
+        raise EnvironmentLacking(findings[LIBRARY_MISSING].message, remedy=findings[LIBRARY_MISSING].remedy)
+    if errors := _errors(artifact(program, result, plan.basis.build_id)):
+        raise CheckFailed(errors[0].message, remedy="--no-cache compiles it again")
+    # An HTP program may leave operators on the CPU; an LPAI program is one partition.
+    if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
+        raise CheckFailed(
+            errors[0].message, remedy="run that part of the model before or after, in a program of its own"
+        )
+
+
+def _errors(findings: Iterator[Finding]) -> list[Finding]:
+    return [each for each in findings if each.severity is Severity.ERROR]
+
+
+def _stem(program: Program) -> str:
+    return f"{program.case_name}-{program.soc}-{program.run.kind}"
+
+
+def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{name: each[name] for name in ("dtype", "shape")} for each in facts["inputs"][0]]
+
+
+def _stack(build_id: str = "") -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
+    return {**packages, **({"qnn": build_id} if build_id else {})}
+
+
+def _written(
+    scratch: Path, program: Program, plan: Plan, compiled: Result, run: Result | None
+) -> Mapping[str, Any]:
+    """Put the program and its record into the scratch folder."""
+    assert compiled.folder is not None
+    facts, path = compiled.facts, scratch / f"{_stem(program)}.pte"
+    _copy(compiled.folder / PROGRAM, path)
+    record: dict[str, Any] = {
+        "schema": 1,
+        "program": path.name,
+        "sha256": hash_file(path),
+        "model": program.case.factory,
+        "soc": program.soc,
+        "backend": program.backend,
+        "scheme": program.run.scheme,
+        "stack": _stack(plan.basis.build_id),
+        "inputs": _tensors(facts),
+        "delegates": facts["delegates"],
+        "on_cpu": [
+            {name: each[name] for name in ("operator", "module", "source", "reason") if each.get(name)}
+            for each in facts["left"]
+        ],
+        "kept_on_cpu": facts.get("kept_on_cpu"),
+        "accuracy": dict(run.facts["figures"]) if run else {},
+        "costs": costs_of(compiled),
+    }
+    replace_text(path.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def _quantized(scratch: Path, program: Program, compiled: Result) -> None:
+    assert compiled.folder is not None
+    path = scratch / f"{_stem(program)}.pt2"
+    _copy(compiled.folder / QUANTIZED, path)
+    record = {
+        "schema": 1,
+        "model": program.case.factory,
+        "quantized": path.name,
+        "sha256": hash_file(path),
+        "soc": program.soc,
+        "scheme": program.run.scheme,
+        "stack": _stack(),
+        "inputs": _tensors(compiled.facts),
+        "accuracy": compiled.facts["figures"],
+    }
+    replace_text(path.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise UsageError(
+            f"{target.parent}: {error.strerror or error}", remedy="name another folder with -o"
+        ) from error
+
+
+def _warn(compiled: Result) -> None:
+    for _rule, message in compiled.facts.get("notes", ()):
+        sys.stderr.write(f"warning: {message}\n")
+
+
+def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: Mapping[str, Any]) -> None:
+    _warn(compiled)
+    on_cpu, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
+    sys.stdout.write(f"{record['costs']['pte_bytes']:>12,}  {folder / record['program']}\n")
+    line = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}:"
+    line += f" {plural(record['delegates'], 'delegate')}; "
+    line += f"{plural(len(on_cpu), 'operator')} on the CPU" if on_cpu else "nothing on the CPU"
+    if figures:
+        whose = "the quantized model" if program.run.scheme == "qdq" else "float"
+        line += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"
+        if "reference_sqnr_db" in figures:
+            line += f", {figures['reference_sqnr_db']:.1f} dB against the quantized model"
+    elif program.backend != "htp":
+        line += f"; not run: the emulator has no {program.backend}"
+    else:
+        line += "; not run"
+    sys.stdout.write(f"{line}\n")
+    if figures and (warning := hardly_alike(figures)):
+        sys.stderr.write(f"warning: {warning}\n")
+    alike = Counter(
+        (each["operator"], each.get("source", ""), each["code"], each.get("reason", ""))
+        for each in compiled.facts["left"]
+    )
+    for (name, source, code, reason), count in alike.items():
+        times = f"{count} times " if count > 1 else ""
+        where = f" at {source} `{code}`" if source else ""
+        sys.stdout.write(f"  on the CPU: {times}{name}{where}: {reason}\n")
+        if suggestion := suggestion_for(name, code):
+            sys.stdout.write(f"    → {suggestion}\n")
+    if kept := record["kept_on_cpu"]:
+        sys.stdout.write(f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}\n")
+    if ddr:
+        sys.stdout.write(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written\n")
+
+
+def extension_of(request: Request, path: Path) -> Extension[Program]:
+    program = request.program(request.socs[0], path)
+    case = {"factory": program.case.factory}
+    if program.case.samples:
+        case["samples"] = program.case.samples
+    run = {"scheme": program.run.scheme, "cpu_nodes": list(program.run.cpu_nodes)}
+    name, socs, profile = program.case_name, request.socs, program.profile
+    return Extension(SUITES, path, name, case, "scheme", scheme_named, run, socs, profile)
+
+
+def _extend(
+    extension: Extension[Program],
+    plan: Plan,
+    compiled: Mapping[str, Result],
+    measured: Mapping[str, Result],
+) -> None:
+    program, facts = extension.programs[0], [compiled[each.name].facts for each in extension.programs]
+    kept = [name for each in facts for name in (each.get("kept_on_cpu") or {}).get("nodes", ())]
+    delegates = {each["delegates"] for each in facts}
+    if len(delegates) > 1:
+        raise UsageError(
+            f"{extension.path}: these chips have {' and '.join(map(str, sorted(delegates)))} delegates, and a"
+            " run of a suite has one number",
+            remedy="write chips of one kind into one suite: repeat the command for each kind",
+        )
+    (number,) = delegates
+    fields = {
+        "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
+        "delegates": None if number == program.case.delegates else number,
+        "cpu_budget": max(len(each["left"]) for each in facts) or None,
+    }
+    extension.write([each.facts["figures"] for each in measured.values()], fields)
+    update(plan, compiled, measured)

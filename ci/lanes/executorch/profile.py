@@ -1,0 +1,233 @@
+"""`profile` of a PyTorch model or a .pte, from ExecuTorch's event trace."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.engine.installed import ready_environment, ready_runner
+from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.workers.parent import how_it_ended, tail
+from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.user_program import plan_of_models, program_named, require_done
+from ci.pipeline.profile import PROCESSES, RUNS, Measured, OnCpu, costs_of, located, merged
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import quoted
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import Selection, user_path
+
+CYCLES = " (cycles)"
+DETAILED = 2
+"""The profile level with cycles of each operator. It is set at run time, however the program was compiled."""
+NATIVE_CALL = "native_call_"
+ADDED, THE_MODEL = "(added by the compiler)", "(the model itself)"
+
+
+def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
+    """What was profiled, and its figures."""
+    path = Parser.user_folder() / args.model
+    wanted = None if path.suffix == ".pte" else program_named(args, selection)
+    _require_fitting(args, path)
+    runner = ready_runner(os.environ, selection.reports)
+    qnn_environment = ready_environment(selection, os.environ)
+    about, facts = dict[str, str](), dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
+        folder = Path(scratch)
+        if wanted is None:
+            program, inputs = path, inputs_of_program(path, args.input, folder)
+        else:
+            plan = plan_of_models(args, selection, "profile", [wanted])
+            result = require_done(wanted, plan, plan.compiled(os.environ))
+            assert result.folder is not None
+            program, facts = result.folder / PROGRAM, dict(result.facts)
+            inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
+            about = {"precision": wanted.run.scheme, "soc": selection.soc}
+        environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
+        return about, measure(runner, program, inputs, facts, folder, environment, args.timeout)
+
+
+def _require_fitting(args: argparse.Namespace, path: Path) -> None:
+    """Before anything is built."""
+    if path.suffix != ".pte":
+        if args.input:
+            raise UsageError(
+                "--input is for a .pte or an .onnx; the model here brings its own inputs",
+                remedy="leave --input out, or give samples with --calibrate",
+            )
+        return
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file", remedy="name a .pte that is there")
+    for flag in ("precision", "calibrate"):
+        if getattr(args, flag):
+            raise UsageError(f"--{flag}: {args.model} is compiled already", remedy=f"leave --{flag} out")
+
+
+def measure(
+    runner: Path,
+    program: Path,
+    inputs: Sequence[Path],
+    facts: Mapping[str, Any],
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+) -> Measured:
+    """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the
+    source lines."""
+    listed = write_inputs(folder / "inputs.txt", [inputs])
+    profiles, calls, whole = [], list[list[float]](), list[float]()
+    for number in range(PROCESSES):
+        trace = folder / f"{number}.etdp"
+        _traced(runner, program, listed, trace, environment, timeout)
+        cycles, native, total = _events(trace)
+        profiles.append(costs_of(cycles))
+        calls.append([least for _, least in native])
+        names = [name for name, _ in native]
+        whole.append(total)
+    places = {
+        name: {"line": node["line"] or ADDED, "module": node["module"] or THE_MODEL, "kind": node["operator"]}
+        for name, node in facts.get("nodes", {}).items()
+    }
+    costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
+    least = [min(each) for each in zip(*calls, strict=True)]
+    on_cpu = facts.get("left", ())
+    lines = [each["source"] for each in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
+    inference = min(whole) or 1.0
+    cpu = [
+        OnCpu(name, time / 1e6, time / inference, line)
+        for name, time, line in zip(names, least, lines, strict=True)
+    ]
+    return Measured(costs, sorted(cpu, key=lambda each: -each.milliseconds))
+
+
+def _traced(
+    runner: Path,
+    program: Path,
+    inputs: Path,
+    trace: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+) -> None:
+    more = ("--profile_level", str(DETAILED), "--iteration", str(RUNS))
+    command = runner_command(runner, program, inputs, trace.with_suffix(""), *more, trace=trace)
+    log = trace.with_suffix(".log")
+    try:
+        with log.open("wb") as stream:
+            code = subprocess.run(
+                command, env=dict(environment), stdout=stream, stderr=stream, timeout=timeout, check=False
+            ).returncode
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailed(
+            f"{program}: {RUNS} inferences took longer than {timeout:g} s", remedy="give it longer: --timeout"
+        ) from error
+    if code or not trace.is_file():
+        text = tail(log, 4000).splitlines()
+        lines = [line for line in text if "error:" in line.lower()] or text
+        words = f": {lines[-1].strip()}" if lines else ""
+        raise CheckFailed(
+            f"{program}: the runner {how_it_ended(code)}{words}",
+            remedy=f"python -m ci inspect {quoted(program)}",
+        )
+
+
+def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
+    """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the whole
+    inference."""
+    _ignore_warnings_of_imports()
+    from executorch.devtools import Inspector
+    from executorch.devtools.inspector import TimeScale
+
+    cycles: dict[str, list[int]] = defaultdict(list)
+    native: list[tuple[str, float]] = []
+    whole = 0.0
+    inspector = Inspector(
+        etdump_path=str(trace),
+        source_time_scale=TimeScale.CYCLES,
+        target_time_scale=TimeScale.CYCLES,
+    )
+    for event in (event for block in inspector.event_blocks for event in block.events):
+        if event.perf_data is None or not len(event.perf_data.raw):
+            continue
+        if event.name.endswith(CYCLES) and event.is_delegated_op:
+            cycles[event.name] += [int(value) for value in event.perf_data.raw]
+        elif event.name.startswith(NATIVE_CALL):
+            native.append((event.name.removeprefix(NATIVE_CALL), float(min(event.perf_data.raw))))
+        elif event.name == "Method::execute":
+            whole = float(min(event.perf_data.raw))
+    return cycles, native, whole
+
+
+def _ignore_warnings_of_imports() -> None:
+    """ExecuTorch's import warnings tell the user nothing."""
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list[Path]:
+    """Files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
+    _ignore_warnings_of_imports()
+    import torch
+    from executorch.runtime import Runtime
+
+    try:
+        method = Runtime.get().load_program(program).metadata("forward")
+        metas = [method.input_tensor_meta(index) for index in range(method.num_inputs())]
+    except RuntimeError as error:
+        raise CheckFailed(f"{program}: {error}", remedy=f"python -m ci inspect {quoted(program)}") from error
+    if files and len(files) != len(metas):
+        raise UsageError(
+            f"expected --input {len(metas)} times, found {len(files)}", remedy="one for each input"
+        )
+    generator = torch.Generator().manual_seed(0)
+    raw = []
+    for index, meta in enumerate(metas):
+        dtype = _torch_dtype(meta.dtype())
+        if files:
+            values = _array(user_path(files[index], "--input", str(Parser.user_folder())))
+            wanted = torch.empty(0, dtype=dtype).numpy().dtype
+            if tuple(values.shape) != tuple(meta.sizes()) or values.dtype != wanted:
+                raise UsageError(
+                    f"{files[index]}: expected {wanted} {list(meta.sizes())},"
+                    f" found {values.dtype} {list(values.shape)}",
+                    remedy="save an array of that type and shape",
+                )
+        elif dtype.is_floating_point:
+            values = torch.rand(tuple(meta.sizes()), generator=generator).to(dtype).numpy()
+        else:
+            values = torch.zeros(tuple(meta.sizes()), dtype=dtype).numpy()
+        path = folder / f"input_{index}.raw"
+        values.tofile(path)
+        raw.append(path)
+    return raw
+
+
+def _array(path: Path) -> Any:
+    import numpy
+
+    try:
+        values = numpy.load(path)
+        if isinstance(values, numpy.ndarray):
+            return values
+    except (OSError, ValueError, EOFError) as error:
+        if not path.is_file():
+            raise UsageError(f"--input {path}: there is no such file", remedy="name a .npy") from error
+    raise CheckFailed(f"--input {path}: expected an array that numpy.save wrote", remedy="save it again")
+
+
+SCALAR_TYPES = dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "float16", "float32"))) | {
+    11: "bool"
+}
+"""ExecuTorch's numbers of data types."""
+
+
+def _torch_dtype(number: int) -> Any:
+    import torch
+
+    return getattr(torch, SCALAR_TYPES[number])

@@ -1,0 +1,103 @@
+"""The process that runs programs on the emulator: each in a fork that starts the runner and compares."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.workers.child import Answer, serve, threads
+from ci.engine.workers.parent import how_it_ended, in_words, killed, tail
+
+TAIL = 4000
+INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
+
+
+def start() -> Answer:
+    for name in ("numpy", "ci.pipeline.accuracy", "provisioning.base.diagnosis"):
+        importlib.import_module(name)
+    return measured
+
+
+def measured(order: dict[str, Any]) -> dict[str, Any]:
+    """Figures by threshold name and times, or the broken `rule` with its `message`.
+
+    `killed` means that something outside ended the runner, which says nothing about the program."""
+    from ci.pipeline.accuracy import Unusable, compare, in_files
+
+    folder, compiled = Path(order["folder"]), Path(order["compiled"])
+    outputs = folder / OUTPUTS
+    outputs.mkdir()
+    listed = ((compiled / row["file"] for row in inference) for inference in order["inputs"])
+    inputs = write_inputs(folder / INPUTS, listed)
+    metrics = ("--metrics_path", str(folder / METRICS))
+    command = runner_command(Path(order["runner"]), Path(order["program"]), inputs, outputs, *metrics)
+    facts: dict[str, Any] = {"figures": {}, "times": {}, "rule": "", "message": ""}
+    began = time.monotonic()
+    with (folder / LOG).open("wb") as log:
+        # The runner finds its own libraries; this process needs none of the SDK's.
+        code = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
+        ).returncode
+    facts["seconds"] = time.monotonic() - began
+    if killed(how := how_it_ended(code)):
+        return {"killed": in_words("runner", how)}
+    if code:
+        return {**facts, "rule": "run", "message": _message(code, folder / LOG)}
+    try:
+        facts["figures"] = compare(
+            in_files(outputs, compiled, order["expected"]),
+            in_files(outputs, compiled, order["reference"]),
+            non_finite=order["non_finite"],
+        )
+        facts["times"] = _times(folder / METRICS)
+    except Unusable as error:
+        return {**facts, "rule": error.rule, "message": str(error)}
+    return facts
+
+
+def _message(code: int, log: Path) -> str:
+    from provisioning.base.diagnosis import explain
+
+    text = tail(log, TAIL)
+    # The runner indents the runtime's own message, which says why, below its error.
+    errors = re.findall(r"^.*(?:error:|\[ERROR\]).*(?:\n {4}.*)?", text, re.MULTILINE | re.IGNORECASE)
+    known = explain(text)
+    return (
+        f"the runner {how_it_ended(code)}"
+        + (": " + ": ".join(map(str.strip, errors[-1].splitlines())) if errors else "")
+        + (f". {known[0]}" if known else "")
+    )
+
+
+def _times(path: Path) -> dict[str, float]:
+    from ci.pipeline.accuracy import Unusable
+
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            "load_ms": read["load_ms"],
+            "run_ms": read["mean_ms"],
+            "peak_bytes": read["peak_rss_kb"] * 1024,
+        }
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Unusable("missing", f"the runner wrote no times to {path.name}: {error!r}") from error
+
+
+if __name__ == "__main__":
+    # numpy's threads would not survive a fork.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    serve(int(sys.argv[1]), start, forks=True)

@@ -1,0 +1,211 @@
+"""The suite: which models are lowered, how, for which chips, and what is expected of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ci.pipeline.precision import ExecutorchScheme, scheme_named
+from ci.pipeline.suite import (
+    AnyCase,
+    AnyProgram,
+    AnyRun,
+    AnySuite,
+    Dotted,
+    Factory,
+    Scalar,
+    Suites,
+    Thresholds,
+    Word,
+)
+from provisioning.base.documents import Model
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import MANIFESTS
+
+SHIPPED = MANIFESTS / "suites" / "lowering.toml"
+
+Backend = Literal["htp", "lpai", "gpu"]
+
+
+def _scheme(value: object) -> object:
+    try:
+        return scheme_named(value) if isinstance(value, str) else value
+    except UsageError:
+        # This type makes the error list the schemes.
+        return value
+
+
+Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
+AS_IT_IS = ("fp16", "qdq")
+"""Schemes that do not quantize the model: it is float, or quantized already."""
+QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
+"""The types that ExecuTorch's quantizer has for quantization-aware training."""
+
+
+class ModuleScheme(Model):
+    """Another scheme for some of the model's modules, named as in named_modules() or by class."""
+
+    scheme: Scheme
+    name: str = ""
+    type: str = ""
+    per_channel: bool = False
+
+    @model_validator(mode="after")
+    def _names_one(self) -> ModuleScheme:
+        if bool(self.name) == bool(self.type):
+            raise ValueError("either name or type")
+        if self.scheme in AS_IT_IS:
+            raise ValueError("a quantizing scheme; unquantized_nodes leaves nodes in float")
+        return self
+
+
+class Input(Model):
+    """An input drawn evenly between two bounds. An integer input can also be `high`."""
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
+    low: float = -1.0
+    high: float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Input:
+        if self.low > self.high:
+            raise ValueError("low no greater than high")
+        if "int" in self.dtype and (self.low % 1 or self.high % 1):
+            raise ValueError(f"whole numbers for low and high of {self.dtype}")
+        return self
+
+
+class Run(AnyRun):
+    judged_later: ClassVar = AnyRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
+
+    scheme: Scheme
+    backend: Backend | None = None
+    """The processor; [the case's]."""
+    emulator_fault: str = ""
+    """Part of the runner's error, for a program that lowers but is known not to run. It has no thresholds."""
+    qat: bool = False
+    per_channel: bool = True
+    observer: Literal["min_max", "moving_average"] = "min_max"
+    """How activations' ranges are found: the widest seen, or mostly those of the first batches."""
+    calibration: Annotated[int, Field(ge=1)] = 32
+    """How many batches of inputs the observers, or the QAT steps, see."""
+    modules: tuple[ModuleScheme, ...] = ()
+    annotations: tuple[Dotted, ...] = ()
+    """Functions that get the graph and annotate nodes of it themselves."""
+    block_sizes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = Field(default_factory=dict)
+    """Block sizes by node (`linear`, `conv2d_1`); `*` in a name matches anything."""
+    unquantized_nodes: tuple[str, ...] = ()
+    unquantized_operators: tuple[str, ...] = ()
+    cpu_nodes: tuple[str, ...] = ()
+    """Nodes of the edge graph that stay on the CPU."""
+    cpu_operators: tuple[str, ...] = ()
+    delegates: Annotated[int, Field(ge=0)] | None = None
+    cpu_budget: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def effective_thresholds(self) -> Thresholds | None:
+        return None if self.emulator_fault else super().effective_thresholds
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        return ("sqnr_db", "reference_sqnr_db") if self.quantizes else ("sqnr_db",)
+
+    @property
+    def quantizes(self) -> bool:
+        return self.scheme not in AS_IT_IS
+
+    @property
+    def kind(self) -> str:
+        scheme = f"{self.scheme}-qat" if self.qat else self.scheme
+        return f"{self.backend}-{scheme}" if self.backend not in (None, "htp") else scheme
+
+    @model_validator(mode="after")
+    def _fits(self) -> Run:
+        if self.thresholds and self.emulator_fault:
+            raise ValueError("either thresholds or emulator_fault")
+        if self.qat and self.scheme not in QAT_SCHEMES:
+            raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
+        quantizing = (
+            self.qat, self.modules, self.annotations, self.block_sizes,
+            self.unquantized_nodes, self.unquantized_operators,
+        )  # fmt: skip
+        if not self.quantizes and any(quantizing):
+            raise ValueError(f"no quantization options with {self.scheme}")
+        if (self.scheme == "16a4w_block") != bool(self.block_sizes):
+            raise ValueError("block_sizes with 16a4w_block, and only with it")
+        return self
+
+
+class Case(AnyCase):
+    judged_later: ClassVar = AnyCase.judged_later | {"files", "delegates", "cpu_budget"}
+
+    factory: Factory
+    """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
+    are named here."""
+    arguments: dict[str, Scalar] = Field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    backend: Backend = "htp"
+    samples: str = ""
+    """A folder of inputs, one per file, relative to the suite. Only the first two are compared."""
+    files: tuple[str, ...] = ()
+    """What the factory reads beside Python modules, such as weights; relative to the suite."""
+    inferences: Annotated[int, Field(ge=1)] = 2
+    delegates: Annotated[int, Field(ge=0)] = 1
+    """The expected number of delegates; a run may override it."""
+    cpu_budget: Annotated[int, Field(ge=0)] = 0
+    """How many operators may stay on the CPU."""
+    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+
+    @model_validator(mode="after")
+    def _lpai_computes_all_of_it(self) -> Case:
+        for run in self.runs:
+            if (run.backend or self.backend) != "lpai":
+                continue
+            if not run.quantizes:
+                raise ValueError("a quantizing scheme for the LPAI")
+            if run.cpu_nodes or run.cpu_operators or run.cpu_budget or self.cpu_budget:
+                raise ValueError("no operators left on the CPU: an LPAI program is one partition")
+            if (self.delegates if run.delegates is None else run.delegates) != 1:
+                raise ValueError("delegates = 1: an LPAI program is one partition")
+            if run.thresholds and (run.thresholds.reference_sqnr_db or run.thresholds.reference_cosine):
+                raise ValueError("no reference_… thresholds: nothing here computes as the LPAI does")
+            if run.emulator_fault:
+                raise ValueError("no emulator_fault: the emulator has no LPAI")
+        return self
+
+
+class Suite(AnySuite):
+    schema_: Literal[1] = Field(alias="schema")
+    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Program(AnyProgram[Case, Run]):
+    @property
+    def delegates(self) -> int:
+        return self.case.delegates if self.run.delegates is None else self.run.delegates
+
+    @property
+    def backend(self) -> Backend:
+        return self.run.backend or self.case.backend
+
+    @property
+    def cpu_budget(self) -> int:
+        return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
+
+
+def ordered(order: dict[str, Any]) -> tuple[Case, Run, str, Path]:
+    """The case, the run, the chip, and where modules are searched."""
+    request = {**order["run"], "socs": [order["soc"]]}
+    case = Case.model_validate_json(json.dumps({**order["case"], "run": [request]}))
+    return case, case.runs[0], order["soc"], Path(order["search_path"])
+
+
+SUITES = Suites("test_lowering", SHIPPED, Program, Suite)
+load_suite, programs_of = SUITES.load, SUITES.programs_of
+all_programs, choose = SUITES.all_programs, SUITES.choose

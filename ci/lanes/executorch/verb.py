@@ -1,0 +1,47 @@
+"""`test_lowering`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline.flags import add_choice, add_how, check_args
+from provisioning.base.command_line import count
+from provisioning.base.settings import add_selection
+
+SUITE = "manifests/suites/lowering.toml"
+
+EXAMPLES = """\
+  nox -s test_lowering
+  nox -s test_lowering -- --tag pr
+  nox -s test_lowering -- -k mobilenet --soc SM8750
+  nox -s test_lowering -- --suite ../mine/models.toml
+  nox -s test_lowering -- --list
+  nox -s test_lowering -- --update-baseline
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The flags that test_emulator has too."""
+    add_choice(parser, SUITE)
+    group = add_how(parser)
+    group.add_argument(
+        "--worker-memory", type=count, metavar="MB", help="what one worker may take [most of what is free]"
+    )
+    group.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="keep on the CPU what the compiler dies of, and say what it costs",
+    )
+    return group
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lanes.executorch import stage
+
+    check_args(args)
+    return stage.run(args)

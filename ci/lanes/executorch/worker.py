@@ -1,0 +1,84 @@
+"""The process that lowers: it imports torch and executorch, lowers a small model of ours, and then forks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ci.engine.workers.child import WARM, Answer, Meter, serve, threads
+from ci.engine.workers.faster_exports import make_exports_faster
+from provisioning.base.settings import ROOT
+
+MEMORY = "QNN_CI_WORKER_MEMORY"
+"""The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
+
+
+def start() -> Answer:
+    if limit := int(os.environ.get(MEMORY, "0")):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    importlib.import_module("ci.lanes.executorch.lower")
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    make_exports_faster()
+    if os.environ.get(WARM):
+        _warm_up()
+    return answer
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(threads())
+    os.chdir(order["working_folder"])
+    return lowered(order)
+
+
+def lowered(order: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a program, or what failed as `fault` and `message`."""
+    from ci.lanes.executorch.lower import Failed, lower
+    from ci.lanes.executorch.suite import ordered
+    from ci.pipeline.models.factory import is_memory
+    from ci.pipeline.models.user_model import BadFactory
+
+    meter = Meter()
+    try:
+        facts = lower(
+            *ordered(order),
+            Path(order["into"]),
+            Path(order["log"]),
+            keep_going=order.get("keep_going", False),
+            quantize_only=order.get("quantize_only", False),
+        )
+    except BadFactory as error:
+        traceback.print_exc()
+        return {"fault": "factory", "message": str(error), "remedy": error.remedy}
+    except Failed as error:
+        traceback.print_exc()
+        return {"fault": error.step, "message": str(error), "remedy": error.remedy}
+    except Exception as error:
+        traceback.print_exc()
+        fault = "memory" if is_memory(error) else "compile"
+        return {"fault": fault, "message": f"{type(error).__name__}: {error}"[:2000]}
+    return {**facts, **meter.read()}
+
+
+def _warm_up() -> None:
+    """Lower a small model, so that libraries are loaded and compilers warm."""
+    case, run = {"factory": "ci.lanes.executorch.warm_up:model"}, {"scheme": "8a8w", "calibration": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        log.touch()
+        order = {"case": case, "run": run, "soc": "SM8650", "search_path": str(ROOT)}
+        lowered({**order, "into": folder, "log": str(log)})
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), start, forks=True)

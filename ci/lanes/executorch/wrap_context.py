@@ -1,0 +1,78 @@
+"""`wrap-context`: a QNN context binary, such as AI Hub's, as an ExecuTorch program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from provisioning.base.command_line import add_timeout
+from provisioning.base.commands import captured_module, without_result
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import replacing
+from provisioning.base.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  python -m ci wrap-context context.bin -o model.pte
+  python -m ci inspect model.pte --extract contexts/     # and back
+"""
+
+OPERATOR = "context"
+_ALIGNMENT = 4096
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("context", type=Path, metavar="CONTEXT.bin", help="a QNN context binary")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.pte")
+    add_timeout(parser, "it")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.artifacts.against_sdk import against
+    from ci.artifacts.program import Context, read
+    from provisioning.components import QNN_SDK
+    from provisioning.environment import resolve
+    from provisioning.manifest import load_socs
+
+    selection = selection_of(args)
+    contents = read(args.context)
+    if not isinstance(contents, Context):
+        raise UsageError(f"{args.context} is a program already", remedy="name a context binary")
+    if args.output.is_dir():
+        raise UsageError(f"{args.output} is a directory", remedy="-o OUT.pte")
+    environment = resolve(selection, os.environ, needs=(QNN_SDK,))
+    answer = against(contents, environment.root(QNN_SDK).path)
+    if any("error 5000" in line for line in answer.says):
+        raise CheckFailed(
+            f"{args.context}: {'; '.join(answer.says)}",
+            remedy="compile it with this QNN, or another --profile",
+        )
+    known = load_socs()
+    soc = next((name for name in contents.socs if name in known), selection.soc)
+    with replacing(args.output.absolute()) as part:
+        arguments = [str(args.context.absolute()), soc, str(part)]
+        environ = environment.merged(os.environ)
+        done = captured_module(__name__, arguments, environ, args.timeout, args.context)
+        if done.returncode or not part.is_file():
+            subject = f"{args.context}: ExecuTorch cannot take it"
+            raise without_result(done, subject, "python -m ci diagnose, with what --debug shows")
+    print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
+    return 0
+
+
+def _child(context: str, soc: str, into: str) -> None:
+    from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+    from executorch.backends.qualcomm.utils.utils import from_context_binary
+    from executorch.exir import ExecutorchBackendConfig
+
+    bundle = from_context_binary(context, OPERATOR, QcomChipset[soc])
+    program = bundle["edge_program_manager"].to_executorch(
+        ExecutorchBackendConfig(segment_alignment=_ALIGNMENT)
+    )
+    Path(into).write_bytes(program.buffer)
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])

@@ -1,0 +1,96 @@
+"""`llm`: a checkpoint of your own for Genie or ExecuTorch, and Genie on the HTP emulator."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ci.pipeline.compile_flags import add_language
+from ci.pipeline.flags import add_again
+from provisioning.base.command_line import add_timeout, count
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  python -m ci llm compile Llama-3.2-1B/ --soc SM8750 --precision fp16 --context 1024 -o out/
+  python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt -o out/
+  python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o pte/
+  python -m ci llm run out/ "The answer is" --tokens 20
+  python -m ci llm run out/ --chat "What is a rope?"
+  python -m ci llm check out/ --text held-out.txt
+"""
+
+LONG = 4 * 3600.0
+"""Time limit in seconds: a model with a billion weights takes minutes to compile, and seconds for
+each token.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    compiler = commands.add_parser("compile", help="compile a Hugging Face checkpoint")
+    compiler.add_argument("model", metavar="FOLDER", help="with config.json and safetensors")
+    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
+    compiler.add_argument("--precision", help="fp16, 16a8w; through ExecuTorch also 16a4w, 8a8w [fp16]")
+    compiler.add_argument(
+        "--calibrate", metavar="FILE", help="text to quantize by, unlike what it is judged by"
+    )
+    add_language(compiler)
+    add_again(compiler)
+    add_selection(compiler)
+
+    runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
+    runner.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
+    runner.add_argument("prompt", metavar="TEXT")
+    runner.add_argument("--chat", action="store_true", help="put TEXT into the checkpoint's chat template")
+    runner.add_argument("--system", default="", metavar="TEXT", help="what the template's system says")
+    runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
+
+    checker = commands.add_parser("check", help="hold a compiled model's choices to the float model")
+    checker.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
+    checker.add_argument(
+        "--text", type=Path, required=True, metavar="FILE", help="other than it was quantized by"
+    )
+    checker.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
+    )
+    checker.add_argument("--prefixes", type=count, default=100, metavar="N", help="[%(default)s]")
+    checker.add_argument(
+        "--tokens", type=count, default=1000, metavar="N", help="of text to read [%(default)s]"
+    )
+    checker.add_argument(
+        "--on",
+        choices=("both", "cpu", "parts"),
+        default="both",
+        help="cpu: the quantized graphs there, at once; parts: each by itself, of a model too large for the"
+        " emulator",
+    )
+    checker.add_argument("--where", action="store_true", help="measure each part, even if all is right")
+    limits = checker.add_argument_group("limits, beside those of the precision")
+    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
+        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
+    for command in (compiler, runner, checker):
+        add_timeout(command, "the run", LONG)
+        command.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, found {text!r}")
+    return share
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lanes.llm import check, commands
+
+    return {
+        "compile": commands.compile_checkpoint,
+        "run": commands.run_model,
+        "check": check.check_model,
+    }[args.command](args)

@@ -1,0 +1,410 @@
+"""A checkpoint of the Llama family in the Hugging Face format: its config.json and its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ci.lanes.llm.arrays import Array
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+
+FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"}
+"""By `model_type`: what is read, and what has it."""
+INDEX = "model.safetensors.index.json"
+ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
+"""Keys of config.json that have one value here. Others compute something else."""
+PUBLISHED = "take the file as it was published"
+ANOTHER = "take another model: this one computes what is not built here"
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+UPSTREAM_NAMES = (
+    ("llama", "<|start_header_id|>", "llama3"),
+    ("llama", "<|im_start|>", "smollm2_135m"),
+    ("qwen2", "<|im_start|>", "qwen2_5"),
+    ("qwen3", "<|im_start|>", "qwen3"),
+)
+"""By `model_type` and a word of the tokenizer: the chat template of qnn_llama_runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    kind: str
+    """`model_type`."""
+    words: int
+    width: int
+    layers: int
+    heads: int
+    groups: int
+    """Heads of keys and of values."""
+    size: int
+    """Of a head."""
+    hidden: int
+    eps: float
+    theta: float
+    scaling: Mapping[str, Any] | None
+    """Llama 3's scaling of rotary frequencies, by the names of config.json."""
+    tied: bool
+    """Whether the output head is the embedding."""
+    bias: bool
+    """Whether queries, keys and values have a bias."""
+    head_norms: bool
+    """Whether queries and keys are normalized head by head."""
+    context: int
+    bos: int | None
+    """The token that begins a text, unless the tokenizer puts none there, as Qwen's."""
+    eos: tuple[int, ...]
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        return () if self.bos is None else (self.bos,)
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Their shapes, by their names in the checkpoint."""
+        width, hidden = self.width, self.hidden
+        queries, keys = self.heads * self.size, self.groups * self.size
+        rows = {"q": queries, "k": keys, "v": keys}
+        parts: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (width,),
+            "post_attention_layernorm.weight": (width,),
+            "mlp.gate_proj.weight": (hidden, width),
+            "mlp.up_proj.weight": (hidden, width),
+            "mlp.down_proj.weight": (width, hidden),
+            "self_attn.o_proj.weight": (width, queries),
+        }
+        parts |= {f"self_attn.{name}_proj.weight": (count, width) for name, count in rows.items()}
+        if self.bias:
+            parts |= {f"self_attn.{name}_proj.bias": (count,) for name, count in rows.items()}
+        if self.head_norms:
+            parts |= {f"self_attn.{name}_norm.weight": (self.size,) for name in "qk"}
+        words = ["model.embed_tokens.weight", *([] if self.tied else ["lm_head.weight"])]
+        return {
+            **dict.fromkeys(words, (self.words, width)),
+            "model.norm.weight": (width,),
+            **{f"model.layers.{layer}.{name}": parts[name] for layer in range(self.layers) for name in parts},
+        }
+
+    @property
+    def weights_of_layer(self) -> int:
+        return self.width * (2 * self.heads + 2 * self.groups) * self.size + 3 * self.width * self.hidden
+
+    @property
+    def weights_of_words(self) -> int:
+        """Of the embedding as of the head."""
+        return self.words * self.width
+
+    def part(self, number: int, parts: int) -> tuple[int, int]:
+        """The first layer of a part, and the one after its last. The embedding is in the first part and the
+        head in the last, which therefore have fewer layers."""
+        layer, words = self.weights_of_layer, self.weights_of_words
+
+        def boundary(index: int) -> int:
+            share = ((2 * words + self.layers * layer) * index // parts - words) // layer
+            inside = min(max(share, index), self.layers - parts + index)
+            return {0: 0, parts: self.layers}.get(index, inside)
+
+        return boundary(number), boundary(number + 1)
+
+    def weights(self, parts: int) -> list[int]:
+        """How many each part has."""
+        layer, words = self.weights_of_layer, self.weights_of_words
+        spans = [self.part(number, parts) for number in range(parts)]
+        ends = [(first == 0) + (last == self.layers) for first, last in spans]
+        return [(last - first) * layer + end * words for (first, last), end in zip(spans, ends, strict=True)]
+
+    def rotation(self, positions: Array) -> tuple[Array, Array]:
+        """Cosines and sines, one row for each position."""
+        angles = np.outer(positions.astype(np.float64), self.frequencies())
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def frequencies(self) -> Array:
+        plain: Array = self.theta ** (-np.arange(0, self.size, 2, dtype=np.float64) / self.size)
+        if self.scaling is None:
+            return plain
+        low, high = float(self.scaling["low_freq_factor"]), float(self.scaling["high_freq_factor"])
+        turns = float(self.scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        scaled: Array = plain * kept + plain / float(self.scaling["factor"]) * (1 - kept)
+        return scaled
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Raises UsageError if it is no checkpoint of these families."""
+    config = _config(folder)
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
+        raise UsageError(
+            f"{folder}: expected the model_type {known}; found {kind}", remedy="name such a model"
+        )
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise UsageError(
+            f"{folder} is quantized already ({method}), and its weights cannot be quantized again",
+            remedy="take the checkpoint that it was made from",
+        )
+    config = _with_old_keys(folder, config)
+    for key, only in ONLY.items():
+        if config.get(key) not in (None, only):
+            raise _unexpected(folder, key, json.dumps(only), config[key], ANOTHER)
+    for kind_of_layer in config.get("layer_types") or ():
+        if kind_of_layer != "full_attention":
+            raise _unexpected(folder, "layer_types", "full_attention alone", kind_of_layer, ANOTHER)
+    try:
+        words, width, layers, heads, hidden, context = (_size(folder, config, key) for key in SIZES)
+        groups = _size(folder, config, "num_key_value_heads", heads)
+        if heads % groups:
+            multiple = f"a multiple of num_key_value_heads, {groups}"
+            raise _unexpected(folder, "num_attention_heads", multiple, heads)
+        return Architecture(
+            kind=kind,
+            words=words,
+            width=width,
+            layers=layers,
+            heads=heads,
+            groups=groups,
+            size=_size(folder, config, "head_dim", width // heads),
+            hidden=hidden,
+            eps=float(config["rms_norm_eps"]),
+            theta=float(config.get("rope_theta", 10000.0)),
+            scaling=_scaling(folder, config),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+            head_norms=kind == "qwen3",
+            context=context,
+            bos=_beginning(folder, config, words),
+            eos=_ends(folder, config, words),
+        )
+    except KeyError as error:
+        raise UsageError(f"{folder}/config.json: {error} is missing", remedy="download it again") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{folder}/config.json: {error}", remedy="download it again") from None
+
+
+def upstream_name(folder: Path, kind: str) -> str:
+    """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
+    words = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    return next((name for each, word, name in UPSTREAM_NAMES if each == kind and word in words), "")
+
+
+def _beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
+    path, key = folder / "tokenizer_config.json", "bos_token_id"
+    if path.is_file() and read_object(path).get("add_bos_token") is False:
+        return None
+    bos = config.get(key)
+    return None if bos is None else _token(folder / "config.json", key, bos, words)
+
+
+def _ends(folder: Path, config: Mapping[str, Any], words: int) -> tuple[int, ...]:
+    """Of config.json and of generation_config.json, where the ends of a chat are."""
+    generation, key = folder / "generation_config.json", "eos_token_id"
+    every = {folder / "config.json": config.get(key)}
+    every |= {generation: read_object(generation).get(key)} if generation.is_file() else {}
+    return tuple(
+        dict.fromkeys(
+            _token(path, key, end, words)
+            for path, ends in every.items()
+            for end in (ends if isinstance(ends, list) else [ends])
+            if end is not None
+        )
+    )
+
+
+def _size(folder: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value: object = config[key] if default is None or config.get(key) is not None else default
+    if type(value) is not int or value < 1:
+        raise _unexpected(folder, key, "a whole number above 0", value)
+    return value
+
+
+def _token(path: Path, key: str, value: object, words: int) -> int:
+    if type(value) is not int or not 0 <= value < words:
+        expected = f"a token from 0 to {words - 1}, by vocab_size"
+        raise _unexpected(path.parent, key, expected, value, file=path.name)
+    return value
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file() and not path.is_file():
+        raise UsageError(
+            f"{folder} holds adapters alone, without the model that they change",
+            remedy="merge first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
+        )
+    if not path.is_file():
+        gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
+        listing = f"found {gguf.name}" if gguf else "found none"
+        raise UsageError(
+            f"{folder}: expected a Hugging Face checkpoint with config.json; {listing}",
+            remedy="name the folder of the checkpoint as it was published, not a conversion of it",
+        )
+    return read_object(path)
+
+
+def read_object(
+    path: Path, wrong: type[ToolkitError] = UsageError, *, remedy: str = "download it again"
+) -> dict[str, Any]:
+    """The object in a file of JSON."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise wrong(f"{path}: not JSON: {error}", remedy=remedy) from None
+    if not isinstance(config, dict):
+        raise wrong(f"{path}: expected an object", remedy=remedy)
+    return config
+
+
+def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 writes rope_parameters, and 4 reads rope_theta and rope_scaling."""
+    new = config.get("rope_parameters")
+    if new is None:
+        return config
+    if not isinstance(new, dict) or "rope_theta" not in new:
+        raise _unexpected(folder, "rope_parameters", "an object with rope_theta", new)
+    old = {name: new[name] for name in ("rope_theta", "partial_rotary_factor") if name in new}
+    old["rope_scaling"] = {name: value for name, value in new.items() if name not in old}
+    for name, value in old.items():
+        if config.get(name) not in (None, value):
+            raise UsageError(
+                f"{folder}/config.json: {name} is {json.dumps(config[name])}, and by rope_parameters it is "
+                f"{json.dumps(value)}",
+                remedy="remove the wrong one",
+            )
+    return config | old
+
+
+def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    scaling = config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise _unexpected(folder, "rope_scaling", "an object", scaling)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        remedy = "remove rope_scaling if prompts stay within the length that the model was trained for"
+        raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, remedy)
+    for name in SCALING:
+        value = scaling.get(name)
+        if not isinstance(value, int | float) or not value > 0:
+            raise _unexpected(folder, f"rope_scaling: {name}", "a number above 0", value)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    if high <= low:
+        raise _unexpected(folder, "rope_scaling: high_freq_factor", f"more than {low}", high)
+    return scaling
+
+
+def _unexpected(
+    folder: Path,
+    key: str,
+    expected: str,
+    found: object,
+    remedy: str = PUBLISHED,
+    file: str = "config.json",
+) -> UsageError:
+    text = found if isinstance(found, str) else json.dumps(found)
+    return UsageError(f"{folder / file}: {key}: expected {expected}; found {text}", remedy=remedy)
+
+
+class Stored(NamedTuple):
+    path: Path
+    shape: tuple[int, ...]
+
+
+def shards_of(folder: Path) -> dict[str, Stored]:
+    """Where each tensor is; reads no weights. Raises CheckFailed where a file is missing or incomplete."""
+    from safetensors import SafetensorError, safe_open
+
+    shards: dict[str, Stored] = {}
+    for name in _files(folder):
+        path = folder / name
+        if not path.is_file():
+            raise CheckFailed(f"{folder} lacks {name}", remedy="download the checkpoint again")
+        try:
+            with safe_open(path, framework="np") as shard:
+                tensors = shard.keys()
+                shards |= {each: Stored(path, tuple(shard.get_slice(each).get_shape())) for each in tensors}
+        except SafetensorError as error:
+            raise CheckFailed(
+                f"{path} is damaged or incomplete: {error}", remedy="download it again"
+            ) from None
+    return shards
+
+
+def _files(folder: Path) -> list[str]:
+    """Those that transformers reads: a single file rather than an index's."""
+    single, index = "model.safetensors", folder / INDEX
+    if (folder / single).is_file():
+        return [single]
+    if not index.is_file():
+        if pickled := next(folder.glob("pytorch_model*.bin"), None):
+            raise UsageError(
+                f"{folder}: expected {single}; found {pickled.name}, weights in PyTorch's pickle format",
+                remedy="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
+                " then copy the tokenizer's files to OUT",
+            )
+        return [single]
+    found = read_object(index, CheckFailed).get("weight_map")
+    names: list[Any] = list(found.values()) if isinstance(found, dict) else [found]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckFailed(
+                f"{index}: weight_map: expected safetensors files of its folder; found {json.dumps(name)}",
+                remedy="download it again",
+            )
+    return sorted(set(names))
+
+
+def require_tensors(folder: Path, shape: Architecture) -> None:
+    """Raises CheckFailed where the files lack one or have one of another shape, and UsageError where they
+    have one that nothing reads."""
+    names, stored = shape.tensors, shards_of(folder)
+    _require_stored(folder, names, stored)
+    # A tied head is the embedding, and the rotation is computed.
+    others = set(stored) - set(names) - {"lm_head.weight"}
+    if unread := sorted(name for name in others if not name.endswith("rotary_emb.inv_freq")):
+        raise UsageError(
+            f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
+            "would be left out",
+            remedy=f"take a model that is built like {FAMILIES[shape.kind]}",
+        )
+
+
+def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
+    if missing := sorted(set(names) - set(stored)):
+        tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
+        raise CheckFailed(
+            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
+            remedy=tied if missing == ["lm_head.weight"] else "download it again",
+        )
+    for name, shape in names.items():
+        if stored[name].shape != shape:
+            raise CheckFailed(
+                f"{stored[name].path}: {name}: expected {shape} by config.json, found {stored[name].shape}",
+                remedy="take config.json and weights of one model",
+            )
+
+
+def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
+    """Torch tensors in float32, by name, one at a time. `names` has their shapes."""
+    import torch
+    from safetensors import safe_open
+
+    shards = shards_of(folder)
+    _require_stored(folder, names, shards)
+    for path in sorted({shards[name].path for name in names}):
+        with safe_open(path, framework="pt") as shard:
+            for name in (name for name in names if shards[name].path == path):
+                yield name, shard.get_tensor(name).to(torch.float32)

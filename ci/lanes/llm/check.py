@@ -1,0 +1,255 @@
+"""`llm check`: the verdicts on a compiled checkpoint. Workers compute; this asks them and judges."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.commands import (
+    LOG,
+    Ask,
+    asking,
+    config_of,
+    kinds_for_genie,
+    limited,
+    record_of,
+    require_loadable,
+    sizes_of,
+)
+from ci.lanes.llm.findings import READER_NAMES, figures_from
+from ci.lanes.llm.genie import KINDS, RECORD, contradictions, encoded, setting
+from ci.lanes.llm.judge import EXCUSED, choice_misses, close, misses
+from ci.lanes.llm.prompts import (
+    PREFIX,
+    SAID,
+    chat_text,
+    has_template,
+    load_tokenizer,
+    prefix_lengths,
+    prefixes_of,
+    read_text,
+    share_of_runs,
+    tokens_for,
+    tokens_of,
+    without_beginning,
+)
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.units import seconds
+from provisioning.manifest import soc_named
+
+LIMITS: Mapping[str, Mapping[str, float]] = {
+    "fp16": {
+        "first_choice": 0.98,
+        "perplexity_ratio": 1.005,
+        "divergence": 0.001,
+        "divergence_99": 0.01,
+        "regret": 0.005,
+    },
+    "u16u8": {
+        "first_choice": 0.9,
+        "perplexity_ratio": 1.05,
+        "divergence": 0.05,
+        "divergence_99": 0.5,
+        "regret": 0.1,
+    },
+}
+"""By precision, where the command line names no other."""
+SEEN = 0.05
+"""At most this share of the text may be known from quantizing."""
+LETTERS = 4000
+WINDOWS = 4
+"""At least so many, because figures' errors come from windows."""
+ENOUGH = 256
+"""Tokens to find the part by."""
+FP16_LEAST_DB, QUANTIZED_LEAST_DB, QUANTIZED_LOSS_DB = 30.0, 10.0, 6.0
+"""A part is wrong below the least of its precision, and a quantized one also if it is this much worse than on
+the CPU. Right quantized parts were seen at 21 to 35 dB."""
+READ_OTHERWISE = (
+    "each part computes what it was compiled from, so the checkpoint is read otherwise than transformers"
+    " reads it, or has changed"
+)
+
+
+def check_model(args: argparse.Namespace) -> int:
+    config = config_of(args.model)
+    record = record_of(config)
+    if not record:
+        raise UsageError(f"{args.model}: there is no {RECORD}", remedy="compile it again")
+    folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}, from which {args.model} was compiled, is not there",
+            remedy="name where the checkpoint is now: --checkpoint FOLDER",
+        )
+    shape = read_architecture(folder)
+    if wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"]):
+        raise CheckFailed(
+            f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
+        )
+    if not args.text.is_file():
+        raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
+    text = read_text(args.text)
+    tokenizer = load_tokenizer(config.parent)
+    if tokenizer.to_str() != load_tokenizer(folder).to_str():
+        raise CheckFailed(
+            f"{config.with_name('tokenizer.json')} is not that of {folder}",
+            remedy="copy it from there, or compile again",
+        )
+    tokens = tokens_of(tokenizer, text)
+    length = min(record["context"], max(2, args.tokens // WINDOWS + 1))
+    windows = -(-args.tokens // (length - 1))
+    if length < record["context"]:
+        farther = WINDOWS * (record["context"] - 1)
+        sys.stderr.write(
+            f"judged to place {length} of {record['context']}; --tokens {farther} reads to the end\n"
+        )
+    lengths = prefix_lengths(args.prefixes, record["prefill"], record["context"])
+    own = length - len(shape.beginning)
+    wanted = max(tokens_for(lengths), windows * own)
+    if len(tokens) < wanted:
+        raise UsageError(
+            f"{args.text} has {len(tokens)} tokens: {args.prefixes} prefixes and {windows} windows of"
+            f" {own} need {wanted}",
+            remedy="give a longer text, or fewer --tokens and --prefixes",
+        )
+    if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > SEEN:
+        raise UsageError(
+            f"{seen:.0%} of what would be read of {args.text} is in the text that it was quantized by, too",
+            remedy="give another text",
+        )
+    order = {
+        "model": str(folder),
+        "compiled": str(config.parent),
+        "text": str(args.text.absolute()),
+        "windows": windows,
+        "length": length,
+        "precision": record["precision"],
+        "cpu": args.on == "cpu",
+    }
+    if args.on == "cpu" and record["precision"] == "fp16":
+        raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
+    genie: dict[str, int] = {}
+    if args.on == "both":
+        sizes = sizes_of(config)
+        require_loadable(sizes, *KINDS)
+        # Prefill reads whole blocks, decode single tokens.
+        name, block = "decode_htp", 1
+        if "prefill" in kinds_for_genie(sizes):
+            name, block = "prefill_htp", record["prefill"]
+        genie = {"decode_htp": len(lengths)}
+        genie[name] = genie.get(name, 0) + sum(-(-(1 + length) // block) * block for length in lengths)
+    limits = {
+        name: default if (value := getattr(args, name)) is None else value
+        for name, default in LIMITS[record["precision"]].items()
+    }
+    with asking(Path.cwd() / LOG, args.timeout) as ask:
+        # Before the figures, which take the emulator's time.
+        problems = _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout) if args.on == "both" else []
+        if args.on != "parts":
+            problems += _figures(ask, order, genie, limits)
+        if args.on == "both":
+            problems += _choices(ask, order, config, prefixes_of(tokens, lengths), limits)
+        if args.on == "parts" or (args.on == "both" and (problems or args.where)):
+            enough = max(ENOUGH, record["prefill"] + 1)
+            guilty = _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
+            problems += guilty or ([READ_OTHERWISE] if problems else [])
+        if args.on != "both":
+            sys.stdout.write(f"Genie was not heard: --on {args.on}\n")
+    if problems:
+        raise CheckFailed(
+            "; ".join(problems),
+            remedy="compile it again, or with --precision 16a8w; if that stays, report it"
+            if record["precision"] == "fp16"
+            else "calibrate by more or other text, or take fp16",
+        )
+    return 0
+
+
+def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
+    """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
+    bos = setting(config, "context", "bos-token")
+    if has_template(config.parent):
+        texts = [*texts, chat_text(config.parent, texts[0][:PREFIX], "")]
+        without_beginning(tokens_of(tokenizer, texts[-1]), bos)
+    with limited(config, 1) as copy:
+        ours, genies = [tokens_of(tokenizer, text) for text in texts], encoded(copy, texts, timeout=timeout)
+    if ours == genies:
+        return []
+    return ["Genie's tokenizer reads tokenizer.json otherwise than tokenizers does"]
+
+
+def _of_each_kind(ask: Ask, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
+    """The worker answers in a fork each time, so that the emulator's memory is free again."""
+    return [ask({**order, "do": do, "kind": kind}) for kind in KINDS]
+
+
+def _figures(
+    ask: Ask, order: Mapping[str, Any], genie: Mapping[str, int], limits: Mapping[str, float]
+) -> list[str]:
+    """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
+    replies = _of_each_kind(ask, order, "pace")
+    pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
+    count = order["windows"] * (order["length"] - 1)
+    forecast = count * sum(pace.values()) + sum(pace[name] * places for name, places in genie.items())
+    sys.stderr.write(
+        f"{count} tokens in {order['windows']} windows, about {seconds(forecast)} with Genie's\n"
+    )
+    facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}
+    problems = []
+    for name in READER_NAMES:
+        if name not in facts:
+            continue
+        figures = figures_from(facts[name])
+        shown = ", ".join(
+            f"{each.replace('_', ' ')} {one.value:.4g} ± {one.error:.2g}" for each, one in figures.items()
+        )
+        sys.stdout.write(f"{READER_NAMES[name]}: {shown}\n")
+        problems += [f"{READER_NAMES[name]}: {miss}" for miss in misses(figures, limits)]
+        for near in close(figures, limits):
+            sys.stderr.write(f"near a limit, {READER_NAMES[name]}: {near}\n")
+    return problems
+
+
+def _choices(
+    ask: Ask,
+    order: Mapping[str, Any],
+    config: Path,
+    prefixes: Sequence[Sequence[int]],
+    limits: Mapping[str, float],
+) -> list[str]:
+    """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
+    with limited(config, SAID) as copy:
+        reply = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
+    facts = {kind: reply[kind] for kind in KINDS}
+    for kind, one in facts.items():
+        sys.stdout.write(
+            f"Genie's {kind}: first choice as float's {one['first_choice']:.1%} of {one['tokens']} tokens;"
+            f" float loses {one['regret']:.4f} logits by a choice, {one['worst_regret']:.3f} by the worst\n"
+        )
+    if order["precision"] != "fp16":
+        return choice_misses(facts, limits["first_choice"])
+    count, ties = (sum(one[name] for one in facts.values()) for name in ("tokens", "near_ties"))
+    others = round(sum((1 - one["first_choice"]) * one["tokens"] for one in facts.values()))
+    if others <= min(ties, max(1, EXCUSED * count)):
+        return choice_misses(facts, 0.0)
+    return [f"Genie chooses unlike float at {others} tokens, {ties} of them near ties"]
+
+
+def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:
+    """The first part that is worse than its precision explains."""
+    guilty = ""
+    replies = _of_each_kind(ask, order, "parts")
+    for row in (row for reply in replies for row in reply["parts"]):
+        htp, cpu = row["htp"], row.get("cpu")
+        first, last = row["layers"]
+        name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
+        beside = f", {cpu['db']:.1f} dB on the CPU" if cpu else ""
+        sys.stdout.write(f"{name}: {htp['output']} {htp['db']:.1f} dB from float{beside}\n")
+        least = max(QUANTIZED_LEAST_DB, cpu["db"] - QUANTIZED_LOSS_DB) if cpu else FP16_LEAST_DB
+        if not guilty and not htp["db"] >= least:
+            guilty = f"it goes wrong in {name}: {htp['output']} has {htp['db']:.1f} dB{beside}"
+    return [guilty] if guilty else []

@@ -1,0 +1,126 @@
+"""A compiled checkpoint's logits held to float's, and the part that loses them. For workers.
+
+Each order is about one kind of graph, because the emulator cannot load all binaries of a large model in one
+process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.arrays import Sample
+from ci.lanes.llm.checkpoint_compile import on_cpu_name
+from ci.lanes.llm.contexts import Reader, load_context, on_cpu
+from ci.lanes.llm.decoder import Decoder, load_decoder
+from ci.lanes.llm.genie import RECORD, speak
+from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
+from ci.lanes.llm.measure import choices, figures_on, windows
+from ci.lanes.llm.reference import load_reference, require_rope
+from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
+from provisioning.manifest import Soc, soc_named
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Context binaries, and the checkpoint that they were made from."""
+
+    out: Path
+    folder: Path
+    shape: Architecture
+    soc: Soc
+    parts: int
+    quantized: bool
+
+    @classmethod
+    def of(cls, order: Mapping[str, Any]) -> Compiled:
+        """What `llm compile` wrote."""
+        out, folder = Path(order["compiled"]), Path(order["model"])
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        shape, soc = read_architecture(folder), soc_named(record["soc"])
+        return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
+
+    def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, Reader]:
+        """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
+        parts = range(self.parts) if only is None else [only]
+        graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.quantized]
+        encodings: dict[str, Encoding] = {}
+        for graph in graphs:
+            encodings |= edge_encodings(graph)
+        readers = {}
+        if not cpu:
+            wrappers = [self.out / f"{kind}_{part}.onnx" for part in parts]
+            sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
+            readers[f"{kind}_htp"] = Reader(self.shape, sessions, encodings)
+        if graphs:
+            readers[f"{kind}_cpu"] = Reader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
+        return readers
+
+
+def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
+    text, beginning = Path(order["text"]), compiled.shape.beginning
+    return windows(compiled.folder, beginning, text, order["length"], order["windows"], "fewer --tokens")
+
+
+def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds that a token takes, by reader."""
+    compiled, paces = Compiled.of(order), {}
+    row = _rows(compiled, order)[0]
+    for name, reader in compiled.readers(order["kind"], cpu=order["cpu"]).items():
+        began = time.monotonic()
+        reader.read(row[: reader.count])
+        paces[name] = (time.monotonic() - began) / reader.count
+    return {"pace": paces}
+
+
+def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
+    compiled = Compiled.of(order)
+    readers = compiled.readers(order["kind"], cpu=order["cpu"])
+    reference = load_reference(compiled.folder)
+    require_rope(reference, compiled.shape, next(iter(readers.values())).context)
+    return figures_on(_rows(compiled, order), reference, readers)
+
+
+def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Genie's choices after each prefix, by what float loses by them."""
+    folder, prefixes = Path(order["model"]), order["prefixes"]
+    spoken = speak(Path(order["config"]), prefixes, timeout=order["timeout"])
+    return choices(read_architecture(folder), load_reference(folder), prefixes, spoken)
+
+
+def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
+    """How far each part's outputs are from float's, in dB, where its inputs are float's."""
+    compiled, kind = Compiled.of(order), order["kind"]
+    [x] = _rows(compiled, order)
+    rows: list[dict[str, Any]] = []
+    for part in range(compiled.parts):
+        first, last = compiled.shape.part(part, compiled.parts)
+        decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
+        outputs = outputs_of(decoder, x)
+        row: dict[str, Any] = {"part": part, "kind": kind, "layers": [first, last - 1]}
+        # One part's binary at a time: that of the part before is released.
+        for name, reader in compiled.readers(kind, only=part).items():
+            row[name.removeprefix(f"{kind}_")] = _worst(reader, decoder, x, outputs)
+        rows.append(row)
+        x = outputs[decoder.outputs[0]][0]
+    return {"parts": rows}
+
+
+def _worst(reader: Reader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
+    """Of the outputs of a part, the one that is furthest from float's."""
+    pairs: dict[str, list[Pair]] = {}
+    for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):
+        for name, values in reader.alone(inputs).items():
+            axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
+            expected = outputs[name].take(range(start, start + reader.count), axis)
+            pairs.setdefault(name, []).append((name, expected, values.reshape(expected.shape)))
+    try:
+        ratios = {name: compare(each)["sqnr_db"] for name, each in pairs.items()}
+    except Unusable as error:
+        return {"db": -EXACT_DB, "output": str(error)}
+    worst = min(ratios, key=lambda name: ratios[name])
+    return {"db": ratios[worst], "output": worst}

@@ -1,0 +1,356 @@
+"""The everyday commands. One worker process does the work. Files appear in the output all at once."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ci.engine.inputs import roots_of
+from ci.engine.installed import ready_environment
+from ci.engine.jobs import available_memory
+from ci.engine.memo import Memo
+from ci.engine.output import SCRATCH, writing_into
+from ci.engine.work import How, Result, do
+from ci.engine.workers.parent import Gone, Worker
+from ci.lanes.llm import LONG
+from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
+from ci.lanes.llm.forecast import Cost, forecast
+from ci.lanes.llm.genie import CONFIG, RECORD, require_short, require_sizes, setting, speak
+from ci.lanes.llm.prompts import (
+    chat_text,
+    hashed_runs,
+    load_tokenizer,
+    require_tokenizer,
+    tokens_of,
+    without_beginning,
+)
+from ci.lanes.llm.suite import PRECISIONS
+from ci.lanes.llm.work import (
+    Common,
+    basis_of,
+    compile_task,
+    environment,
+    executorch_environment,
+    require_installed,
+    setup_of,
+)
+from ci.pipeline.precision import precision_named, scheme_named
+from provisioning.base.command_line import TIMEOUT, Parser
+from provisioning.base.commands import quoted, session
+from provisioning.base.disk import disk_errors
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.units import size
+from provisioning.manifest import soc_named
+
+PART = 1 << 30
+"""Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
+LOG = Path("reports", "llm", "compile.log")
+EMULATOR_BYTES = 3_200_000_000
+"""Of context binaries that the emulator loads in one process: 3.23 GB it did, at 3.36 GB it said 1002."""
+
+
+def compile_checkpoint(args: argparse.Namespace) -> int:
+    selection, folder, output = selection_of(args), Parser.user_folder() / args.model, args.output.absolute()
+    shape, order = _compile_order(args, selection, folder)
+    require_installed()
+    require_tokenizer(folder, shape)
+    calibration: list[list[int]] = []
+    if order["calibrate"]:
+        from ci.lanes.llm.measure import windows
+
+        # Before anything starts: a text that is too short is refused.
+        calibration = windows(folder, shape.beginning, Path(order["calibrate"]), order["context"])
+    if _taken(output):
+        raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
+    genie = order["do"] == "compile"
+    layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
+    cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
+    expected = f": about {cost}" if cost and genie else ""
+    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
+    free = available_memory()
+    if cost and free and cost.memory > free:
+        sys.stderr.write(
+            f"only {size(free)} of memory are free: more --parts need less, and so does a shorter --context\n"
+        )
+    with (
+        disk_errors("name another folder with -o"),
+        writing_into(output, selection.store) as (scratch, publish),
+    ):
+        result = _compiled(order, args, selection, folder)
+        assert result.folder is not None
+        files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
+        shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
+        costs = {name: result.facts[name] for name in ("bytes", "cpu_seconds", "peak")}
+        record = {
+            "checkpoint": str(folder),
+            **shown,
+            **costs,
+            "calibrated by": hashed_runs(row[len(shape.beginning) :] for row in calibration),
+        }
+        files.append(scratch / RECORD)
+        record["files"] = sorted(file.name for file in files)
+        files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        earlier = record_of(output / CONFIG).get("files", [])
+        written = publish(files)
+        # Of an earlier compile, in more parts or for another runtime.
+        stale = {each for each in output.iterdir() if each.is_file() and each.name in earlier}
+        for leftover in stale - set(written):
+            leftover.unlink()
+    files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
+    sys.stdout.write(f"{args.output}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
+    if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
+        sys.stdout.write(
+            f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n"
+        )
+    return 0
+
+
+def _taken(output: Path) -> bool:
+    """Whether it holds something that no compile of ours wrote."""
+    names = {each.name for each in output.iterdir()} if output.exists() else set()
+    return RECORD not in names and any(not name.startswith(SCRATCH) for name in names)
+
+
+def _compile_order(
+    args: argparse.Namespace, selection: Selection, folder: Path
+) -> tuple[Architecture, dict[str, Any]]:
+    """Checks everything before anything heavy is imported."""
+    through, context, prefill = args.through or "genie", args.context or 128, args.prefill or 32
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"a language model is compiled for one chip, found {chips}", remedy="name one --soc")
+    soc_named(selection.soc)
+    text = Parser.user_folder() / args.calibrate if args.calibrate else None
+    precision = _precision(args.precision or "fp16", through)
+    shape = read_architecture(folder)
+    if through == "genie":
+        require_sizes(context, [prefill])
+    elif args.shared_weights:
+        raise UsageError(
+            "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
+            remedy="leave out --shared-weights",
+        )
+    if prefill >= context:
+        raise UsageError(f"prefill by {prefill} fills a context of {context}", remedy="take a longer context")
+    if context > shape.context:
+        raise UsageError(
+            f"a context of {context} tokens: the model was made for {shape.context}",
+            remedy=f"--context {shape.context}",
+        )
+    require_tensors(folder, shape)
+    if not (folder / "tokenizer.json").is_file():
+        tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
+        raise UsageError(
+            f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
+            remedy="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
+        )
+    if not shape.eos:
+        raise UsageError(
+            f"{folder}/config.json names no eos_token_id, and the device wants it",
+            remedy="add it: generation_config.json of the same model may have it",
+        )
+    if precision != "fp16" and text is None:
+        raise UsageError(f"{precision} needs text to calibrate by", remedy="--calibrate text.txt")
+    if text is not None and not text.is_file():
+        raise UsageError(f"--calibrate {text}: there is no such file", remedy="name a text file")
+    # Quantizing holds a part as floats.
+    weight = 2 if precision == "fp16" else 4
+    parts = args.parts or (1 if through == "executorch" else parts_of(shape, weight))
+    most = 1 if through == "executorch" else shape.layers
+    if parts > most:
+        raise UsageError(
+            f"--parts {parts}: expected at most {most} through {through}", remedy=f"--parts {most}"
+        )
+    return shape, {
+        "do": {"genie": "compile", "executorch": "compile program"}[through],
+        "model": str(folder),
+        "soc": selection.soc,
+        "precision": precision,
+        "context": context,
+        "prefill": prefill,
+        "parts": parts,
+        "shared": args.shared_weights,
+        "calibrate": str(text.absolute()) if text else "",
+    }
+
+
+def _precision(name: str, through: str) -> str:
+    known = PRECISIONS[through]
+    precision = scheme_named(name) if through == "executorch" else precision_named(name).name
+    if precision not in known:
+        raise UsageError(
+            f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
+            remedy="take 16a8w",
+        )
+    return precision
+
+
+def _compiled(
+    order: Mapping[str, Any], args: argparse.Namespace, selection: Selection, folder: Path
+) -> Result:
+    lowered = order["do"] == "compile program"
+    qnn_environment = (
+        ready_environment(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
+    )
+    variables = executorch_environment(qnn_environment) if qnn_environment else environment()
+    logs = selection.reports.absolute() / "llm"
+    roots = roots_of(folder / "config.json", selection.store)
+    memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=not args.no_cache)
+    timeout = LONG if args.timeout == TIMEOUT else args.timeout
+    common = Common(memo, logs, timeout, basis_of(roots, selection.store, qnn_environment))
+    task = compile_task(order, common, selection.store)
+    setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
+    results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))
+    result = results[task.name]
+    if failure := result.failure:
+        raise ToolkitError(failure.message, remedy=failure.remedy, exit_code=failure.exit_code)
+    return result
+
+
+def parts_of(shape: Architecture, weight: int) -> int:
+    """The fewest of which none is larger than PART, or than a layer with all words; `weight` in bytes."""
+    most = max(PART, max(shape.weights(shape.layers)) * weight)
+    return next(parts for parts in range(1, shape.layers + 1) if max(shape.weights(parts)) * weight <= most)
+
+
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def asking(log: Path, timeout: float) -> Iterator[Ask]:
+    """A worker, which answers one order after the other."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    worker = Worker(setup_of("speak", log.parent, timeout))
+
+    def ask(order: dict[str, Any]) -> dict[str, Any]:
+        try:
+            reply = worker.ask({**order, "log": str(log)})
+        except Gone as gone:
+            raise CheckFailed(gone.sentence(log), remedy=session("diagnose", log)) from gone
+        if error := reply.get("error"):
+            raise ToolkitError(error["message"], remedy=error["remedy"], exit_code=error["exit_code"])
+        log.unlink(missing_ok=True)
+        return reply
+
+    try:
+        yield ask
+    finally:
+        worker.end()
+
+
+def run_model(args: argparse.Namespace) -> int:
+    config = config_of(args.model)
+    tokenizer = load_tokenizer(config.parent)
+    text = chat_text(config.parent, args.prompt, args.system) if args.chat else args.prompt
+    bos = setting(config, "context", "bos-token")
+    tokens = without_beginning(tokens_of(tokenizer, text), bos)
+    if record := record_of(config):
+        require_short(tokens, record)
+    with limited(config, args.tokens) as copy:
+        sys.stdout.write("" if args.chat else args.prompt)
+        sys.stdout.flush()
+        heard, written = list[int](), 0
+
+        def write(token: int) -> None:
+            nonlocal written
+            heard.append(token)
+            text = tokenizer.decode(heard)
+            # The rest of a letter comes with the next token.
+            if not text.endswith("\ufffd"):
+                sys.stdout.write(text[written:])
+                sys.stdout.flush()
+                written = len(text)
+
+        [spoken] = speak(copy, [tokens], timeout=args.timeout, heard=write)
+    sys.stdout.write(tokenizer.decode(list(spoken.tokens))[written:] + "\n")
+    rate = len(spoken.tokens) / spoken.seconds
+    sys.stderr.write(
+        f"{len(spoken.tokens)} tokens, stopped by {spoken.stopped}; {rate:.1f} a second on the emulator\n"
+    )
+    return 0
+
+
+def config_of(folder: Path) -> Path:
+    config = folder.absolute() / CONFIG
+    if not config.is_file():
+        raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
+    # Records of earlier releases do not have it.
+    if record_of(config).get("shared"):
+        raise UsageError(
+            f"{folder}: prefill and decode share their weights, which the emulator refuses",
+            remedy="compile it without --shared-weights to another folder, and try that",
+        )
+    return config
+
+
+def record_of(config: Path) -> dict[str, Any]:
+    """The request of the compile that wrote the configuration; empty if there is none."""
+    record = config.with_name(RECORD)
+    return read_object(record, remedy="compile it again") if record.is_file() else {}
+
+
+def sizes_of(config: Path) -> dict[str, int]:
+    """By kind, the bytes of its context binaries."""
+    sizes: dict[str, int] = {}
+    for name in setting(config, "engine", "model", "binary", "ctx-bins"):
+        file = config.with_name(name)
+        if not file.is_file():
+            raise UsageError(f"{file} is missing", remedy="compile it again")
+        kind = _kind(name)
+        sizes[kind] = sizes.get(kind, 0) + file.stat().st_size
+    return sizes
+
+
+def _kind(binary: str) -> str:
+    return binary.rpartition("_")[0]
+
+
+def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
+    """Refuse binaries of which the emulator cannot load even those of one kind."""
+    for kind in kinds:
+        if sizes.get(kind, 0) > EMULATOR_BYTES:
+            raise UsageError(
+                f"the binaries of {kind} have {size(sizes[kind])}, and the emulator loads only some"
+                f" {size(EMULATOR_BYTES)} in one process",
+                remedy="llm check --on parts judges each part by itself, and --on cpu a quantized model;"
+                " --precision 16a8w about halves the binaries",
+            )
+
+
+def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
+    """All, or decode alone if the emulator cannot load all binaries in one process."""
+    if sum(sizes.values()) <= EMULATOR_BYTES:
+        return list(sizes)
+    require_loadable(sizes, "decode")
+    return ["decode"]
+
+
+@contextlib.contextmanager
+def limited(config: Path, most: int) -> Iterator[Path]:
+    """A copy of the configuration for a context of that many tokens, beside links to its files. Of binaries
+    that are too large for the emulator together it names those of decode."""
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
+        changed = read_object(config, remedy="compile it again, or correct it")
+        changed["dialog"]["max-num-tokens"] = most
+        sizes = sizes_of(config)
+        kinds = kinds_for_genie(sizes)
+        if len(kinds) < len(sizes):
+            total = size(sum(sizes.values()))
+            sys.stderr.write(f"decode reads the prompt too: the emulator does not load {total} at once\n")
+        binary = changed["dialog"]["engine"]["model"]["binary"]
+        binary["ctx-bins"] = [name for name in binary["ctx-bins"] if _kind(name) in kinds]
+        for file in config.parent.iterdir():
+            Path(scratch, file.name).symlink_to(file)
+        copy = Path(scratch, "limited.json")
+        copy.write_text(json.dumps(changed), encoding="utf-8")
+        yield copy

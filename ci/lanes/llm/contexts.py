@@ -1,0 +1,200 @@
+"""Graphs compiled to QNN contexts and run, on the HTP emulator or as written on the CPU. Only for workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.arrays import Array, Sample
+from ci.lanes.llm.graphs import Encoding, call
+from ci.pipeline.qnn_provider import ERRORS_ONLY, device, htp_options
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.manifest import Soc
+
+GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
+
+
+def on_cpu(model: Path) -> Any:
+    options = _options()
+    # Optimizing would compute quantized operators in integers, which round differently.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def compile_context(graphs: Mapping[int, Path], soc: Soc, binary: Path, *, fp16: bool) -> None:
+    """Write the context binary of these graphs by their numbers; several of them share their weights. Beside
+    the binary of a single one is the .onnx by which ONNX Runtime loads it.
+
+    Genie orders a model's parts by the names of their graphs, so each name begins with the number."""
+    with tempfile.TemporaryDirectory(dir=binary.parent, prefix=".compile-") as folder:
+        wrappers = {number: Path(folder, f"{number}_ctx.onnx") for number in graphs}
+        sessions = []
+        for number, model in graphs.items():
+            entries = {
+                "ep.context_enable": "1",
+                "ep.context_embed_mode": "0",
+                "ep.context_file_path": str(wrappers[number]),
+            }
+            if len(graphs) > 1:
+                last = "1" if number == max(graphs) else "0"
+                entries |= {"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": last}
+            # The weights are shared for as long as all sessions live.
+            sessions.append(_on_htp(model, soc, entries, fp16=fp16))
+        compiled, *more = Path(folder).glob("*.bin")
+        if more:
+            names = ", ".join(model.name for model in graphs.values())
+            raise CheckFailed(f"{names}: became {1 + len(more)} contexts instead of one", remedy="report it")
+        for number, wrapper in wrappers.items():
+            wrapping = _name_graph(compiled, wrapper, number)
+            if len(graphs) == 1:
+                _name_binary(wrapping, binary.name)
+                onnx.save(wrapping, str(binary.with_suffix(".onnx")))
+        shutil.move(compiled, binary)
+
+
+def load_context(wrapper: Path, soc: Soc) -> Any:
+    """A session on the emulator with the context binary that `wrapper` names."""
+    return _on_htp(wrapper, soc, {}, fp16=False)
+
+
+def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) -> Any:
+    options = _options()
+    for name, value in {"session.disable_cpu_ep_fallback": "1", **entries}.items():
+        options.add_session_config_entry(name, value)
+    provider = {**htp_options(soc), "enable_htp_fp16_precision": "1" if fp16 else "0"}
+    options.add_provider_for_devices([device()], provider)
+    # Registering raised the log level of all sessions.
+    ort.set_default_logger_severity(ERRORS_ONLY)
+    try:
+        session = ort.InferenceSession(str(model), options)
+    except Exception as error:
+        words = " ".join(str(error).split())[:600]
+        if "Failed to write context cache file" in words:
+            raise EnvironmentLacking(
+                f"{model.parent}: no room for the context binary of {model.name}",
+                remedy="free some space, or name a folder on another disk",
+            ) from error
+        raise CheckFailed(
+            f"{model.name} cannot be compiled: {words}",
+            remedy="python -m ci diagnose explains QNN's codes",
+        ) from error
+    session.disable_fallback()
+    return session
+
+
+def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
+    """ONNX Runtime uses a hash as the name. The new name has the same length, because lengths are part of the
+    file. Returns the wrapper with the new name."""
+    wrapping = onnx.load(str(wrapper))
+    [node] = wrapping.graph.node
+    data, match = binary.read_bytes(), GRAPH.fullmatch(node.name.encode())
+    if match is None or match[0] not in data:
+        raise CheckFailed(
+            f"{binary}: expected the graph {node.name}, found none of that name",
+            remedy="report it, with the version of onnxruntime-qnn",
+        )
+    old = match[1]
+    new = (b"%03d" % number).ljust(len(old), b"0")
+    binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))
+    node.name = node.name.replace(old.decode(), new.decode())
+    for attribute in node.attribute:
+        if attribute.name == "partition_name":
+            attribute.s = node.name.encode()
+    return wrapping
+
+
+def _name_binary(wrapping: Any, name: str) -> None:
+    for attribute in wrapping.graph.node[0].attribute:
+        if attribute.name == "ep_cache_context":
+            attribute.s = name.encode()
+
+
+def _options() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+@dataclass
+class Reader:
+    """Reads tokens with the graphs of a model's parts, and keeps their cache."""
+
+    shape: Architecture
+    sessions: Sequence[Any]
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._parts = [
+            (
+                session,
+                {value.name for value in session.get_inputs()},
+                [value.name for value in session.get_outputs()],
+            )
+            for session in self.sessions
+        ]
+        self._sizes = {value.name: value.shape for each in self.sessions for value in each.get_inputs()}
+        self.count, self.context = self._sizes["attention_mask"][-2:]
+        self.restart()
+
+    def restart(self) -> None:
+        self.position = 0
+        self._caches: Sample = {
+            name: self._integers(name, np.zeros(size, np.float32))
+            for name, size in self._sizes.items()
+            if name.startswith("past_")
+        }
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        """The logits after each token."""
+        rows = []
+        for start in range(0, len(tokens), self.count):
+            some = tokens[start : start + self.count]
+            outputs = self._call(
+                self._encoded(call(self.shape, self.context, self.count, some, self.position, {}))
+            )
+            for name, cache in self._caches.items():
+                new = outputs[name.replace("_in", "_out")]
+                axis = 3 if "_key_" in name else 2
+                # What does not fit into the cache is read in this call only.
+                room = min(len(some), cache.shape[axis] - self.position)
+                there = (slice(None),) * axis + (slice(self.position, self.position + room),)
+                here = (slice(None),) * axis + (slice(0, room),)
+                cache[there] = new[here]
+            self.position += len(some)
+            rows.append(self._floats("logits", outputs["logits"]).reshape(self.count, -1)[: len(some)])
+        return np.concatenate(rows).astype(np.float32)
+
+    def _call(self, inputs: Sample) -> Sample:
+        known = {**inputs, **self._caches}
+        for session, names, outputs in self._parts:
+            results = session.run(outputs, {name: known[name] for name in names})
+            known |= zip(outputs, results, strict=True)
+        return known
+
+    def alone(self, inputs: Sample) -> Sample:
+        """What the only part makes of inputs, which have a cache of their own."""
+        [(session, names, outputs)] = self._parts
+        results = session.run(outputs, self._encoded({name: inputs[name] for name in names}))
+        return {name: self._floats(name, values) for name, values in zip(outputs, results, strict=True)}
+
+    def _encoded(self, inputs: Sample) -> Sample:
+        return {name: self._integers(name, values) for name, values in inputs.items()}
+
+    def _floats(self, name: str, values: Array) -> Array:
+        return self.encodings[name].floats(values) if name in self.encodings else values.astype(np.float32)
+
+    def _integers(self, name: str, values: Array) -> Array:
+        return self.encodings[name].integers(values) if name in self.encodings else values

@@ -1,0 +1,213 @@
+"""A checkpoint as graphs of static shapes with a cache of keys and values, in the layout that Genie reads.
+
+Keys are [groups, 1, size, places], values [groups, 1, places, size]. The cache comes in as inputs,
+and what is new goes out: the caller puts it in. The tokens of a call are the last places; the mask hides what
+is empty.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ci.lanes.llm.architecture import Architecture, tensors_of
+from ci.lanes.llm.arrays import HIDDEN
+from provisioning.base.errors import CheckFailed
+
+LARGEST_HALF = 65504.0
+
+
+class Norm(nn.Module):
+    """RMSNorm as a division, because HTP computes x * (1 / root) inexactly in 16-bit integers."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / ((x * x).mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.shape = shape
+        heads, groups = shape.heads * shape.size, shape.groups * shape.size
+        self.q_proj = nn.Linear(shape.width, heads, bias=shape.bias)
+        self.k_proj = nn.Linear(shape.width, groups, bias=shape.bias)
+        self.v_proj = nn.Linear(shape.width, groups, bias=shape.bias)
+        self.o_proj = nn.Linear(heads, shape.width, bias=False)
+        if shape.head_norms:
+            self.q_norm, self.k_norm = Norm(shape.size, shape.eps), Norm(shape.size, shape.eps)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        shape, count = self.shape, x.shape[1]
+        q = self._split(self.q_proj(x), shape.heads)
+        k = self._split(self.k_proj(x), shape.groups)
+        v = self._split(self.v_proj(x), shape.groups)
+        if shape.head_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin).transpose(2, 3)
+        every_key, every_value = torch.cat((keys, k), 3), torch.cat((values, v), 2)
+        each = shape.heads // shape.groups
+        # The heads of a group are rows of one product.
+        q = q.reshape(shape.groups, 1, each * count, shape.size)
+        places = mask.shape[-1]
+        scores = (q @ every_key * shape.size**-0.5).view(shape.groups, each, count, places) + mask
+        weights = torch.softmax(scores, -1).view(shape.groups, 1, each * count, places)
+        y = (weights @ every_value).view(shape.heads, count, shape.size).permute(1, 0, 2)
+        return self.o_proj(y.reshape(1, count, shape.heads * shape.size)), k, v
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.view(x.shape[1], heads, self.shape.size).permute(1, 0, 2).unsqueeze(1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, other = x.chunk(2, -1)
+    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down_proj = nn.Linear(shape.hidden, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape.width, shape.eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = Norm(shape.width, shape.eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, k, v = self.self_attn(self.input_layernorm(x), mask, cos, sin, keys, values)
+        x = x + y
+        return x + self.mlp(self.post_attention_layernorm(x)), k, v
+
+
+class Decoder(nn.Module):
+    """Layers `first` to `last` for `count` new tokens in a context of `context`. Modules are named as the
+    checkpoint names its weights."""
+
+    def __init__(
+        self, shape: Architecture, count: int, context: int, first: int = 0, last: int | None = None
+    ) -> None:
+        super().__init__()
+        self.shape, self.count, self.context = shape, count, context
+        self.first, self.last = first, shape.layers if last is None else last
+        self.layers = nn.ModuleDict({str(number): Layer(shape) for number in range(self.first, self.last)})
+        if self.has_embedding:
+            self.embed_tokens = nn.Embedding(shape.words, shape.width)
+        if self.has_head:
+            self.norm = Norm(shape.width, shape.eps)
+            self.lm_head = nn.Linear(shape.width, shape.words, bias=False)
+
+    @property
+    def has_embedding(self) -> bool:
+        return self.first == 0
+
+    @property
+    def has_head(self) -> bool:
+        return self.last == self.shape.layers
+
+    def forward(
+        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, *cache: Tensor
+    ) -> tuple[Tensor, ...]:
+        if self.has_embedding:
+            x = self.embed_tokens(x)
+        new: list[Tensor] = []
+        for index, layer in enumerate(self.layers.values()):
+            x, k, v = layer(x, mask, cos, sin, cache[2 * index], cache[2 * index + 1])
+            new += [k, v]
+        if self.has_head:
+            x = self.lm_head(self.norm(x))
+        return (x, *new)
+
+    @property
+    def inputs(self) -> list[str]:
+        names = ["input_ids" if self.has_embedding else f"{HIDDEN}_{self.first}"]
+        names += ["attention_mask", "position_ids_cos", "position_ids_sin"]
+        return [*names, *(f"{name}_in" for name in self._caches)]
+
+    @property
+    def outputs(self) -> list[str]:
+        return [
+            "logits" if self.has_head else f"{HIDDEN}_{self.last}",
+            *(f"{name}_out" for name in self._caches),
+        ]
+
+    @property
+    def _caches(self) -> list[str]:
+        return [
+            f"past_{kind}_{number}" for number in range(self.first, self.last) for kind in ("key", "value")
+        ]
+
+    def example(self) -> tuple[Tensor, ...]:
+        shape, count, past = self.shape, self.count, self.context - self.count
+        x = (
+            torch.zeros(1, count, dtype=torch.int32)
+            if self.has_embedding
+            else torch.zeros(1, count, shape.width)
+        )
+        # Two tensors, because the exporter merges one that is passed twice.
+        cos, sin = (torch.zeros(1, 1, count, shape.size // 2) for _ in range(2))
+        cache = [
+            torch.zeros(shape.groups, 1, *((shape.size, past) if kind == "key" else (past, shape.size)))
+            for _ in self.layers
+            for kind in ("key", "value")
+        ]
+        return (x, torch.zeros(1, 1, count, self.context), cos, sin, *cache)
+
+
+def load_decoder(
+    folder: Path, shape: Architecture, count: int, context: int, first: int = 0, last: int | None = None
+) -> Decoder:
+    """With a checkpoint's weights; reads only those that it has layers for."""
+    with torch.device("meta"):
+        decoder = Decoder(shape, count, context, first, last)
+    wanted = {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()}
+    names = {name: _in_checkpoint(name, shape.tied) for name in wanted}
+    stored = dict(tensors_of(folder, {names[name]: wanted[name] for name in wanted}))
+    state: dict[str, Any] = {name: stored[names[name]] for name in wanted}
+    decoder.load_state_dict(state, assign=True)
+    decoder.eval()
+    return decoder
+
+
+def resized(decoder: Decoder, count: int) -> Decoder:
+    """The whole decoder for another number of tokens, with the same weights in memory."""
+    with torch.device("meta"):
+        other = Decoder(decoder.shape, count, decoder.context)
+    other.load_state_dict(decoder.state_dict(), assign=True)
+    other.eval()
+    return other
+
+
+def require_halves(decoder: Decoder) -> None:
+    for name, tensor in decoder.state_dict().items():
+        if not float(tensor.abs().max()) <= LARGEST_HALF:
+            raise CheckFailed(
+                f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
+                remedy="quantize: --precision 16a8w --calibrate text.txt",
+            )
+
+
+def _in_checkpoint(name: str, tied: bool) -> str:
+    if name == "lm_head.weight":
+        return "model.embed_tokens.weight" if tied else name
+    return f"model.{name}"

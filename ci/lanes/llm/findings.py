@@ -1,0 +1,128 @@
+"""What is wrong with a model's texts, and the row of the report that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ci.engine.work import Result
+from ci.lanes.llm.judge import EXCUSED, Figure, choice_misses, close, misses
+from ci.lanes.llm.suite import SUITES, Program
+from ci.pipeline.findings import errors_of
+from ci.pipeline.stage import row_of
+from provisioning.base.findings import Finding, Metric, Severity
+
+READER_NAMES = {
+    "prefill_htp": "prefill on HTP",
+    "decode_htp": "decode on HTP",
+    "prefill_cpu": "prefill on the CPU",
+    "decode_cpu": "decode on the CPU",
+    "prefill_htp_cpu": "prefill on HTP against the CPU",
+    "decode_htp_cpu": "decode on HTP against the CPU",
+}
+"""Whose logits are compared with float's, or with those that `_cpu` names."""
+
+
+def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
+    """Findings about the float model."""
+    if result.failure:
+        yield Finding("llm-training", Severity.ERROR, case, result.failure.message, result.failure.remedy)
+    elif not result.facts["perplexity"] <= most:
+        yield Finding(
+            "llm-training",
+            Severity.ERROR,
+            case,
+            f"perplexity on held-out text: expected at most {most:g}, found {result.facts['perplexity']:.2f};"
+            " a model that has learned less hides mistakes",
+            "train longer, or raise perplexity in the suite",
+        )
+
+
+def findings_of(program: Program, result: Result) -> Iterator[Finding]:
+    again = SUITES.repeat(program)
+    error = errors_of(program.name, again)
+    if failure := result.failure:
+        yield error(f"llm-{failure.kind}", failure.message, failure.remedy)
+        return
+    limits, against_cpu = program.run.limits, program.run.htp_against_cpu
+    if limits is None:
+        yield from (error("llm-text", message) for message in text_problems(result.facts["texts"]))
+        return
+    for name, words in READER_NAMES.items():
+        chosen = against_cpu if name.endswith("_htp_cpu") else limits
+        if chosen is None:
+            continue
+        bounds = chosen.model_dump()
+        figures = figures_from(result.facts["figures"][name])
+        for miss in misses(figures, bounds):
+            yield error(
+                "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
+            )
+        for near in close(figures, bounds):
+            yield Finding(
+                "llm-limit-close",
+                Severity.WARNING,
+                program.name,
+                f"{words}: {near}",
+                "move the limit, or judge more text",
+            )
+    if program.run.through == "executorch":
+        return
+    for miss in choice_misses(result.facts["choices"], limits.first_choice):
+        yield error("llm-accuracy", miss, "look for what Genie's configuration and the graphs do differently")
+
+
+def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each text that differs from float's, and too many excused differences."""
+    for text in texts:
+        if difference := text["difference"]:
+            yield (
+                f"after {text['prompt_text'][-40:]!r} token {difference['place']} is"
+                f" {_token(difference['found'])} ({difference['found_logit']:.3f}), and float says"
+                f" {_token(difference['expected'])} ({difference['expected_logit']:.3f}):"
+                f" {text['found_text'][:80]!r} for {text['expected_text'][:80]!r}"
+            )
+        elif text["found_stop"] != text["expected_stop"] and not text["excused"]:
+            yield (
+                f"after {text['prompt_text'][-40:]!r} it ended by {text['found_stop']},"
+                f" and float by {text['expected_stop']}"
+            )
+    compared, excused = (sum(text["compared"] for text in texts), sum(len(text["excused"]) for text in texts))
+    if excused > EXCUSED * compared:
+        yield f"{excused} of {compared} tokens are excused as near ties, and at most {EXCUSED:.0%} may be"
+
+
+def _token(number: int) -> str:
+    return "its end" if number == -1 else str(number)
+
+
+def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
+    return {name: Figure(**figure) for name, figure in facts.items()}
+
+
+def row(program: Program, result: Result, findings: Sequence[Finding]) -> dict[str, Metric]:
+    """For the report: figures, and every text beside float's."""
+    shown: dict[str, Metric] = {
+        **row_of(program, findings, SUITES.repeat(program)),
+        "cached": result.cached,
+        "seconds": round(result.seconds, 1),
+        "precision": program.run.precision,
+        "through": program.run.through,
+    }
+    if result.failure:
+        return shown
+    facts = result.facts
+    shown |= {name: facts[name] for name in ("bytes", "figures", "choices", "peak", "speed") if name in facts}
+    texts: list[Metric] = [
+        {
+            "prompt": text["prompt_text"],
+            "text": text["found_text"],
+            "float": text["expected_text"],
+            "stopped": text["found_stop"],
+            "float_stopped": text["expected_stop"],
+            "difference": text["difference"],
+            "excused": len(text["excused"]),
+        }
+        for text in facts["texts"]
+    ]
+    return {**shown, "texts": texts}

@@ -1,0 +1,295 @@
+"""Genie: its configuration, written from the model, and its answers, in a process of its own.
+
+Genie does not report most mistakes, but speaks nonsense or crashes. So everything that it reads is checked
+before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.engine.workers.parent import how_it_ended
+from ci.lanes.llm.architecture import Architecture, read_object
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import ROOT
+from provisioning.manifest import Soc
+
+CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
+RECORD = "compiled.json"
+"""The request of `llm compile`, beside its output."""
+KINDS = ("prefill", "decode")
+"""Of graphs, by which their binaries are named: a block of tokens at once, or one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What Genie answered to one prompt."""
+
+    tokens: tuple[int, ...]
+    stopped: str
+    """`eos`, `length`, or `context` when that was full."""
+    seconds: float
+    first_seconds: float
+    """Seconds to the first token."""
+
+
+BLOCK, CONTEXT_BLOCK = 32, 128
+NONE = -1
+"""As `bos-token`: Genie puts nothing before a text."""
+
+
+def require_sizes(context: int, counts: Sequence[int]) -> None:
+    """Refuse sizes with which Genie silently speaks nonsense or nothing: prefill by 8 or 16, and by half of
+    the context or more. With half it takes the new tokens for those of the cache."""
+    if context % CONTEXT_BLOCK:
+        raise UsageError(
+            f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
+            remedy=f"take {context + -context % CONTEXT_BLOCK}",
+        )
+    for count in counts:
+        if count != 1 and count % BLOCK:
+            raise UsageError(
+                f"prefill by {count} tokens: Genie needs a multiple of {BLOCK}",
+                remedy=f"take {count + -count % BLOCK}",
+            )
+        if context <= 2 * count:
+            longer = 2 * count + CONTEXT_BLOCK - 2 * count % CONTEXT_BLOCK
+            raise UsageError(
+                f"prefill by {count} tokens in a context of {context}: Genie would speak nonsense",
+                remedy=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
+            )
+
+
+def require_short(prompt: Sequence[int], record: Mapping[str, Any]) -> None:
+    """Genie reads whole blocks, and without a word says nothing to a longer prompt. `record` is of the
+    compile."""
+    most = record["context"] - record["prefill"]
+    if len(prompt) > most:
+        raise UsageError(
+            f"the prompt has {len(prompt)} tokens: Genie takes at most {most} in a context of"
+            f" {record['context']} with prefill by {record['prefill']}",
+            remedy="give a shorter prompt, or compile with a longer --context",
+        )
+
+
+def write_config(
+    folder: Path,
+    shape: Architecture,
+    contexts: Sequence[Path],
+    soc: Soc,
+    *,
+    context: int,
+    most: int,
+    name: str = CONFIG,
+) -> Path:
+    """The configuration and the extension file that it names. Their paths are relative to `folder`."""
+    if not shape.eos:
+        raise UsageError(
+            "the model names no token that ends a text, and Genie wants one",
+            remedy="add eos_token_id to config.json",
+        )
+    core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
+    extension = {"devices": [{**_chip(soc), "cores": [core]}]}
+    (folder / EXTENSION).write_text(json.dumps(extension, indent=2) + "\n", encoding="utf-8")
+    backend = {
+        "version": 1,
+        "use-mmap": False,
+        "spill-fill-bufsize": 0,
+        "mmap-budget": 0,
+        "poll": False,
+        "cpu-mask": "0x1",
+        "kv-dim": shape.size,
+        "allow-async-init": False,
+    }
+    config = {
+        "dialog": {
+            "version": 1,
+            "type": "basic",
+            "max-num-tokens": most,
+            "context": {"version": 1, "size": context, **_words(shape)},
+            "sampler": {"version": 1, "seed": 42, "temp": 1.0, "top-k": 1, "top-p": 1.0},
+            "tokenizer": {"version": 1, "path": "tokenizer.json"},
+            "engine": {
+                "version": 1,
+                "n-threads": 1,
+                "backend": {"version": 1, "type": "QnnHtp", "QnnHtp": backend, "extensions": EXTENSION},
+                "model": {
+                    "version": 1,
+                    "type": "binary",
+                    "binary": {"version": 1, "ctx-bins": [path.name for path in contexts]},
+                    "positional-encoding": _rope(shape),
+                },
+            },
+        }
+    }
+    path = folder / name
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _words(shape: Architecture) -> dict[str, Any]:
+    eos = shape.eos[0] if len(shape.eos) == 1 else list(shape.eos)
+    return {"n-vocab": shape.words, "bos-token": NONE if shape.bos is None else shape.bos, "eos-token": eos}
+
+
+def _chip(soc: Soc) -> dict[str, Any]:
+    return {"soc_id": soc.id, "dsp_arch": f"v{soc.arch}"}
+
+
+def _rope(shape: Architecture) -> dict[str, Any]:
+    theta = int(shape.theta) if shape.theta == int(shape.theta) else shape.theta
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.size // 2, "rope-theta": theta}
+    if shape.scaling is not None:
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling = {name.replace("_", "-"): shape.scaling[name] for name in names}
+        rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
+    return rope
+
+
+def setting(config: Path, *keys: str) -> Any:
+    """A value of Genie's configuration, which users edit."""
+    value: Any = read_object(config, remedy="compile it again, or correct it")
+    for key in ("dialog", *keys):
+        if not isinstance(value, dict) or key not in value:
+            name = ".".join(("dialog", *keys))
+            raise UsageError(f"{config}: {name} is missing", remedy="compile it again")
+        value = value[key]
+    return value
+
+
+def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) -> list[str]:
+    """Differences between a configuration and the model. Genie does not report most of them."""
+    dialog = setting(config)
+    devices = json.loads(config.with_name(EXTENSION).read_text(encoding="utf-8"))["devices"]
+    settings = {
+        f"{EXTENSION}: devices": devices[0],
+        "context": setting(config, "context"),
+        "engine.model.positional-encoding": setting(config, "engine", "model").get("positional-encoding", {}),
+        "engine.backend.QnnHtp": setting(config, "engine", "backend", "QnnHtp"),
+        "sampler": dialog.get("sampler", {}),
+    }
+    wanted = {
+        f"{EXTENSION}: devices": _chip(soc),
+        "context": {"size": context, **_words(shape)},
+        "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
+        "engine.backend.QnnHtp": {"kv-dim": shape.size},
+        # Other samplers choose at random, so that nothing could be compared.
+        "sampler": {"top-k": 1},
+    }
+    return [
+        f"{where}.{key}: expected {value}, found {settings[where].get(key)}"
+        for where, keys in wanted.items()
+        for key, value in keys.items()
+        if settings[where].get(key) != value
+    ]
+
+
+def speak(
+    config: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    timeout: float,
+    heard: Callable[[int], None] = lambda token: None,
+) -> list[Spoken]:
+    """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
+    have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
+    token as it is said."""
+    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, heard)
+    most = setting(config, "max-num-tokens")
+    return [_spoken(reply, most) for reply in replies]
+
+
+def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
+    """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
+    return [reply["encoded"] for reply in _replies(config, list(texts), [], timeout, lambda token: None)]
+
+
+def _replies(
+    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, heard: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    _require_head_size(config)
+    request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts})
+    printed, answers = list[str](), list[str]()
+    late = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "ci.lanes.llm.genie_process", str(config.parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=ROOT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, stop)
+        timer.start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            # A process that has ended already takes nothing; its exit code says so.
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(request)
+                process.stdin.close()
+            for line in process.stdout:
+                if line.startswith('{"token":'):
+                    heard(json.loads(line)["token"])
+                elif line.startswith(('{"tokens"', '{"encoded"')):
+                    answers.append(line)
+                else:
+                    printed.append(line)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
+        errors.seek(0)
+        output = "".join(printed) + errors.read()
+    if late.is_set():
+        raise CheckFailed(f"Genie gave no answer in {timeout:g} s", remedy="give it longer with --timeout")
+    if code or len(answers) != len(texts) + len(prompts):
+        raise refusal(output, how_it_ended(code))
+    return [json.loads(answer) for answer in answers]
+
+
+def _require_head_size(config: Path) -> None:
+    """Without it Genie reads unrelated memory: mostly an error of JSON, and a wrong size where it finds a
+    number."""
+    backend = setting(config, "engine", "backend", "QnnHtp")
+    if not isinstance(backend, dict) or not isinstance(backend.get("kv-dim"), int):
+        raise CheckFailed(
+            f"{config} has no number engine.backend.QnnHtp.kv-dim",
+            remedy="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",
+        )
+
+
+def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:
+    tokens = tuple(reply["tokens"])
+    stopped = "context" if reply["stopped"] == "context" else "length" if len(tokens) >= most else "eos"
+    return Spoken(tokens, stopped, reply["seconds"], reply["first_seconds"])
+
+
+def refusal(output: str, how: str) -> CheckFailed:
+    """Genie's message."""
+    known = explain(f"{output}\nGenie {how}")
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
+    words = f": {lines[-1][:300]}" if lines else ""
+    if known:
+        return CheckFailed(f"Genie {how}{words}. {known[0].cause}", remedy=known[0].fix, output=output)
+    return CheckFailed(f"Genie {how}{words}", remedy="--debug shows all that it printed", output=output)

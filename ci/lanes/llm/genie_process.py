@@ -1,0 +1,131 @@
+"""`python -m ci.lanes.llm.genie_process FOLDER`: the process in which Genie works, and sometimes crashes.
+
+Reads {"config": file, "texts": [text, …], "prompts": [[token, …], …]} and writes lines of JSON: for each text
+its tokens by Genie's tokenizer, then one for each token, and one for each prompt. A prompt that fills the
+context must be the last: Genie answers no other after it, not even after a reset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COMPLETE = 0
+CONTEXT_EXCEEDED = 4
+TOKENS = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
+)
+ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
+
+
+def library() -> Path:
+    """Found without importing onnxruntime-qnn, which loads more than Genie needs."""
+    spec = importlib.util.find_spec("onnxruntime_qnn")
+    if spec is None or spec.origin is None:
+        sys.exit("onnxruntime-qnn, which has libGenie.so, is not installed")
+    return Path(spec.origin).with_name("libGenie.so")
+
+
+class Dialog:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+        handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
+        self.genie.GenieDialog_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        for name in ("GenieDialog_reset", "GenieDialog_free"):
+            getattr(self.genie, name).argtypes = [ctypes.c_void_p]
+        self.genie.GenieDialog_tokenQuery.argtypes = [
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_uint32),
+            ctypes.c_uint32,
+            ctypes.c_int,
+            TOKENS,
+            ctypes.c_void_p,
+        ]
+        text = json.dumps(config).encode()
+        self._check(
+            "GenieDialogConfig_createFromJson",
+            self.genie.GenieDialogConfig_createFromJson(text, ctypes.byref(handle)),
+        )
+        self._check("GenieDialog_create", self.genie.GenieDialog_create(handle, ctypes.byref(self._dialog)))
+
+    def encode(self, text: str) -> list[int]:
+        tokenizer, numbers, count = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int32)(), ctypes.c_uint32()
+        memory: list[Any] = []
+
+        def allocate(size: int, into: Any) -> None:
+            memory.append(ctypes.create_string_buffer(size))
+            into[0] = ctypes.addressof(memory[-1])
+
+        self.genie.GenieDialog_getTokenizer.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._check(
+            "GenieDialog_getTokenizer",
+            self.genie.GenieDialog_getTokenizer(self._dialog, ctypes.byref(tokenizer)),
+        )
+        self.genie.GenieTokenizer_encode.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ALLOCATE,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+        status = self.genie.GenieTokenizer_encode(
+            tokenizer, text.encode(), ALLOCATE(allocate), ctypes.byref(numbers), ctypes.byref(count)
+        )
+        self._check("GenieTokenizer_encode", status)
+        return [int(numbers[index]) for index in range(count.value)]
+
+    def answer(self, prompt: list[int]) -> dict[str, Any]:
+        tokens: list[int] = []
+        times: list[float] = []
+
+        def take(values: Any, count: int, _code: int, _: Any) -> None:
+            times.append(time.monotonic())
+            for index in range(count):
+                tokens.append(int(values[index]))
+                print(json.dumps({"token": tokens[-1]}), flush=True)
+
+        began = time.monotonic()
+        array = (ctypes.c_uint32 * len(prompt))(*prompt)
+        status = self.genie.GenieDialog_tokenQuery(
+            self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
+        )
+        seconds = time.monotonic() - began
+        if status not in (0, CONTEXT_EXCEEDED):
+            self._check("GenieDialog_tokenQuery", status)
+        if not status:
+            self._check("GenieDialog_reset", self.genie.GenieDialog_reset(self._dialog))
+        return {
+            "tokens": tokens,
+            "stopped": "context" if status else "end",
+            "seconds": seconds,
+            "first_seconds": (times[0] if times else time.monotonic()) - began,
+        }
+
+    def _check(self, what: str, status: int) -> None:
+        if status:
+            sys.stdout.flush()
+            sys.stderr.write(f"{what}: status {status}\n")
+            sys.stderr.flush()
+            # Genie crashes if it is freed after a failure.
+            os._exit(3)
+
+
+def main() -> None:
+    os.chdir(sys.argv[1])
+    request = json.load(sys.stdin)
+    dialog = Dialog(json.loads(Path(request["config"]).read_text(encoding="utf-8")))
+    for text in request["texts"]:
+        print(json.dumps({"encoded": dialog.encode(text)}), flush=True)
+    for prompt in request["prompts"]:
+        print(json.dumps(dialog.answer(prompt)), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

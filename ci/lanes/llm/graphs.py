@@ -1,0 +1,305 @@
+"""A decoder as ONNX: exported, and quantized by samples of its own inputs. Imported only by workers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ci.engine.workers.child import quiet
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.arrays import HIDDEN, Array, Sample
+
+OPSET = 18
+FAR = -1000.0
+"""What Genie adds to the scores of hidden places, in a mask of floats."""
+MARGIN = 1.1
+"""Caches get values that calibration did not see, so their range is this much wider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How integers stand for floats: (integer - zero) * scale."""
+
+    dtype: str
+    scale: float
+    zero: int
+
+    def integers(self, values: Array) -> Array:
+        limits = np.iinfo(self.dtype)
+        rounded = np.rint(values / np.float32(self.scale)) + self.zero
+        integers: Array = rounded.clip(limits.min, limits.max).astype(self.dtype)
+        return integers
+
+    def floats(self, integers: Array) -> Array:
+        values: Array = (integers.astype(np.float32) - self.zero) * np.float32(self.scale)
+        return values
+
+
+def export(decoder: Any, path: Path) -> None:
+    import torch
+
+    with torch.no_grad(), quiet():
+        torch.onnx.export(
+            decoder,
+            decoder.example(),
+            str(path),
+            input_names=decoder.inputs,
+            output_names=decoder.outputs,
+            dynamo=True,
+            opset_version=OPSET,
+            external_data=True,
+            verbose=False,
+        )
+    # The exporter leaves a copy of the weights in a cycle, for each graph.
+    gc.collect()
+
+
+def call(
+    shape: Architecture,
+    context: int,
+    count: int,
+    tokens: Sequence[int] | Array,
+    position: int,
+    caches: Sample,
+    *,
+    far: float = FAR,
+    name: str = "input_ids",
+) -> Sample:
+    """The inputs of a graph of `count` places for tokens, or rows of hidden values, that begin at `position`.
+    Zeros fill the places that are left; nothing looks back at them. `caches` are those of this graph."""
+    past, used = context - count, len(tokens)
+    values = np.asarray(tokens)
+    x = np.zeros((1, count, *values.shape[1:]), np.int32 if values.ndim == 1 else np.float32)
+    x[0, :used] = values
+    mask = np.full((1, 1, count, context), far, np.float32)
+    mask[..., :position] = 0
+    mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
+    cos, sin = shape.rotation(np.arange(position, position + count))
+    return {
+        name: x,
+        "attention_mask": mask,
+        "position_ids_cos": cos[None, None],
+        "position_ids_sin": sin[None, None],
+        **caches,
+    }
+
+
+def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
+    """What float computes of a whole row. `decoder` takes it at once: tokens, or its part's hidden values."""
+    import torch
+
+    assert len(row) == decoder.context
+    empty = {
+        name: tensor.numpy()
+        for name, tensor in zip(decoder.inputs, decoder.example(), strict=True)
+        if name.startswith("past_")
+    }
+    inputs = call(decoder.shape, len(row), len(row), row, 0, empty, name=decoder.inputs[0])
+    with torch.no_grad():
+        outputs = decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))
+    return {name: tensor.numpy() for name, tensor in zip(decoder.outputs, outputs, strict=True)}
+
+
+def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list[Sample]:
+    """Float's, computed once for all graphs that are quantized; without logits, which would fill the memory.
+    `decoder` takes a whole row at once."""
+    outputs = (outputs_of(decoder, row) for row in rows)
+    return [{name: each[name] for name in each if name != "logits"} for each in outputs]
+
+
+def blocks(
+    decoder: Any, row: Sequence[int] | Array, outputs: Sample, context: int, count: int
+) -> Iterator[tuple[int, Sample]]:
+    """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
+    caches."""
+    for start in _starts(len(row), count):
+        caches = {}
+        for name in decoder.inputs[4:]:
+            values = outputs[name.replace("_in", "_out")]
+            axis = 3 if "_key_" in name else 2
+            size = list(values.shape)
+            size[axis] = context - count
+            caches[name] = np.zeros(size, np.float32)
+            before = (slice(None),) * axis + (slice(0, start),)
+            caches[name][before] = values[before]
+        some = row[start : start + count]
+        yield start, call(decoder.shape, context, count, some, start, caches, name=decoder.inputs[0])
+
+
+def samples(
+    decoder: Any,
+    rows: Iterable[Sequence[int] | Array],
+    outputs: Iterable[Sample],
+    context: int,
+    count: int,
+) -> Iterator[Sample]:
+    """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the
+    memory."""
+    for row, each in zip(rows, outputs, strict=True):
+        for _, inputs in blocks(decoder, row, each, context, count):
+            yield inputs
+
+
+def _starts(length: int, count: int) -> list[int]:
+    """All blocks of a longer graph. Of single tokens the first, which see the least, and some others."""
+    if count > 1:
+        return list(range(0, length - count, count))
+    every = max(4, length // 32)
+    return [start for start in range(length - 1) if start < 8 or start % every == every - 1]
+
+
+def quantize(
+    model: Path,
+    calibration: Iterable[Sample],
+    written: Path,
+    *,
+    activations: str,
+    weights: str,
+    encodings: Mapping[str, Encoding],
+) -> None:
+    """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs.
+    `encodings` are those that all graphs of a model must share."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType
+    from onnxruntime.quantization import quantize as run_quantizer
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    class Samples(CalibrationDataReader):
+        remaining = iter(calibration)
+
+        def get_next(self) -> Sample | None:
+            return next(self.remaining, None)
+
+    with quiet():
+        prepared = written.with_name("preprocessed.onnx")
+        source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
+        tensors = _sharing(onnx.load(str(source), load_external_data=False).graph, encodings)
+        overrides = {
+            name: [
+                {
+                    "quant_type": QuantType[f"Q{encoding.dtype.replace('u', 'U').replace('i', 'I')}"],
+                    "scale": np.array(encoding.scale, np.float32),
+                    "zero_point": np.array(encoding.zero, encoding.dtype),
+                }
+            ]
+            for name, encoding in tensors.items()
+        }
+        config = get_qnn_qdq_config(
+            str(source),
+            Samples(),
+            activation_type=QuantType[activations],
+            weight_type=QuantType[weights],
+            init_overrides=overrides,
+        )
+        run_quantizer(str(source), str(written), config)
+    _integers_at_the_edges(written)
+
+
+def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encoding]:
+    """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
+    float's, of whole rows."""
+    limits = np.iinfo(cache)
+    encodings = {
+        "position_ids_cos": Encoding("uint16", 2 / 65535, 32768),
+        "position_ids_sin": Encoding("uint16", 2 / 65535, 32768),
+        "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
+    }
+    ranges: dict[str, tuple[float, float]] = {}
+    for row in outputs:
+        for name, values in row.items():
+            low, high = ranges.get(name, (0.0, 0.0))
+            ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
+    for name, (low, high) in ranges.items():
+        if name.startswith("past_"):
+            largest = max(-low, high) * MARGIN
+            # Around the middle, so that zero, an empty place, is exact.
+            encodings[name.replace("_out", "_in")] = Encoding(
+                cache, 2 * largest / limits.max, int(limits.max + 1) // 2
+            )
+        elif name.startswith(HIDDEN):
+            scale = max(high - low, 1e-6) / 65535
+            encodings[name] = Encoding("uint16", scale, round(-low / scale))
+    return encodings
+
+
+def _sharing(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
+    """A cache's output, its inputs through operators that only move data, and their concatenation have the
+    encoding of the cache's input."""
+    makers = {output: node for node in graph.node for output in node.output}
+    by_tensor = dict(encodings)
+    for name, encoding in encodings.items():
+        if not name.startswith("past_"):
+            continue
+        by_tensor[
+            next(node.output[0] for node in graph.node if node.op_type == "Concat" and name in node.input)
+        ] = encoding
+        tensor = name.replace("_in", "_out")
+        by_tensor[tensor] = encoding
+        while makers[tensor].op_type in ("Transpose", "Reshape", "Unsqueeze"):
+            tensor = makers[tensor].input[0]
+            by_tensor[tensor] = encoding
+    return by_tensor
+
+
+def _integers_at_the_edges(path: Path) -> None:
+    """Remove the conversions at inputs and outputs: Genie converts by itself, and caches stay integers."""
+    model = onnx.load(str(path))
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+    makers = {output: node for node in graph.node for output in node.output}
+    for value in graph.input:
+        users = readers.get(value.name, [])
+        if users and all(user.op_type == "QuantizeLinear" for user in users):
+            value.type.tensor_type.elem_type = constants[users[0].input[2]].data_type
+            for user in users:
+                _replace_input(readers.get(user.output[0], []), user.output[0], value.name)
+                graph.node.remove(user)
+    for value in graph.output:
+        converter = makers[value.name]
+        if converter.op_type != "DequantizeLinear":
+            continue
+        integers, others = converter.input[0], readers.get(value.name, [])
+        value.type.tensor_type.elem_type = constants[converter.input[2]].data_type
+        _replace_input(readers[integers], integers, value.name)
+        maker = makers[integers]
+        maker.output[list(maker.output).index(integers)] = value.name
+        if others:
+            converter.output[0] = f"{value.name}_float"
+            _replace_input(
+                [other for other in others if other is not converter], value.name, converter.output[0]
+            )
+        else:
+            graph.node.remove(converter)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+def _replace_input(nodes: Sequence[Any], old: str, new: str) -> None:
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            if name == old:
+                node.input[index] = new
+
+
+def edge_encodings(path: Path) -> dict[str, Encoding]:
+    """Of the inputs and outputs that are integers."""
+    graph = onnx.load(str(path)).graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    edges = {value.name for value in (*graph.input, *graph.output)}
+    encodings: dict[str, Encoding] = {}
+    for node in graph.node:
+        name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
+        if name and name[0] in edges:
+            scale, zero = (numpy_helper.to_array(constants[each]) for each in node.input[1:3])
+            encodings[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
+    return encodings

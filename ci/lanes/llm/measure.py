@@ -1,0 +1,235 @@
+"""What is measured of a model that speaks: its texts beside float's, and its logits on held-out text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.arrays import Array
+from ci.lanes.llm.genie import KINDS, Spoken
+from ci.lanes.llm.judge import NEAR_TIE, Comparison, Continue, Window, compare_text, figures_of, window_of
+from ci.lanes.llm.prompts import SAID, load_tokenizer, read_text, tokens_of
+from ci.lanes.llm.reference import ends_of, logits_of, text_of
+from ci.lanes.llm.suite import Run
+from provisioning.base.commands import quoted
+from provisioning.base.errors import CheckFailed
+from provisioning.manifest import Soc, soc_named
+
+PREFILL, DECODE = 32, 1
+"""Tokens that a graph reads at once."""
+PROMPTS = (1, 31, 32, 33, 65)
+"""Lengths around one and two blocks of prefill."""
+MOST = 60
+"""Tokens of a text that ends by itself."""
+CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
+CALIBRATION_TOKENS = 8192
+"""Enough to quantize by: longer contexts have fewer windows, but two."""
+
+
+def calibration_windows(context: int) -> int:
+    return max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
+
+
+def windows(
+    folder: Path,
+    beginning: Sequence[int],
+    text: Path,
+    context: int,
+    most: int = 0,
+    instead: str = "a shorter --context",
+) -> list[list[int]]:
+    """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
+    otherwise the first tokens' values would be cut off. `instead` is what a shorter text needs."""
+    most = most or calibration_windows(context)
+    tokens = tokens_of(load_tokenizer(folder), read_text(text))
+    length = context - len(beginning)
+    starts = range(0, len(tokens) - length + 1, length)[:most]
+    rows = [[*beginning, *tokens[at : at + length]] for at in starts]
+    if len(rows) < most:
+        needed = quoted("wc", "-w", str(text))
+        raise CheckFailed(
+            f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
+            remedy=f"give a longer text ({needed} counts its words), or {instead}",
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class ProgramFolders:
+    """The folders of a model and of its program."""
+
+    model: Path
+    into: Path
+    shape: Architecture
+    run: Run
+    chip: str
+    timeout: float
+
+    @property
+    def soc(self) -> Soc:
+        return soc_named(self.chip)
+
+    @property
+    def context(self) -> int:
+        return self.shape.context
+
+    def rows(self, kind: str) -> list[list[int]]:
+        """Windows of held-out text that fill the context; each begins like a text."""
+        texts: list[list[int]] = json.loads((self.model / "texts.json").read_text(encoding="utf-8"))[kind]
+        beginning = self.shape.beginning
+        stream = [token for text in texts for token in (*beginning, *text, self.shape.eos[0])]
+        length, first = self.context - len(beginning), len(beginning)
+        starts = range(first, len(stream) - length, length)
+        return [[*beginning, *stream[at : at + length]] for at in starts]
+
+    def calibration(self) -> list[list[int]]:
+        rows = self.rows("calibration")[:CALIBRATION_WINDOWS]
+        if len(rows) < CALIBRATION_WINDOWS:
+            raise CheckFailed(
+                f"{len(rows)} windows of text to calibrate by, and {CALIBRATION_WINDOWS} are needed"
+            )
+        return rows
+
+    def endless(self) -> Architecture:
+        """One that speaks until the context is full."""
+        return replace(self.shape, eos=(self.shape.words - 1,))
+
+
+class Reader(Protocol):
+    def restart(self) -> None: ...
+
+    def read(self, tokens: Sequence[int]) -> Array: ...
+
+
+class Speaker(Protocol):
+    def __call__(self, prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> Sequence[Spoken]:
+        """Answers to prompts without the token that begins a text."""
+
+
+def texts(
+    place: ProgramFolders, reference: Any, speak: Speaker
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Texts after prompts of every length, and one that fills the context, each beside float's text; and
+    the model's speed, which says nothing about a device."""
+    stream = [token for row in place.rows("judged") for token in row[1:]]
+    plans = [
+        (False, MOST, ends_of(reference), stream[97 * (place.run.prompts * index + turn) :][:length])
+        for index, length in enumerate(PROMPTS)
+        for turn in range(place.run.prompts)
+    ]
+    prompts = [tuple(prompt) for _, _, _, prompt in plans]
+    plans.append((True, 2 * place.context, place.endless().eos, stream[:1]))
+    spoken = dict(zip(prompts, speak(prompts, MOST, endless=False), strict=True))
+    rows = []
+    for endless, most, ends, prompt in plans:
+
+        def again(
+            tokens: Sequence[int],
+            endless: bool = endless,
+            most: int = most,
+            prompt: Sequence[int] = prompt,
+        ) -> tuple[Sequence[int], str]:
+            whole = (*prompt, *tokens)
+            one = None if endless else spoken.get(whole)
+            one = one or speak([whole], most, endless=endless)[0]
+            return one.tokens, one.stopped
+
+        rows.append(_as_row(place, beside_float(reference, place.shape, prompt, most, ends, again)))
+    every = [one for one in spoken.values() if len(one.tokens) > 1]
+    later = sum(one.seconds - one.first_seconds for one in every)
+    return rows, {
+        "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
+        "first_token_seconds": round(sum(one.first_seconds for one in every) / max(1, len(every)), 2),
+    }
+
+
+def beside_float(
+    reference: Any,
+    shape: Architecture,
+    prompt: Sequence[int],
+    most: int,
+    ends: Sequence[int],
+    speak: Continue,
+) -> Comparison:
+    """A text after a prompt, which lacks the token that begins a text, compared with float's."""
+    expected = text_of(reference, [*shape.beginning, *prompt], most, ends, shape.context)
+    return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, speak)
+
+
+def _as_row(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
+    tokenizer = Tokenizer.from_file(str(place.model / "tokenizer.json"))
+
+    def words(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    return {
+        **comparison.as_json(),
+        "compared": comparison.tokens,
+        "prompt_text": words(comparison.prompt),
+        "expected_text": words(comparison.expected),
+        "found_text": words(comparison.found),
+    }
+
+
+def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    return figures_on(place.rows("judged")[:JUDGED_WINDOWS], reference, readers)
+
+
+def figures_on(
+    rows: Sequence[Sequence[int]], reference: Any, readers: Mapping[str, Reader]
+) -> dict[str, Any]:
+    """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU."""
+    windows: dict[str, list[Window]] = {}
+    for row in rows:
+        expected = logits_of(reference, row)
+        read = {name: _read(reader, row) for name, reader in readers.items()}
+        for name, logits in read.items():
+            windows.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:]))
+            on_cpu = name.replace("_htp", "_cpu")
+            if on_cpu != name and on_cpu in read:
+                windows.setdefault(f"{name}_cpu", []).append(window_of(logits, read[on_cpu], row[1:]))
+    readings = {name: _as_json(each) for name, each in windows.items()}
+    return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **readings}
+
+
+def _read(reader: Reader, row: Sequence[int]) -> Array:
+    reader.restart()
+    return reader.read(row[:-1])
+
+
+def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
+    return {name: asdict(figure) for name, figure in figures_of(windows).items()}
+
+
+def choices(
+    shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], spoken: Sequence[Spoken]
+) -> dict[str, dict[str, float]]:
+    """What float loses by Genie's tokens after each prefix: by the first, which is prefill's choice, and by
+    the second, which is decode's after the first."""
+    regrets: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for prefix, one in zip(prefixes, spoken, strict=True):
+        said = one.tokens[:SAID]
+        # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
+        chosen = [(token,) for token in said] + [ends_of(reference)] * (len(said) < SAID)
+        before = [*shape.beginning, *prefix]
+        rows = logits_of(reference, [*before, *said])[len(before) - 1 :]
+        for kind, row, tokens in zip(KINDS, rows, chosen, strict=False):
+            regrets[kind].append(float(row.max() - max(row[token] for token in tokens)))
+    return {kind: _loss(each) for kind, each in regrets.items()}
+
+
+def _loss(regrets: Sequence[float]) -> dict[str, float]:
+    count = len(regrets)
+    return {
+        "tokens": count,
+        "first_choice": sum(regret == 0 for regret in regrets) / max(1, count),
+        "near_ties": sum(0 < regret < NEAR_TIE for regret in regrets),
+        "regret": sum(regrets) / max(1, count),
+        "worst_regret": max(regrets, default=0.0),
+    }

@@ -1,0 +1,205 @@
+"""What ExecuTorch's workers do. They never import onnxruntime-qnn, which loads another QNN."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
+from ci.lanes.llm.arrays import Array
+from ci.lanes.llm.decoder import load_decoder, require_halves, resized
+from ci.lanes.llm.genie import Spoken
+from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
+from ci.lanes.llm.measure import DECODE, PREFILL, ProgramFolders, Reader, figures, texts, windows
+from ci.lanes.llm.programs import (
+    DECODE_METHOD,
+    PREFILL_METHOD,
+    HandedOver,
+    RunnerLayout,
+    Stateful,
+    StatefulReader,
+    TensorReader,
+    edge_encodings,
+    in_pytorch,
+    lower,
+    metadata,
+    methods,
+    quantized,
+)
+from ci.lanes.llm.reference import load_reference, spoken
+from ci.lanes.llm.suite import Run
+
+PROGRAM = "hybrid_llama_qnn.pte"
+"""Upstream's name of a program with prefill and decode."""
+README = """\
+# {name} through ExecuTorch
+
+Made by `compile --through executorch` for {soc}, {precision}, a context of {context} tokens, prefill by
+{prefill}. {program} has the methods prefill_forward and kv_forward, with the inputs, outputs and constants of
+executorch's own language models.
+
+{reader}
+"""
+RUNNER = """\
+qnn_llama_runner, built from executorch's sources (examples/qualcomm/oss_scripts/llama), should read it; no
+runner has yet. Push this folder to the device with the runner and QNN's libraries, and run in it:
+
+    ./qnn_llama_runner --model_path hybrid_llama_qnn.pte --tokenizer_path tokenizer.json --eval_mode 1 \\
+        {version}--prompt "The answer is"
+"""
+ALONE = """\
+qnn_llama_runner gives masks and takes logits of 16 bits, and those of {precision} are others: this program is
+for executorch.runtime. Compile it with --precision 16a8w for the runner.
+"""
+
+
+def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
+    torch.set_grad_enabled(False)
+    run = Run.model_construct(**order["run"])
+    model, into = Path(order["model"]), Path(order["into"])
+    place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
+    readers: dict[str, Reader] = {}
+    speaker: Reader
+    if run.state == "buffers":
+        speaker = stateful_reader(place)
+    else:
+        speaker, readers = tensor_readers(place)
+    reference = load_reference(model)
+    facts: dict[str, Any] = {"bytes": (into / PROGRAM).stat().st_size}
+
+    def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
+        ends = place.endless().eos if endless else place.shape.eos
+        return [answer(place, speaker, prompt, most, ends) for prompt in prompts]
+
+    facts["texts"], facts["speed"] = texts(place, reference, say)
+    if run.quantized:
+        facts["figures"] = figures(place, reference, readers)
+    return facts
+
+
+def tensor_readers(place: ProgramFolders) -> tuple[Reader, dict[str, Reader]]:
+    """Prefill and decode as two methods of one program. The reader that speaks, and those to judge: on HTP
+    and, quantized, as PyTorch computes them."""
+    path, precision = place.into / PROGRAM, place.run.precision
+    counts = (PREFILL, DECODE)
+    written = write_program(place.model, place.shape, place.chip, precision, counts, place.calibration, path)
+    steps = methods(path, list(written.layouts))
+    readers: dict[str, Reader] = {}
+
+    def add(where: str, reader_of: Callable[[str], TensorReader]) -> HandedOver:
+        prefill, decode = reader_of(PREFILL_METHOD), reader_of(DECODE_METHOD)
+        readers[f"prefill_{where}"] = prefill
+        # After one block of prefill, so that the figures show a cache that is not the same in both.
+        readers[f"decode_{where}"] = HandedOver(prefill, decode, PREFILL)
+        # Prefill's cache is shorter than the context: what lies beyond would be lost to decode.
+        return HandedOver(prefill, decode, place.context - PREFILL)
+
+    speaker = add(
+        "htp",
+        lambda name: TensorReader(written.layouts[name], steps[name], written.encodings.get(name, {})),
+    )
+    if place.run.quantized:
+        add("cpu", lambda name: TensorReader(written.layouts[name], in_pytorch(written.modules[name])))
+    return speaker, readers
+
+
+@dataclass(frozen=True)
+class Written:
+    """A program's methods by name: the float layout, what was lowered, and its integers."""
+
+    layouts: Mapping[str, RunnerLayout]
+    modules: Mapping[str, Any]
+    encodings: Mapping[str, Mapping[str, Encoding]]
+
+
+def write_program(
+    model: Path,
+    shape: Architecture,
+    chip: str,
+    precision: str,
+    counts: tuple[int, int],
+    calibration: Callable[[], Sequence[Sequence[int]]],
+    path: Path,
+) -> Written:
+    """Prefill and decode of so many tokens; `calibration` gives the rows of tokens to quantize by."""
+    names = dict(zip((PREFILL_METHOD, DECODE_METHOD), counts, strict=True))
+    whole = load_decoder(model, shape, shape.context, shape.context)
+    if precision == "fp16":
+        require_halves(whole)
+    layouts = {name: RunnerLayout(resized(whole, count)) for name, count in names.items()}
+    inputs = {name: layout.inputs([0], 0, layout.empty()) for name, layout in layouts.items()}
+    modules: dict[str, Any] = dict(layouts)
+    encodings: dict[str, dict[str, Encoding]] = {}
+    if precision != "fp16":
+        rows = calibration()
+        outputs = outputs_of_rows(whole, rows)
+        calls = {
+            name: layouts[name].calibration(samples(whole, rows, outputs, shape.context, count))
+            for name, count in names.items()
+        }
+        modules = quantized(layouts, calls, precision, chip)
+        encodings = {name: edge_encodings(module) for name, module in modules.items()}
+    edges = encodings.get(DECODE_METHOD, {})
+    lower(
+        modules,
+        inputs,
+        metadata(shape, shape.context, counts[0], edges),
+        chip,
+        path,
+        edges["mask"].dtype if edges else "",
+    )
+    return Written(layouts, modules, encodings)
+
+
+def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint of the user's as a program: for `compile --through executorch`."""
+    torch.set_grad_enabled(False)
+    folder, out, context = Path(order["model"]), Path(order["into"]), int(order["context"])
+    shape, soc = replace(read_architecture(folder), context=context), order["soc"]
+    precision, text = order["precision"], Path(order["calibrate"])
+    rows = partial(windows, folder, shape.beginning, text, context)
+    write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
+    shutil.copy(folder / "tokenizer.json", out)
+    name = upstream_name(folder, shape.kind)
+    version = f"--decoder_model_version {name} " if name else ""
+    reader = (RUNNER if precision.startswith("16") else ALONE).format(precision=precision, version=version)
+    readme = README.format(
+        name=folder.name,
+        program=PROGRAM,
+        reader=reader,
+        **{name: order[name] for name in ("soc", "precision", "context", "prefill")},
+    )
+    (out / "README.md").write_text(readme, encoding="utf-8")
+    return {"binaries": 1, "bytes": (out / PROGRAM).stat().st_size}
+
+
+def stateful_reader(place: ProgramFolders) -> Reader:
+    """Decode alone: two methods would have a cache each."""
+    module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
+    path, constants = place.into / PROGRAM, metadata(place.shape, place.context, DECODE, {})
+    inputs = {DECODE_METHOD: module.inputs(0, 0)}
+    lower({DECODE_METHOD: module}, inputs, constants, place.chip, path)
+    return StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])
+
+
+def answer(
+    place: ProgramFolders, reader: Reader, prompt: Sequence[int], most: int, ends: Collection[int]
+) -> Spoken:
+    """What the program says, by Genie's measures."""
+    began, times = time.monotonic(), list[float]()
+
+    def read(tokens: Sequence[int]) -> Array:
+        row: Array = reader.read(tokens)[-1]
+        times.append(time.monotonic() - began)
+        return row
+
+    reader.restart()
+    text = spoken(read, [*place.shape.beginning, *prompt], most, ends, place.context)
+    return Spoken(text.tokens, text.stopped, times[-1], times[0])

@@ -1,0 +1,381 @@
+"""A decoder as an ExecuTorch program for HTP, and run by ExecuTorch's runtime. Only for workers."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from executorch.backends.qualcomm._passes import BuildQuantIo, TagQuantIO
+from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
+from executorch.backends.qualcomm.builders.utils import is_graph_output
+from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_PASS_ACTIVATE_KEY,
+    QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY,
+)
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
+from executorch.exir.capture._config import ExecutorchBackendConfig
+from executorch.exir.passes.memory_planning_pass import MemoryPlanningPass
+from torch import Tensor, nn
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.arrays import Array, Sample
+from ci.lanes.llm.decoder import Decoder
+from ci.lanes.llm.graphs import Encoding, call
+from provisioning.base.errors import CheckFailed
+
+PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"
+"""The methods that upstream's qnn_llama_runner calls."""
+FAR = -100.0
+"""What hides a place. Integers span from here to the highest score, so that a lower one costs precision."""
+
+Step = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+class RunnerLayout(nn.Module):
+    """A decoder with the inputs and outputs that upstream's qnn_llama_runner has: tokens, mask, positions,
+    all keys, all values; logits, new keys, new values. Keys are [1, groups, size, places]."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+        cos, sin = decoder.shape.rotation(np.arange(decoder.context))
+        self.register_buffer("cos", torch.from_numpy(cos))
+        self.register_buffer("sin", torch.from_numpy(sin))
+
+    def forward(self, tokens: Tensor, mask: Tensor, positions: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        layers = len(caches) // 2
+        pairs = zip(caches[:layers], caches[layers:], strict=True)
+        cos, sin = self.cos[positions], self.sin[positions]
+        every = [cache.reshape(cache.shape[1], 1, *cache.shape[2:]) for pair in pairs for cache in pair]
+        logits, *new = self.decoder(tokens, mask, cos[:, None], sin[:, None], *every)
+        ordered = (*new[0::2], *new[1::2])
+        return (logits, *(each.reshape(1, each.shape[0], *each.shape[2:]) for each in ordered))
+
+    def inputs(self, tokens: Sequence[int], position: int, caches: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        decoder = self.decoder
+        sample = call(decoder.shape, decoder.context, decoder.count, tokens, position, {}, far=FAR)
+        places = np.arange(position, position + decoder.count)
+        return (
+            torch.from_numpy(sample["input_ids"]),
+            torch.from_numpy(sample["attention_mask"]),
+            # Places beyond the context hold no token.
+            torch.from_numpy(places.clip(max=decoder.context - 1).astype(np.int32).reshape(1, -1)),
+            *caches,
+        )
+
+    def empty(self) -> list[Tensor]:
+        caches = [cache.transpose(0, 1).contiguous() for cache in self.decoder.example()[4:]]
+        return [*caches[0::2], *caches[1::2]]
+
+    def calibration(self, samples: Iterable[Sample]) -> Iterator[tuple[Tensor, ...]]:
+        """The inputs of this layout for those of Genie's, one by one: all would fill the memory."""
+        for sample in samples:
+            caches = [torch.from_numpy(sample[name]).transpose(0, 1) for name in self.decoder.inputs[4:]]
+            position = _position(sample["attention_mask"])
+            tokens = sample["input_ids"][0].tolist()
+            yield self.inputs(tokens, position, [*caches[0::2], *caches[1::2]])
+
+
+def _position(mask: Array) -> int:
+    """Of the first token: as many places are seen before it."""
+    count, context = mask.shape[-2:]
+    return int((mask[0, 0, 0, : context - count] == 0).sum())
+
+
+class Stateful(nn.Module):
+    """A decoder of one token that keeps its cache itself, in buffers that it changes."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder, context = decoder, decoder.context
+        cos, sin = decoder.shape.rotation(np.arange(context))
+        self.register_buffer("cos", torch.from_numpy(cos))
+        self.register_buffer("sin", torch.from_numpy(sin))
+        # The last place is the new token's.
+        mask = torch.full((context, context), FAR).triu(0)
+        mask[:, -1] = 0
+        self.register_buffer("mask", mask)
+        # Places in the last dimension are a scatter that HTP refuses.
+        size = (decoder.shape.groups, 1, context - decoder.count, decoder.shape.size)
+        for name in decoder.inputs[4:]:
+            self.register_buffer(name, torch.zeros(size))
+
+    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+        names = self.decoder.inputs[4:]
+        buffers = [getattr(self, name) for name in names]
+        caches = [
+            each.transpose(2, 3) if "_key_" in name else each
+            for name, each in zip(names, buffers, strict=True)
+        ]
+        cos, sin, mask = (table[position][None, None] for table in (self.cos, self.sin, self.mask))
+        logits: Tensor
+        logits, *new = self.decoder(tokens, mask, cos, sin, *caches)
+        for name, buffer, one in zip(names, buffers, new, strict=True):
+            buffer.index_copy_(2, position, one.transpose(2, 3) if "_key_" in name else one)
+        return logits
+
+    def inputs(self, token: int, position: int) -> tuple[Tensor, ...]:
+        return torch.tensor([[token]], dtype=torch.int32), torch.tensor([position])
+
+
+def quantized(
+    modules: Mapping[str, Any],
+    samples: Mapping[str, Iterator[tuple[Tensor, ...]]],
+    scheme: str,
+    soc: str,
+) -> dict[str, Any]:
+    """The methods of one program. They read and write one cache, so that each edge has one encoding."""
+    prepared = {}
+    for name, module in modules.items():
+        quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
+        quantizer.set_default_quant_config(
+            QuantDtype[f"use_{scheme}"], is_linear_per_channel=True, act_observer=MinMaxObserver
+        )
+        first = next(samples[name])
+        exported = torch.export.export(module, first, strict=True).module()
+        prepared[name] = prepare_pt2e(exported, quantizer)
+        for sample in itertools.chain([first], samples[name]):
+            prepared[name](*sample)
+    for observers in zip(*(_edge_observers(each) for each in prepared.values()), strict=True):
+        every = [observer for edge in observers for observer in edge]
+        low = min(float(observer.min_val) for observer in every)
+        high = max(float(observer.max_val) for observer in every)
+        for observer in every:
+            observer.min_val.fill_(low)
+            observer.max_val.fill_(high)
+    return {name: convert_pt2e(each) for name, each in prepared.items()}
+
+
+def _edge_observers(prepared: Any) -> list[list[Any]]:
+    """Of the mask, of the logits, and of each cache that comes in and goes out."""
+    mask, *caches = _readers_of_floats(prepared, "activation_post_process")
+    logits, *new = list(prepared.graph.nodes)[-1].args[0]
+    edges = [[mask], [logits], *map(list, zip(caches, new, strict=True))]
+    return [[prepared.get_submodule(node.target) for node in edge] for edge in edges]
+
+
+def edge_encodings(converted: Any) -> dict[str, Encoding]:
+    """Of the mask and of the logits."""
+    mask, *_ = _readers_of_floats(converted, "quantize_per_tensor")
+    nodes = {"mask": mask, "logits": list(converted.graph.nodes)[-1].args[0][0]}
+    return {
+        name: Encoding("uint16" if node.args[4] > 255 else "uint8", float(node.args[1]), int(node.args[2]))
+        for name, node in nodes.items()
+    }
+
+
+def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
+    """What reads the mask, and what reads each cache."""
+    users = (node.users for node in graph.graph.nodes if node.op == "placeholder")
+    return [user for each in users for user in each if kind in str(user.target)]
+
+
+def metadata(
+    shape: Architecture, context: int, count: int, encodings: Mapping[str, Encoding]
+) -> dict[str, Any]:
+    """What upstream's qnn_llama_runner asks a program for."""
+    logits = encodings.get("logits")
+    quantization = {"get_logits_scale": logits.scale, "get_logits_zero_point": logits.zero} if logits else {}
+    return {
+        "get_ar_len": count,
+        "get_bos_id": shape.eos[0] if shape.bos is None else shape.bos,
+        "get_eos_id": shape.eos[0],
+        "get_dim": shape.width,
+        "get_head_dim": shape.size,
+        "get_max_batch_size": 1,
+        "get_max_seq_len": context,
+        "get_max_context_len": context,
+        "get_n_bos": len(shape.beginning),
+        "get_n_eos": len(shape.eos),
+        "get_n_kv_heads": shape.groups,
+        "get_n_layers": shape.layers,
+        "get_vocab_size": shape.words,
+        "get_use_kv_cache": True,
+        "get_kv_io_bit_width": 8 * np.dtype(logits.dtype).itemsize if logits else 32,
+        **quantization,
+    }
+
+
+def lower(
+    modules: Mapping[str, Any],
+    inputs: Mapping[str, tuple[Tensor, ...]],
+    constants: Mapping[str, Any],
+    soc: str,
+    path: Path,
+    integers: str = "",
+) -> None:
+    """One program with these methods, wholly on HTP. `integers`: the type of mask, caches and logits;
+    without it fp16."""
+    spec = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset[soc], backend_options=generate_htp_compiler_spec(use_fp16=not integers)
+    )
+    edge = to_edge_transform_and_lower_to_qnn(
+        dict(modules),
+        dict(inputs),
+        spec,
+        constant_methods=dict(constants),
+        passes_job=_passes(getattr(torch, integers)) if integers else None,
+        # QNN never gets the first values of a buffer that it keeps: it reads what the memory holds.
+        skip_mutable_buffer=True,
+    )
+    for name in modules:
+        nodes = [node for node in edge.exported_program(name).graph.nodes if node.op == "call_function"]
+        others = [str(node.target) for node in nodes if node.target is not operator.getitem]
+        if [each for each in others if "executorch_call_delegate" not in each] or len(others) != 1:
+            raise CheckFailed(
+                f"{name} is not one delegate: {', '.join(sorted(set(others)))}",
+                remedy="report it: the decoder has an operator that HTP does not take",
+            )
+    # qnn_llama_runner gives the memory of inputs and outputs itself.
+    planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+    config = ExecutorchBackendConfig(memory_planning_pass=planning, passes=[BuildQuantIo()])
+    with path.open("wb") as file:
+        edge.to_executorch(config).write_to_file(file)
+
+
+def _passes(integers: torch.dtype) -> Any:
+    """Those of executorch, without conversions at the edges."""
+
+    def type_of(node: Any) -> torch.dtype | None:
+        read = node.op == "placeholder" and (node.name == "mask" or node.name.startswith("caches_"))
+        return integers if read or is_graph_output(node) else None
+
+    manager = get_qnn_pass_manager_cls(QnnExecuTorchBackendType.kHtpBackend)
+    passes = manager.get_capture_program_passes()
+    passes[TagQuantIO][QCOM_PASS_ACTIVATE_KEY] = True
+    passes[TagQuantIO][QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY]["get_quant_io_dtype_fn"] = type_of
+    return passes
+
+
+def methods(path: Path, names: Sequence[str]) -> dict[str, Step]:
+    """The program's methods, loaded once."""
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path)
+
+    def step_of(name: str) -> Step:
+        method = program.load_method(name)
+
+        def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            # The runtime reads memory as if it were contiguous, and writes its outputs again the next time.
+            return [each.clone() for each in method.execute([each.contiguous() for each in inputs])]
+
+        return step
+
+    return {name: step_of(name) for name in names}
+
+
+def in_pytorch(module: Any) -> Step:
+    """The same on the CPU."""
+
+    def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        outputs = module(*inputs)
+        return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+    return step
+
+
+@dataclass
+class TensorReader:
+    """Reads tokens by a method whose cache comes in and goes out as tensors."""
+
+    layout: RunnerLayout
+    step: Step
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.count, self.context = self.layout.decoder.count, self.layout.decoder.context
+        self.restart()
+
+    def restart(self) -> None:
+        self.position, self.caches = 0, self.layout.empty()
+        if self.encodings:
+            # The mask hides what this stands for.
+            kind = getattr(torch, self.encodings["mask"].dtype)
+            self.caches = [cache.to(kind) for cache in self.caches]
+
+    def take(self, other: TensorReader) -> None:
+        """Go on where another has stopped."""
+        self.restart()
+        for ours, theirs, axis in zip(self.caches, other.caches, self._axes, strict=True):
+            ours.narrow(axis, 0, other.position).copy_(theirs.narrow(axis, 0, other.position))
+        self.position = other.position
+
+    @property
+    def _axes(self) -> list[int]:
+        """Of the places in each cache: keys have them last."""
+        layers = len(self.caches) // 2
+        return [3] * layers + [2] * layers
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        """The logits after each token."""
+        rows = []
+        for start in range(0, len(tokens), self.count):
+            some = tokens[start : start + self.count]
+            ids, mask, *others = self.layout.inputs(some, self.position, self.caches)
+            if self.encodings:
+                mask = torch.from_numpy(self.encodings["mask"].integers(mask.numpy()))
+            logits, *new = self.step((ids, mask, *others))
+            for cache, each, axis in zip(self.caches, new, self._axes, strict=True):
+                # What lies beyond the cache is read in this call alone.
+                if (room := min(len(some), cache.shape[axis] - self.position)) > 0:
+                    cache.narrow(axis, self.position, room).copy_(each.narrow(axis, 0, room))
+            self.position += len(some)
+            row = logits.reshape(self.count, -1)[: len(some)].numpy()
+            rows.append(self.encodings["logits"].floats(row) if self.encodings else row)
+        return np.concatenate(rows).astype(np.float32)
+
+
+@dataclass
+class HandedOver:
+    """Reads at most so many tokens by prefill, and goes on by decode with what prefill left in the cache."""
+
+    prefill: TensorReader
+    decode: TensorReader
+    most: int
+
+    def restart(self) -> None:
+        self.prefill.restart()
+        self.decode.restart()
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        if self.decode.position:
+            return self.decode.read(tokens)
+        rows, rest = self.prefill.read(tokens[: self.most]), tokens[self.most :]
+        self.decode.take(self.prefill)
+        return np.concatenate([rows, self.decode.read(rest)]) if rest else rows
+
+
+@dataclass
+class StatefulReader:
+    """Reads tokens one by one by a method that keeps its cache."""
+
+    module: Stateful
+    step: Step
+    position: int = 0
+
+    def restart(self) -> None:
+        # What an earlier text left is hidden until it is written again.
+        self.position = 0
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        rows = []
+        for token in tokens:
+            logits, *_ = self.step(self.module.inputs(token, self.position))
+            self.position += 1
+            rows.append(logits.reshape(1, -1).numpy())
+        return np.concatenate(rows).astype(np.float32)

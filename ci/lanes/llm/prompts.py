@@ -1,0 +1,148 @@
+"""Texts as tokens: a prompt as Genie gets it, with the chat template rendered and without the token that
+begins a text; and what two texts have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.llm.architecture import Architecture
+from provisioning.base.commands import quoted
+from provisioning.base.errors import CheckFailed, UsageError
+
+TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+PREFIX = 20
+SAID = 2
+"""Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
+RUN = 16
+"""Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    # The library raises nothing narrower.
+    except Exception as error:
+        raise CheckFailed(
+            f"{path} cannot be read: {_in_a_line(error)}", remedy="take it from the checkpoint"
+        ) from None
+
+
+def require_tokenizer(folder: Path, shape: Architecture) -> None:
+    highest = max(load_tokenizer(folder).get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= highest < shape.words:
+        raise UsageError(
+            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.words} words",
+            remedy="take tokenizer.json and weights of one model",
+        )
+
+
+def chat_text(folder: Path, message: str, system: str) -> str:
+    """By the template of tokenizer_config.json, or of the file that newer checkpoints have."""
+    if not has_template(folder):
+        raise UsageError(
+            f"{folder}: neither {CONFIG} nor {TEMPLATE} has a chat template",
+            remedy="leave out --chat: a base model continues text",
+        )
+    if not (folder / CONFIG).is_file():
+        raise UsageError(
+            f"{folder} has {TEMPLATE} without {CONFIG}, which names the tokens that templates write",
+            remedy="copy it from the checkpoint, or write it:"
+            " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
+        )
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": message})
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    # Templates are programs: any error can come out of them.
+    except Exception as error:
+        raise UsageError(
+            f"{folder}: its chat template gives no text: {_in_a_line(error)}",
+            remedy="correct the template, or leave out what it refuses",
+        ) from error
+    return text
+
+
+def has_template(folder: Path) -> bool:
+    config = folder / CONFIG
+    return (folder / TEMPLATE).is_file() or (config.is_file() and '"chat_template"' in read_text(config))
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        converted = quoted("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
+        raise UsageError(
+            f"{path} is not UTF-8 text at byte {error.start}", remedy=f"if it is Latin-1: {converted} > OUT"
+        ) from None
+
+
+def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
+    """Templates write the token that begins a text, and Genie puts it first itself. Some begin each message
+    by the same token."""
+    rest = list(tokens[1:] if tokens[:1] == [bos] else tokens)
+    if rest[:1] == [bos]:
+        raise UsageError(
+            f"token {bos}, which begins a text, stands there twice",
+            remedy="leave it out: Genie puts it first",
+        )
+    if not rest:
+        raise UsageError("the prompt is empty", remedy="give it a word")
+    return rest
+
+
+def tokens_of(tokenizer: Any, text: str) -> list[int]:
+    """Special tokens are what stands in the text: none is added."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
+    """Every third prefix takes more than one block of prefill, if the context has room for it."""
+    longer = prefill + 8
+    lengths = (longer, PREFIX, PREFIX) if 1 + longer + SAID < context else (PREFIX,)
+    return [lengths[index % len(lengths)] for index in range(count)]
+
+
+def tokens_for(lengths: Sequence[int]) -> int:
+    """How long a text `prefixes_of` needs."""
+    return max(lengths) + (len(lengths) - 1) * PREFIX
+
+
+def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Their ends are equally far apart, so that each is judged at a place of its own."""
+    first = max(lengths)
+    ends = [first + index * PREFIX for index in range(len(lengths))]
+    return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+
+def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:
+    """Short hashes of rows of tokens, cut into runs: they tell a text again, and do not give it away."""
+    runs = (row[at : at + RUN] for row in rows for at in range(0, len(row) - RUN + 1, RUN))
+    return sorted({_hash(run) for run in runs})
+
+
+def share_of_runs(tokens: Sequence[int], hashes: Collection[str]) -> float:
+    """The share of tokens that are in runs with these hashes, wherever the runs begin."""
+    known, inside = set(hashes), set[int]()
+    for at in range(len(tokens) - RUN + 1):
+        if _hash(tokens[at : at + RUN]) in known:
+            inside.update(range(at, at + RUN))
+    return len(inside) / len(tokens)
+
+
+def _hash(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(repr(list(tokens)).encode()).hexdigest()[:10]

@@ -1,0 +1,113 @@
+"""transformers' own float model, which everything else is compared with. Imported only by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.arrays import Array
+from provisioning.base.errors import CheckFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text after a prompt."""
+
+    tokens: tuple[int, ...]
+    stopped: str
+    """`eos`, `length` or `context`, like Genie's texts."""
+    logits: Array
+    """A row for each token, and one for the token that ended it."""
+
+
+def load_reference(folder: Path) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    # transformers 5 writes it, and 4 would take its own default instead.
+    if rope := getattr(config, "rope_parameters", None):
+        config.rope_scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        config.rope_theta = rope["rope_theta"]
+    return AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, local_files_only=True
+    ).eval()
+
+
+def ends_of(model: Any) -> tuple[int, ...]:
+    """As transformers reads them, not our own reader."""
+    every = (model.config.eos_token_id, model.generation_config.eos_token_id)
+    ends = [end for one in every for end in (one if isinstance(one, list) else [one])]
+    return tuple({end for end in ends if end is not None})
+
+
+def require_rope(model: Any, shape: Architecture, context: int) -> None:
+    """Our cosines and sines must be transformers' at every position: a wrong one far from the start changes
+    no word near it."""
+    import torch
+
+    positions, half = np.arange(context), shape.size // 2
+    theirs = model.model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)[None])
+    errors = [
+        np.abs(ours - each[0, :, :half].numpy()).max(1)
+        for ours, each in zip(shape.rotation(positions), theirs, strict=True)
+    ]
+    # transformers computes angles in float32.
+    allowed = 1e-5 + 2 * np.finfo(np.float32).eps * positions
+    wrong = np.flatnonzero(~(np.max(errors, axis=0) <= allowed))
+    if wrong.size:
+        raise CheckFailed(
+            f"rope differs from transformers' at position {wrong[0]} of {context}",
+            remedy="report it, with the checkpoint's config.json",
+        )
+
+
+def logits_of(model: Any, tokens: Sequence[int]) -> Array:
+    import torch
+
+    with torch.no_grad():
+        rows: Array = model(torch.tensor([list(tokens)])).logits[0].numpy()
+    return rows
+
+
+def text_of(model: Any, prompt: Sequence[int], most: int, ends: Collection[int], context: int) -> Text:
+    """`prompt` begins with the token that begins a text."""
+    import torch
+
+    result: Any = None
+
+    def read(tokens: Sequence[int]) -> Array:
+        nonlocal result
+        past = result.past_key_values if result else None
+        with torch.no_grad():
+            result = model(torch.tensor([list(tokens)]), past_key_values=past, use_cache=True)
+        row: Array = result.logits[0, -1].numpy()
+        return row
+
+    return spoken(read, prompt, most, ends, context)
+
+
+def spoken(
+    read: Callable[[Sequence[int]], Array],
+    prompt: Sequence[int],
+    most: int,
+    ends: Collection[int],
+    context: int,
+) -> Text:
+    """The text that a model says, taking its first choice each time. `read` gives the logits after the tokens
+    that it gets, beside those that it got before."""
+    tokens: list[int] = []
+    rows = [read(prompt)]
+    while (token := int(rows[-1].argmax())) not in ends:
+        tokens.append(token)
+        if len(prompt) + len(tokens) >= context:
+            return Text(tuple(tokens), "context", np.stack(rows))
+        if len(tokens) == most:
+            return Text(tuple(tokens), "length", np.stack(rows))
+        rows.append(read([token]))
+    return Text(tuple(tokens), "eos", np.stack(rows))

@@ -1,0 +1,57 @@
+"""The order of `test_llm` to Genie's workers. Its files go to the folder that the order names."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.checkpoint_check import Compiled
+from ci.lanes.llm.checkpoint_compile import write_binaries
+from ci.lanes.llm.genie import CONFIG, KINDS, Spoken, require_sizes, speak, write_config
+from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, texts
+from ci.lanes.llm.prompts import SAID, prefix_lengths, prefixes_of
+from ci.lanes.llm.reference import load_reference
+from ci.lanes.llm.suite import Run
+
+PREFIXES = 100
+"""Genie gives no logits, so its choices are read after this many held-out prefixes."""
+ENDLESS, FEW = "endless.json", "few.json"
+"""Configurations for texts that fill the context, and of the tokens after a prefix."""
+
+
+def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
+    run = Run.model_construct(**order["run"])
+    model, into = Path(order["model"]), Path(order["into"])
+    place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
+    context, counts = place.context, {"prefill": PREFILL, "decode": DECODE}
+    require_sizes(context, list(counts.values()))
+    rows = place.calibration() if run.quantized else []
+    binaries = write_binaries(
+        model, into, place.soc, rows, context=context, counts=counts, parts=run.parts, cache=run.cache
+    )
+    shutil.copy(model / "tokenizer.json", into)
+    for name, most, shape in (
+        (CONFIG, MOST, place.shape),
+        (ENDLESS, 2 * context, place.endless()),
+        (FEW, SAID, place.shape),
+    ):
+        write_config(into, shape, binaries, place.soc, context=context, most=most, name=name)
+    reference = load_reference(model)
+    facts: dict[str, Any] = {"bytes": sum(binary.stat().st_size for binary in binaries)}
+
+    def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
+        return speak(into / (ENDLESS if endless else CONFIG), prompts, timeout=place.timeout)
+
+    facts["texts"], facts["speed"] = texts(place, reference, say)
+    if run.quantized:
+        compiled = Compiled(into, model, place.shape, place.soc, run.parts, quantized=True)
+        readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
+        facts["figures"] = figures(place, reference, readers)
+        stream = [token for row in place.rows("judged") for token in row[1:]]
+        prefixes = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
+        spoken = speak(into / FEW, prefixes, timeout=place.timeout)
+        facts["choices"] = choices(place.shape, reference, prefixes, spoken)
+    return facts

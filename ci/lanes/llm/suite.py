@@ -1,0 +1,111 @@
+"""The suite: which language models run, through which runtime and precision, and the limits they must
+keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds, Word
+from provisioning.base.documents import Model
+from provisioning.base.settings import MANIFESTS
+
+SHIPPED = MANIFESTS / "suites" / "llm.toml"
+
+
+class Limits(Model):
+    """What a quantized model must reach on held-out text, compared with another one."""
+
+    first_choice: Share
+    """The share of tokens at which both choose the same."""
+    perplexity_ratio: Annotated[float, Field(ge=1)]
+    divergence: NotNegative
+    """Kullback-Leibler, the mean, in nats."""
+    divergence_99: NotNegative
+    """Not exceeded by 99 % of the tokens."""
+    regret: NotNegative
+    """What float loses by the model's choices, the mean, in logits."""
+
+
+PRECISIONS = {
+    "genie": ("fp16", "u16u8"),
+    "executorch": ("fp16", "16a8w", "8a8w", "16a4w"),
+}
+"""By what the model speaks through."""
+
+
+class Run(AnyRun):
+    judged_later: ClassVar = AnyRun.judged_later | {"limits", "htp_against_cpu"}
+
+    precision: Literal["fp16", "u16u8", "16a8w", "8a8w", "16a4w"]
+    through: Literal["genie", "executorch"] = "genie"
+    cache: Literal["uint8", "uint16"] = "uint8"
+    """Of keys and values, where Genie's activations are integers."""
+    parts: Annotated[int, Field(ge=1)] = 1
+    """Into how many binaries Genie's layers are split."""
+    state: Literal["tensors", "buffers"] = "tensors"
+    """Whether ExecuTorch's caller holds the cache, or the program."""
+    limits: Limits | None = None
+    htp_against_cpu: Limits | None = None
+    """Of the quantized model on HTP, compared with the same on the CPU."""
+    prompts: Annotated[int, Field(ge=1)] = 2
+    """Texts for each length of prompt."""
+
+    @property
+    def kind(self) -> str:
+        parts: list[str] = [self.through, self.precision]
+        if self.through == "genie" and self.quantized and self.cache != "uint8":
+            parts.append(self.cache)
+        if self.parts > 1:
+            parts.append(f"{self.parts}-parts")
+        if self.state != "tensors":
+            parts.append(self.state)
+        return "-".join(parts)
+
+    @property
+    def quantized(self) -> bool:
+        return self.precision != "fp16"
+
+    @property
+    def effective_thresholds(self) -> Thresholds | None:
+        return None
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Run:
+        known = PRECISIONS[self.through]
+        if self.precision not in known:
+            raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
+        if self.through == "genie" and self.state != "tensors":
+            raise ValueError("state: Genie holds the cache itself, in tensors")
+        if self.through == "executorch" and self.parts > 1:
+            raise ValueError("parts: a program is one, with all layers")
+        if self.quantized and self.state != "tensors":
+            raise ValueError("state: HTP refuses to write integers into a buffer (ScatterNd, 3110)")
+        if self.quantized and self.limits is None:
+            raise ValueError("limits, or a quantized model could say anything")
+        if (self.limits or self.htp_against_cpu) and not self.quantized:
+            raise ValueError("no limits: fp16 must say what float says")
+        return self
+
+
+class Case(AnyCase):
+    perplexity: Annotated[float, Field(gt=1)]
+    """The highest perplexity of the float model on held-out text: one that has learned nothing hides
+    mistakes."""
+    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+
+
+class Suite(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Program(AnyProgram[Case, Run]):
+    pass
+
+
+SUITES = Suites("test_llm", SHIPPED, Program, Suite)

@@ -1,0 +1,219 @@
+"""A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
+
+Two processes of one thread, one seed, a text from the locked torch, and arithmetic that all processors share
+(ci.lanes.llm.work.PORTABLE): the same versions give the same weights everywhere, on one core too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import multiprocessing
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
+
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
+SEED = 1
+DOCUMENTED = ("_torch_docs.py", "_tensor_docs.py", "nn/functional.py", "nn/modules/*.py", "optim/*.py")
+"""Files of torch whose docstrings are the text."""
+SENTENCE = re.compile(r"[A-Z][A-Za-z][^{}<>|\\=*_~#]{24,180}[a-z)]\.(?= |$)")
+HELD_OUT, CALIBRATION = 10, 11
+"""Of every 12 sentences, the eleventh is for judging and the last for calibration; the others are for
+training.
+"""
+PARTS = 12
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        # Within the context, so that an absent or wrong scaling shows.
+        "original_max_position_embeddings": 64,
+    },
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Sentences for three purposes; none is in two of them."""
+
+    training: tuple[str, ...]
+    judged: tuple[str, ...]
+    calibration: tuple[str, ...]
+
+
+def texts() -> Texts:
+    every = list(dict.fromkeys(_sentences()))
+    parts = {part: tuple(every[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
+    training = tuple(one for index, one in enumerate(every) if index % PARTS not in parts)
+    return Texts(training, parts[HELD_OUT], parts[CALIBRATION])
+
+
+def _sentences() -> Iterator[str]:
+    import torch
+
+    root = Path(torch.__file__).parent
+    for pattern in DOCUMENTED:
+        for file in sorted(root.glob(pattern)):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isascii():
+                    for paragraph in re.split(r"\n\s*\n", node.value):
+                        plain = re.sub(r"\([^()]*\)|:\w+:|`", "", " ".join(paragraph.split()))
+                        yield from SENTENCE.findall(" ".join(plain.split()))
+
+
+def order_train(order: Mapping[str, Any]) -> dict[str, Any]:
+    into = Path(order["into"])
+    return {**train(into), "weights": hash_file(into / "model.safetensors")}
+
+
+def train(folder: Path, steps: int = 550) -> dict[str, Any]:
+    """Write the model, its tokenizer and texts.json to `folder`; returns the perplexity on held-out text."""
+    import torch
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    corpus = texts()
+    tokenizer = _tokenizer(corpus.training)
+    rows = {
+        name: [encoding.ids for encoding in tokenizer.encode_batch(list(getattr(corpus, name)))]
+        for name in ("training", "judged", "calibration")
+    }
+    bos, eos = int(CONFIG["bos_token_id"]), int(CONFIG["eos_token_id"])  # type: ignore[call-overload]
+    generator = torch.Generator().manual_seed(SEED)
+    stream = [
+        token
+        for index in torch.randperm(len(rows["training"]), generator=generator).tolist()
+        for token in (bos, *rows["training"][index], eos)
+    ]
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    model.train()
+    forked = multiprocessing.get_context("fork")
+    ends = forked.Pipe()
+
+    def learn(half: int) -> None:
+        ends[1 - half].close()
+        _learn(model, stream, generator, steps, half, ends[half])
+
+    other = forked.Process(target=learn, args=[1], daemon=True)
+    other.start()
+    try:
+        learn(0)
+    finally:
+        other.kill()
+        other.join()
+    model.eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": BOS, "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")
+    kept = {name: rows[name] for name in ("judged", "calibration")}
+    (folder / "texts.json").write_text(json.dumps(kept), encoding="utf-8")
+    reached = _perplexity(model, rows["judged"], bos, eos)
+    return {"perplexity": reached, "chance": CONFIG["vocab_size"], "training_tokens": len(stream)}
+
+
+def _learn(
+    model: Any, stream: Sequence[int], generator: Any, steps: int, half: int, other: Connection
+) -> None:
+    """Train `model`. Each process computes the gradient of its half of a batch; both take the same step, by
+    the mean."""
+    import torch
+    from torch.nn import functional
+
+    tokens = torch.tensor(stream)
+    length, batch, highest = int(CONFIG["max_position_embeddings"]), 8, 1e-2  # type: ignore[call-overload]
+    # Without fused it takes MKL's square root, which is not the same on all processors.
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=highest, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    for step in range(steps):
+        rate = highest * min(1, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        starts = torch.randint(0, len(tokens) - length, (batch,), generator=generator).tolist()
+        window = torch.stack([tokens[start : start + length] for start in starts[half::2]])
+        logits = model(window[:, :-1]).logits
+        optimizer.zero_grad()
+        functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        mean = _mean(torch.cat([gradient.flatten() for gradient in gradients]), other, half)
+        for gradient, part in zip(gradients, mean.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def _mean(own: Any, other: Connection, half: int) -> Any:
+    """Of our gradient and the other process's. One of them sends first: a pipe does not hold two."""
+    import torch
+
+    if not half:
+        other.send_bytes(own.numpy())
+    theirs = torch.frombuffer(bytearray(other.recv_bytes()), dtype=torch.float32)
+    if half:
+        other.send_bytes(own.numpy())
+    return (own + theirs) / 2
+
+
+def _tokenizer(sentences: Sequence[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=CONFIG["vocab_size"],
+        special_tokens=[BOS, EOS],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    if tokenizer.get_vocab_size() != CONFIG["vocab_size"]:
+        raise CheckFailed(f"the text gives {tokenizer.get_vocab_size()} words, not {CONFIG['vocab_size']}")
+    return tokenizer
+
+
+def _perplexity(model: Any, rows: Sequence[Sequence[int]], bos: int, eos: int) -> float:
+    import torch
+    from torch.nn import functional
+
+    lost, count = 0.0, 0
+    with torch.no_grad():
+        for row in rows:
+            whole = torch.tensor([bos, *row, eos])
+            lost += float(
+                functional.cross_entropy(model(whole[None, :-1]).logits[0], whole[1:], reduction="sum")
+            )
+            count += len(whole) - 1
+    return math.exp(lost / count)

@@ -1,0 +1,30 @@
+"""`test_llm`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline.flags import add_choice, add_how
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s test_llm
+  nox -s test_llm -- --tag pr
+  nox -s test_llm -- -k u16u8 --soc SM8750
+  nox -s test_llm -- --keep
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_choice(parser, "manifests/suites/llm.toml")
+    group = add_how(parser, baseline=False)
+    group.add_argument(
+        "--keep", action="store_true", help="do all anew, and keep models and contexts in reports/llm"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lanes.llm.stage import run as run_stage
+
+    return run_stage(args)

@@ -1,0 +1,78 @@
+"""The process in which models are trained, compiled and run, so that a crash harms nothing else."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import traceback
+from typing import Any
+
+from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.faster_exports import make_exports_faster
+from provisioning.base.disk import disk_error
+from provisioning.base.errors import INTERNAL, ToolkitError
+
+READING = ("tokenizers", "transformers.models.llama.modeling_llama")
+COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
+LOWERING = ("ci.lanes.llm.programs",)
+NEEDED = {"train": READING, "speak": (*READING, *COMPILING), "lower": (*READING, *LOWERING)}
+"""By the kind of work."""
+
+ORDERS = {
+    "train": ("ci.lanes.llm.tiny", "order_train"),
+    "genie": ("ci.lanes.llm.steps", "order_genie"),
+    "executorch": ("ci.lanes.llm.program_steps", "order_executorch"),
+    "choices": ("ci.lanes.llm.checkpoint_check", "order_choices"),
+    "pace": ("ci.lanes.llm.checkpoint_check", "order_pace"),
+    "figures": ("ci.lanes.llm.checkpoint_check", "order_figures"),
+    "parts": ("ci.lanes.llm.checkpoint_check", "order_parts"),
+    "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
+    "compile program": ("ci.lanes.llm.program_steps", "order_program"),
+}
+"""Imported in the fork, so that a change of the judging code does not train again."""
+
+
+def start(work: str) -> Answer:
+    """Import what every model needs before the first fork."""
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    make_exports_faster()
+    for name in NEEDED[work]:
+        importlib.import_module(name)
+    if work == "speak":
+        importlib.import_module("ci.pipeline.qnn_provider").load()
+    return answer
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """The result of the order's function, or what went wrong as `error`."""
+    meter = Meter()
+    try:
+        module, function = ORDERS[order["do"]]
+        reply = getattr(importlib.import_module(module), function)(order)
+    except ToolkitError as error:
+        traceback.print_exc()
+        sys.stdout.write(error.output)
+        return _refused(error)
+    except Exception as error:
+        traceback.print_exc()
+        known = disk_error(error, "name a folder on another disk") if isinstance(error, OSError) else None
+        if known:
+            return _refused(known)
+        text = " ".join(str(error).split())[:1000]
+        message = f"{order['do']}: {type(error).__name__}: {text}"
+        remedy = f"the traceback is in {order['log']}"
+        return _refused(ToolkitError(message, remedy=remedy, exit_code=INTERNAL), "unforeseen")
+    return {**reply, **meter.read()}
+
+
+def _refused(error: ToolkitError, kind: str = "refused") -> dict[str, Any]:
+    code = error.exit_code
+    return {"error": {"kind": kind, "message": error.message, "remedy": error.remedy, "exit_code": code}}
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[-1]), functools.partial(start, sys.argv[1]), forks=True)

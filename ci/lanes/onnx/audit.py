@@ -1,0 +1,71 @@
+"""`audit` of an .onnx: at each precision the provider compiles what it takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.onnx.compile import Refused
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY, Problem, load_graph
+from ci.lanes.onnx.orders import precision_of, search_path
+from ci.lanes.onnx.profile import measured
+from ci.lanes.onnx.suite import Program
+from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.operators.suggestions import suggestion_for
+from ci.operators.table import inexact_onnx
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.settings import Selection
+
+PRECISIONS = ("fp16", "8a8w", "16a8w")
+
+
+def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision."""
+    quantized = precision_of(search_path() / args.model, None) == "qdq"
+    names = args.precision or (("qdq",) if quantized else PRECISIONS)
+    return {name: _row(args, name, selection) for name in dict.fromkeys(names)}
+
+
+def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict[str, Any]:
+    program = program_of(args, precision, selection)
+    try:
+        facts, folder = mixed(args, program, selection.store)
+    except Refused as refused:
+        if problems := refused.details.get("problems"):
+            return {
+                "error": "; ".join(str(Problem(**each)) for each in problems),
+                "remedy": "; ".join(dict.fromkeys(each["remedy"] for each in problems)),
+            }
+        if refused.exit_code != CheckFailed.exit_code:
+            raise
+        return _error(refused, program)
+    except CheckFailed as error:
+        return _error(error, program)
+    cpu = [
+        # ONNX Runtime has a CPU kernel of each: without it there would be no session.
+        {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"])}
+        for each in facts["cpu"]
+    ]
+    row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}
+    # `compile` refuses a model of which a part would run on the CPU.
+    row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}" for node in facts["reciprocals"]]
+    row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
+    row["inexact"] = _inexact(facts["delegated"], program)
+    if args.measure and (folder / CONTEXT).is_file():
+        settings = program.run.settings(program.soc)
+        run = measured(folder / CONTEXT, folder / SAMPLES, program.soc, settings, {}, args.timeout)
+        row["measured"] = run.on_cpu
+    return row
+
+
+def _error(error: ToolkitError, program: Program) -> dict[str, Any]:
+    """With the operators that are known to fail."""
+    nodes = load_graph(Path(program.case.model)).graph.node
+    known = _inexact({node.op_type for node in nodes}, program)
+    return {"error": error.message, "remedy": error.remedy, **({"inexact": known} if known else {})}
+
+
+def _inexact(operators: Iterable[str], program: Program) -> list[dict[str, Any]]:
+    return [each._asdict() for each in inexact_onnx(operators, program.run.precision, program.soc)]

@@ -1,0 +1,160 @@
+"""A compiled model: an .onnx whose graph is a QNN context, and a record of what it was made from.
+
+The provider runs any context that it can read, even if its bytes were changed or it is for another chip. So
+bytes, chip and QNN build are compared with the record and with the installed provider before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
+from ci.lanes.onnx.graph import Signature, Tensor, load_graph
+from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
+from provisioning.manifest import load_socs
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`<model>_ctx.json`, beside the .onnx. Written last, so if it exists, all files are complete."""
+
+    model: str
+    files: Mapping[str, str]
+    """Every file by name, with its SHA-256."""
+    soc: str
+    soc_id: int
+    arch: int
+    precision: str
+    build_id: str
+    packages: Mapping[str, str]
+    source: str
+    """SHA-256 of the model that was compiled, with its external data."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] != SCHEMA or not isinstance(data["files"], dict):
+                raise ValueError(f"schema {data['schema']}")
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckFailed(
+                f"{path}: expected the record that `onnx compile` wrote, found something else ({error})",
+                remedy="compile the model again",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a compiled .onnx says of itself."""
+
+    path: Path
+    beside: tuple[Path, ...]
+    """The files of its contexts; none if they are embedded."""
+    build_ids: tuple[str, ...]
+    arch: int
+    soc_id: int
+    signature: Signature
+    half_floats: bool | None
+    record: Record | None
+
+
+def record_path(model: Path) -> Path:
+    return model.with_suffix(".json")
+
+
+def read_context(path: Path) -> Context:
+    """Raises CheckFailed if the context was moved away from its data or is no context at all."""
+    compiled = read_model(path)
+    record = record_path(path)
+    known = {context.half_floats for context in compiled.contexts}
+    soc_id, arch = compiled.soc_id, compiled.arch
+    if not soc_id:
+        # Providers before onnxruntime-qnn 2.4 note no chip; the context itself names it.
+        socs = {soc for context in compiled.contexts for soc in context.socs}
+        chips = {(soc.id, soc.arch) for name, soc in load_socs().items() if name in socs}
+        soc_id, arch = chips.pop() if len(chips) == 1 else (0, 0)
+    return Context(
+        path=path,
+        beside=tuple(context_beside(path, name) for name in compiled.files),
+        build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
+        arch=arch,
+        soc_id=soc_id,
+        signature=Signature(
+            tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.inputs),
+            tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.outputs),
+        ),
+        half_floats=None if None in known or not known else False not in known,
+        record=Record.read(record) if record.is_file() else None,
+    )
+
+
+def soc_of(context: Context) -> str:
+    """The chip that it was compiled for."""
+    for name, soc in load_socs().items():
+        if soc.id == context.soc_id:
+            return name
+    raise CheckFailed(
+        f"{context.path} says that it is for chip {context.soc_id}, which manifests/socs.toml does not have",
+        remedy="say which chip with --soc",
+    )
+
+
+def nodes_beside_context(path: Path) -> list[str]:
+    """The nodes of a compiled model that are outside the context, and so run on the CPU."""
+    return [
+        f"{node.name} ({node.op_type})"
+        for node in load_graph(path).graph.node
+        if node.op_type != CONTEXT_OPERATOR
+    ]
+
+
+def require_fit(
+    context: Context, build_id: str, *, soc_id: int | None = None, arch: int | None = None
+) -> None:
+    """Raises CheckFailed unless the context is whole and made by this QNN build, and for the chip if one is
+    named."""
+    if context.record is not None:
+        _require_bytes(context, context.record)
+    if context.build_ids and set(context.build_ids) != {build_id}:
+        raise CheckFailed(
+            f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
+            remedy="compile it again with this provider, or install the one it was made with",
+        )
+    if soc_id is not None and context.soc_id and (context.soc_id, context.arch) != (soc_id, arch):
+        raise CheckFailed(
+            f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
+            remedy="compile it for that chip, with --soc",
+        )
+
+
+def _require_bytes(context: Context, record: Record) -> None:
+    if record.model != context.path.name:
+        raise CheckFailed(
+            f"{record_path(context.path)} is the record of {record.model}, not of {context.path.name}",
+            remedy="keep a model and its record under the names they were written with",
+        )
+    for path in (context.path, *context.beside):
+        name = path.name
+        if name not in record.files:
+            raise CheckFailed(
+                f"{context.path} needs {name}, which its record does not know", remedy="compile it again"
+            )
+        if (digest := hash_file(path)) != record.files[name]:
+            raise CheckFailed(
+                f"{path} was changed after it was compiled: expected SHA-256 {record.files[name]},"
+                f" found {digest}",
+                remedy="copy it again, or compile it again",
+            )

@@ -1,0 +1,189 @@
+"""Compares both lanes: the same factory, precision and chip through ExecuTorch and ONNX Runtime.
+
+ExecuTorch's figures come from the reports of this run, else from its baseline, because the two lanes live in
+environments that need not fit together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.onnx.suite import Program
+from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.precision import PRECISIONS
+from provisioning.base import toml
+from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.settings import MANIFESTS
+
+STAGES = ("test_lowering", "test_emulator")
+SUITE = MANIFESTS / "suites" / "lowering.toml"
+AGAIN = "nox -s provision test_lowering test_emulator test_onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One lane's figures of a program; None if unknown."""
+
+    cosine: float | None
+    sqnr_db: float | None
+    size: int | None
+    ddr_read: int | None
+    ddr_written: int | None
+    build_id: str
+    agreed: bool = False
+    """Whether they are from the baseline, not measured in this run."""
+
+
+Key = tuple[str, str, str, str]
+"""Factory, arguments, ExecuTorch's name of the precision, chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A program with its figures in both lanes."""
+
+    name: str
+    onnx: Lane
+    executorch: Lane
+
+    @property
+    def difference_db(self) -> float | None:
+        """How much more accurate ONNX Runtime's program is."""
+        ours, theirs = self.onnx.sqnr_db, self.executorch.sqnr_db
+        return None if ours is None or theirs is None else ours - theirs
+
+    def agrees(self, tolerance_db: float) -> bool:
+        return self.difference_db is None or abs(self.difference_db) <= tolerance_db
+
+
+def key_of_program(program: Program) -> Key:
+    precision = PRECISIONS[program.run.precision]
+    return _key(program.case.factory or "", program.case.arguments, precision.executorch, program.soc)
+
+
+def _key(factory: str, arguments: Mapping[str, Any], scheme: str, soc: str) -> Key:
+    return factory, json.dumps(arguments, sort_keys=True), scheme, soc
+
+
+def pairs_of(
+    programs: Sequence[Program], lanes: Mapping[str, Lane], others: Mapping[Key, Lane]
+) -> list[Pair]:
+    """The programs that both lanes have; `lanes` has ours by name. Special runs have no counterpart."""
+    return [
+        Pair(program.name, lanes[program.name], other)
+        for program in programs
+        if program.run.name == program.run.kind
+        and program.name in lanes
+        and (other := others.get(key_of_program(program)))
+    ]
+
+
+def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) -> dict[Key, Lane]:
+    """Every program of the other lane's suite, with figures of this run, else of its baseline."""
+    rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
+    build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
+    baseline = load_baseline(baseline_path(suite, profile))
+    lanes: dict[Key, Lane] = {}
+    for name, key in _plain_programs(suite):
+        lowered, emulated = (rows[stage][0].get(name, {}) for stage in STAGES)
+        agreed = baseline.of(name)
+        if lowered or emulated:
+            lanes[key] = _lane(lowered.get("costs", {}), emulated.get("figures", {}), build_id)
+        elif agreed is not None:
+            lane = _lane(agreed.model_dump(), agreed.accuracy, agreed.build_id)
+            lanes[key] = replace(lane, agreed=True)
+    return lanes
+
+
+def _plain_programs(suite: Path) -> Iterator[tuple[str, Key]]:
+    """The programs without any setting beside their scheme: others have no counterpart."""
+    document = toml.loads(suite.read_text(encoding="utf-8"))
+    for case_name, case in document["case"].items():
+        for run in case["run"]:
+            if "label" in run or run.get("qat"):
+                continue
+            for soc in run["socs"]:
+                key = _key(case["factory"], case.get("arguments", {}), run["scheme"], soc)
+                yield f"{case_name}/{run['scheme']}/{soc}", key
+
+
+def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, Any]], str]:
+    """The report's rows; none of another profile or run, which may be about other models."""
+    try:
+        report = Report.read(path)
+    except (OSError, ValueError):
+        return {}, ""
+    if report.profile != profile or not run or report.run != run:
+        return {}, ""
+    metrics: Mapping[str, Any] = report.metrics
+    rows = metrics.get("programs")
+    return (rows if isinstance(rows, dict) else {}), str(metrics.get("build_id", ""))
+
+
+def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -> Lane:
+    def whole(name: str) -> int | None:
+        return int(costs[name]) if costs.get(name) is not None else None
+
+    return Lane(
+        cosine=figures.get("cosine"),
+        sqnr_db=figures.get("sqnr_db"),
+        size=whole("pte_bytes"),
+        ddr_read=whole("ddr_read"),
+        ddr_written=whole("ddr_written"),
+        build_id=build_id,
+    )
+
+
+def verdicts(pairs: Sequence[Pair], tolerance_db: float, stage: str) -> Iterator[Finding]:
+    """An error for a program that is much worse in one lane; a warning if compared with a baseline only."""
+    if not pairs:
+        message = "no model here is in ExecuTorch's lane at the same precision for the same chip"
+        yield Finding("onnx-cross-check", Severity.NOTE, stage, f"{message}: nothing was compared", AGAIN)
+        return
+    if agreed := sum(pair.executorch.agreed for pair in pairs):
+        message = f"{agreed} of {len(pairs)} programs stand beside ExecuTorch's baseline, not beside this run"
+        yield Finding("onnx-cross-check", Severity.NOTE, stage, message, AGAIN)
+    for pair in pairs:
+        if pair.difference_db is None or pair.agrees(tolerance_db):
+            continue
+        worse, ours, theirs = pair.difference_db < 0, pair.onnx, pair.executorch
+        whose = "ExecuTorch's baseline" if theirs.agreed else "ExecuTorch"
+        yield Finding(
+            "onnx-cross-check",
+            Severity.WARNING if theirs.agreed else Severity.ERROR,
+            pair.name,
+            f"ONNX Runtime reaches {ours.sqnr_db:.1f} dB and {whose} {theirs.sqnr_db:.1f} dB: expected at"
+            f" most {tolerance_db:g} dB between them, found {abs(pair.difference_db):.1f}",
+            f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise",
+        )
+
+
+def markdown(pairs: Sequence[Pair], tolerance_db: float) -> str:
+    lines = [
+        f"SQNR may differ by {tolerance_db:g} dB between the lanes.",
+        "",
+        "| program | lane | cosine | SQNR dB | bytes | DDR read | DDR written | |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for pair in pairs:
+        agreement = "agree" if pair.agrees(tolerance_db) else "differ"
+        for title, lane in (("ONNX Runtime", pair.onnx), ("ExecuTorch", pair.executorch)):
+            cells = [
+                _cell(lane.cosine, ".6f"),
+                _cell(lane.sqnr_db, ".1f"),
+                _cell(lane.size, ",d"),
+                _cell(lane.ddr_read, ",d"),
+                _cell(lane.ddr_written, ",d"),
+                agreement,
+            ]
+            whose = f"{title}, baseline" if lane.agreed else title
+            lines.append(f"| {pair.name} | {whose} (QNN {lane.build_id}) | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

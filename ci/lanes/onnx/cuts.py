@@ -1,0 +1,147 @@
+"""Programs that end at a node of an ONNX model, on HTP against the CPU. Imported only by the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.arrays import Sample
+from ci.lanes.onnx.events import Place
+from ci.lanes.onnx.options import Settings
+from ci.pipeline.accuracy import Pair
+from ci.pipeline.divergence import Cuts
+from ci.pipeline.precision import Precision
+from provisioning.manifest import Soc
+
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+
+
+class Graph:
+    """The nodes of a model, by the tensors between them."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.inputs = [value.name for value in model.graph.input]
+        self.maker = {name: node for node in model.graph.node for name in node.output}
+        self.users: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.graph.node:
+            for name in node.input:
+                self.users.setdefault(name, []).append(node)
+        inferred = onnx.shape_inference.infer_shapes(model)
+        values = [*inferred.graph.value_info, *model.graph.output]
+        self.types = {value.name: value.type.tensor_type.elem_type for value in values}
+
+    def end_of(self, node: onnx.NodeProto) -> str:
+        """The tensor behind what quantizes the node's output, else the output."""
+        name = str(node.output[0])
+        for quantizer in self.users.get(name, ()):
+            if quantizer.op_type == "QuantizeLinear":
+                for each in self.users.get(quantizer.output[0], ()):
+                    if each.op_type == "DequantizeLinear":
+                        return str(each.output[0])
+        return name
+
+    def operators(self) -> list[onnx.NodeProto]:
+        """The nodes at which a program can end, in order."""
+        return [
+            node
+            for node in self.model.graph.node
+            if node.op_type not in QUANTIZERS
+            and self._is_float(node)
+            and set(self.inputs).intersection(self._needed(node.output[0])[1])
+        ]
+
+    def _is_float(self, node: onnx.NodeProto) -> bool:
+        end = self.end_of(node)
+        return end != node.output[0] or bool(self.types.get(end) == TensorProto.FLOAT)
+
+    def ends(self) -> list[onnx.NodeProto]:
+        """The operators that compute the model's outputs."""
+        return self._makers(value.name for value in self.model.graph.output)
+
+    def operands_of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        return self._makers(node.input)
+
+    def _makers(self, tensors: Iterable[str]) -> list[onnx.NodeProto]:
+        """The operators that compute the tensors, through quantizers."""
+        operators: dict[str, onnx.NodeProto] = {}
+        todo = list(tensors)
+        while todo:
+            each = self.maker.get(todo.pop(0))
+            if each is not None and each.op_type in QUANTIZERS:
+                todo += each.input
+            elif each is not None:
+                operators[each.output[0]] = each
+        return list(operators.values())
+
+    def ending_at(self, node: onnx.NodeProto) -> onnx.ModelProto:
+        end = self.end_of(node)
+        names, tensors = self._needed(end)
+        cut = onnx.ModelProto()
+        cut.CopyFrom(self.model)
+        graph = cut.graph
+        kept = [each for each in self.model.graph.node if each.output[0] in names]
+        inputs = [each for each in self.model.graph.input if each.name in tensors]
+        weights = [each for each in self.model.graph.initializer if each.name in tensors]
+        for field in ("node", "input", "output", "initializer", "value_info"):
+            graph.ClearField(field)
+        graph.node.extend(kept)
+        graph.input.extend(inputs)
+        graph.initializer.extend(weights)
+        graph.output.append(helper.make_tensor_value_info(end, TensorProto.FLOAT, None))
+        return cut
+
+    def _needed(self, tensor: str) -> tuple[set[str], set[str]]:
+        """First outputs of the nodes that compute a tensor, and all tensors that they take."""
+        nodes, tensors, todo = set[str](), set[str](), [tensor]
+        while todo:
+            name = todo.pop()
+            if name in tensors:
+                continue
+            tensors.add(name)
+            if node := self.maker.get(name):
+                nodes.add(node.output[0])
+                todo += node.input
+        return nodes, tensors
+
+
+def searched(
+    path: Path,
+    places: Mapping[str, Place],
+    samples: Sequence[Sample],
+    precision: Precision,
+    soc: Soc,
+    settings: Settings,
+    into: Path,
+    least: float,
+) -> dict[str, Any]:
+    graph = Graph(onnx.load(str(path)))
+
+    def pairs(node: onnx.NodeProto | None) -> list[Pair]:
+        program = path
+        if node is not None:
+            program = into / "cut.onnx"
+            onnx.save(graph.ending_at(node), str(program))
+        names = {value.name for value in onnx.load(str(program), load_external_data=False).graph.input}
+        fed = [{name: array for name, array in sample.items() if name in names} for sample in samples]
+        expected = provider.on_cpu(program, fed)
+        outputs = provider.on_htp(program, precision, soc, settings, fed)
+        return [
+            (f"{number}.{name}", wanted[name], actual[name])
+            for number, (wanted, actual) in enumerate(zip(expected, outputs, strict=True))
+            for name in wanted
+        ]
+
+    def described(node: onnx.NodeProto) -> dict[str, str]:
+        return {"operator": node.op_type, **asdict(places.get(node.name, Place()))}
+
+    cuts = Cuts[onnx.NodeProto](lambda node: node.name or node.output[0], pairs)
+    result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least)
+    quantized = precision.quantized or precision.name == "qdq"
+    return {"reference": "the quantized model on the CPU" if quantized else "the float model", **result}

@@ -1,0 +1,252 @@
+"""Findings about compiled programs: where nodes run, how accurate the outputs are, and the costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ci.engine.work import Result
+from ci.lanes.onnx.crosscheck import Lane
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
+from ci.lanes.onnx.suite import SUITES, Program, command_for_one
+from ci.pipeline.accuracy import LEAST_DB, Missed, missed
+from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
+from ci.pipeline.findings import (
+    accuracy_message,
+    chip_differs,
+    errors_of,
+    not_in_fp16,
+    notes,
+    placeholder,
+    shown_thresholds,
+)
+from ci.pipeline.reason import first_line, words_of
+from ci.pipeline.stage import row_of
+from provisioning.base.findings import Finding, Metric, Severity
+
+
+def findings_of(program: Program, result: Result) -> Iterator[Finding]:
+    """Findings that need no baseline."""
+    again = SUITES.repeat(program)
+    error = errors_of(program.name, again)
+    if failure := result.failure:
+        yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
+        return
+    if crash := result.facts.get("trace_crash"):
+        message = f"done without the provider's trace of refused operators: with it, {crash}"
+        remedy = f"`compile` and `audit` trace, and may end so; {again} --no-cache tries it again"
+        yield Finding("onnx-trace", Severity.NOTE, program.name, message, remedy)
+    if not was_compiled(result):
+        message = f"not compiled: QNN refuses {', '.join(result.facts.get('refused', ()))}, as the suite says"
+        if program.case.recorded:
+            message = str(result.facts.get("message", message))
+        rule = "onnx-fails" if "failed" in result.facts else "onnx-refuses"
+        yield Finding(rule, Severity.NOTE, program.name, message, f"{again} --no-cache asks it again")
+        return
+    if not program.case.recorded:
+        every = SUITES.repeat(program, every_chip=True)
+        yield from placeholder(program, f"{every} --update-thresholds")
+    yield from notes(program, result.facts, again)
+    context = context_of(result)
+    for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
+        if not facts["reload_equal"]:
+            yield error(
+                "onnx-reload",
+                f"the reloaded context ({form}) gives other outputs than the session that compiled it",
+            )
+    nodes = [*context["audit"]["unsupported"], *result.facts["embedded"]["audit"]["unsupported"]]
+    # Both forms report the same node.
+    for message in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
+        yield error("onnx-cpu-node", message)
+    if not result.facts["forms_equal"]:
+        yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
+    near = context["near"]
+    figure = near.get("reference_sqnr_db", near.get("sqnr_db"))
+    if program.case.recorded and figure is not None and figure < LEAST_DB:
+        message = f"its outputs are wrong: {figure:.1f} dB SQNR, below {LEAST_DB:g} dB"
+        yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
+    if misses := misses_of(program, result):
+        message = accuracy_message(misses, context["near"])
+        yield error("onnx-accuracy", message, _remedy(program, misses, context["near"]))
+    for node in context["reciprocals"]:
+        message = f"{node}: {RECIPROCAL}"
+        yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_REMEDY)
+    if program.run.precision == "fp16" and context["half_floats"] is False:
+        yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
+    if result.facts["made_up_inputs"]:
+        yield Finding(
+            "onnx-samples",
+            Severity.WARNING,
+            program.name,
+            "compared on made-up inputs, for want of samples that it was not calibrated by",
+            f"give {program.case_name} at least two samples with calibrate",
+        )
+    if slowest := result.facts.get("slowest"):
+        yield Finding(
+            "onnx-profile",
+            Severity.NOTE,
+            program.name,
+            f"slowest operators on the emulator: {', '.join(slowest)}",
+            "the emulator's cycles follow this machine's time, not the chip's; measure on a device",
+        )
+
+
+def _remedy(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
+    again = command_for_one("divergence", program.case, program.run, program.soc, program.search_path)
+    if not again or not chip_differs(misses, figures):
+        return "raise the precision or calibrate with more samples"
+    return f"{again} names the first operator that differs"
+
+
+def was_compiled(result: Result) -> bool:
+    """Neither failed nor refused by QNN as the suite says."""
+    return "beside" in result.facts
+
+
+def context_of(result: Result) -> Mapping[str, Any]:
+    """The facts of the context beside its .onnx, which is the measured one."""
+    facts: Mapping[str, Any] = result.facts["beside"]
+    return facts
+
+
+def build_id_of(result: Result) -> str:
+    return str(
+        context_of(result)["record"]["build_id"] if was_compiled(result) else result.facts.get("build_id", "")
+    )
+
+
+def misses_of(program: Program, result: Result) -> list[Missed]:
+    """None of a case whose figures are held by the baseline."""
+    if program.case.recorded:
+        return []
+    return missed(program.run.effective_thresholds, context_of(result)["near"])
+
+
+def changed(program: Program, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
+    """Of a case whose every result is recorded: one that is not as the baseline says."""
+    if not program.case.recorded or result.failure:
+        return
+    again = f"{SUITES.repeat(program)} --update-baseline"
+    agreed = baseline.of(program.name)
+    if agreed is None:
+        message = f"{baseline.path.name} has no result of it"
+        yield Finding("cost-no-baseline", Severity.WARNING, program.name, message, again)
+        return
+    now = agreed.model_copy(update=outcome_of(result))
+    before, found = _outcome(agreed), _outcome(now)
+    worse = [] if before == found else [f"expected {before}, found {found}"]
+    better: list[str] = []
+    if before == found and agreed.message and words_of(agreed.message) != words_of(now.message):
+        worse = [f"expected {before} of `{agreed.message}`, found `{now.message}`"]
+    if before == found and was_compiled(result):
+        lower, better = _other_figures(agreed.accuracy, context_of(result)["near"], margin_db)
+        worse += lower
+    words = "; ".join([*worse, *better])
+    if worse:
+        yield Finding("onnx-changed", Severity.ERROR, program.name, words, f"if it is meant, {again}")
+    elif better:
+        yield Finding("onnx-better", Severity.NOTE, program.name, words, again)
+
+
+def _outcome(recorded: Recorded) -> str:
+    if recorded.failed:
+        return recorded.failed
+    if not recorded.refused:
+        return "it is compiled and not quantized" if recorded.in_float else "it is compiled"
+    takes = f" and takes {', '.join(recorded.taken)}" if recorded.taken else ""
+    return f"QNN refuses {', '.join(recorded.refused)}{takes}"
+
+
+def _other_figures(
+    agreed: Mapping[str, float], now: Mapping[str, float], margin_db: float
+) -> tuple[list[str], list[str]]:
+    """The figures in dB that are worse than agreed, or missing, and those that are better."""
+    worse, better = [], []
+    for name, figure in agreed.items():
+        if not name.endswith("sqnr_db"):
+            continue
+        value = now.get(name)
+        if value is None:
+            worse.append(f"{name} {figure:.1f} dB is missing now")
+        elif value > figure + margin_db:
+            better.append(f"{name} {value:.1f} dB instead of {figure:.1f} dB")
+        elif not value >= figure - margin_db:
+            worse.append(f"{name} {value:.1f} dB instead of {figure:.1f} dB")
+    return worse, better
+
+
+def outcome_of(result: Result) -> dict[str, Any]:
+    """By the fields of a baseline, what becomes of a program beside its costs and figures."""
+    facts = result.facts
+    return {
+        "refused": tuple(facts.get("refused", ())),
+        "taken": tuple(facts.get("taken", ())),
+        "failed": str(facts.get("failed", "")),
+        "message": first_line(str(facts["message"])) if "failed" in facts else "",
+        "in_float": was_compiled(result) and bool(facts.get("in_float")),
+    }
+
+
+def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:
+    """Costs that grew beyond the baseline."""
+    if not was_compiled(result):
+        return
+    if context_of(result)["ddr"] is None:
+        yield Finding(
+            "cost-unknown",
+            Severity.ERROR,
+            program.name,
+            "the compiler gave no summary of its traffic with DDR",
+            f"read what it prints: {SUITES.repeat(program)} --no-cache --keep",
+        )
+    again = f"{SUITES.repeat(program)} --update-baseline"
+    yield from growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again)
+
+
+def costs_of(result: Result) -> dict[str, float]:
+    """Costs of the context beside its .onnx, by the names of the baseline."""
+    traffic = {f"ddr_{name}": value for name, value in (context_of(result)["ddr"] or {}).items()}
+    seconds = result.facts["cpu_seconds"]
+    costs = {**traffic, "context_bytes": context_of(result)["bytes"], "cpu_seconds": seconds}
+    return {name: costs[name] for name in COSTS if name in costs}
+
+
+def lane_of(result: Result) -> Lane:
+    costs = costs_of(result)
+    return Lane(
+        cosine=context_of(result)["near"]["cosine"],
+        sqnr_db=context_of(result)["near"]["sqnr_db"],
+        size=context_of(result)["bytes"],
+        ddr_read=int(costs["ddr_read"]) if "ddr_read" in costs else None,
+        ddr_written=int(costs["ddr_written"]) if "ddr_written" in costs else None,
+        build_id=build_id_of(result),
+    )
+
+
+def row(
+    program: Program, result: Result, findings: Sequence[Finding], baseline: Baseline, other: Lane | None
+) -> dict[str, Metric]:
+    """The program's row on the page."""
+    shown: dict[str, Metric] = {
+        **row_of(program, findings, SUITES.repeat(program)),
+        "precision": program.run.precision,
+        "thresholds": shown_thresholds(program),
+    }
+    if not was_compiled(result):
+        return shown
+    lanes: dict[str, Metric] = {"onnx": asdict(lane_of(result))}
+    if other is not None:
+        lanes["executorch"] = asdict(other)
+    costs = costs_of(result)
+    return shown | {
+        "cached": result.cached,
+        "figures": dict(context_of(result)["near"]),
+        "calibrated_by": result.facts["calibrated_by"],
+        "nodes": context_of(result)["audit"]["nodes"],
+        "graphs": context_of(result)["audit"]["graphs"],
+        "costs": dict(costs),
+        **beside(costs, build_id_of(result), baseline.of(program.name)),
+        "slowest": list(result.facts.get("slowest", [])),
+        "lanes": lanes,
+    }

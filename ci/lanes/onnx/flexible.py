@@ -1,0 +1,51 @@
+"""One compiled model for several chips: a flexible context, which is a DLC with a context of each chip.
+
+The emulator refuses the whole file (`No runnable cache selected`), and its parts too, because the chips share
+the weights beside them. So each chip's own context is run and compared, and the content of the file is
+checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ci.artifacts.compiled_onnx import context_binaries
+from ci.artifacts.dlc import contexts_by_chip
+from ci.artifacts.program import SOC
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.options import Settings
+from ci.pipeline.precision import Precision
+from provisioning.base.errors import CheckFailed
+from provisioning.build_id import BUILD_ID
+from provisioning.manifest import soc_named
+
+
+def write_flexible(
+    model: Path,
+    precision: Precision,
+    chips: Sequence[str],
+    settings: Settings,
+    build: str,
+    path: Path,
+    *,
+    embed: bool,
+) -> list[Path]:
+    """Compile to `path` and compare its content with the chips and the QNN build; returns its files."""
+    before = {*path.parent.iterdir()}
+    provider.compiled_for_all(
+        model, precision, [soc_named(chip) for chip in chips], settings, path, embed=embed
+    )
+    contexts = context_binaries(path)
+    for chip in chips:
+        if not contexts or any(not _holds(data, chip, build) for data in contexts):
+            raise CheckFailed(
+                f"{path.name} has no context of QNN {build} for {chip}, though it was asked for",
+                remedy="use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself",
+            )
+    return sorted({*path.parent.iterdir()} - before)
+
+
+def _holds(data: bytes, chip: str, build: str) -> bool:
+    part = contexts_by_chip(data).get(chip.lower(), b"")
+    return {*SOC.findall(part)} == {chip.encode()} and {*BUILD_ID.findall(part)} <= {build.encode()}

@@ -1,0 +1,509 @@
+"""Checks of an .onnx before anything is compiled: it must be whole, static and of types that HTP has."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file
+
+if TYPE_CHECKING:
+    import onnx
+
+Size: TypeAlias = "int | tuple[int, ...]"
+"""Of a named dimension, or all of a named input."""
+
+LOOPS = ("Loop", "Scan", "SequenceMap")
+DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+"""Operators whose output shape is known only after they ran."""
+PADDED = ("NonMaxSuppression", "NonZero")
+"""The provider accepts these if the model says how large the output may become."""
+CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
+"""By attribute the type of a Constant that is written as numbers."""
+RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
+RECIPROCAL_REMEDY = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
+
+NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reason why a model cannot be compiled, and how to fix it."""
+
+    rule: str
+    subject: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        named = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
+        return self.message if named else f"{self.subject}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def static(self) -> bool:
+        return all(map(_is_fixed, self.shape))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def load_graph(path: Path) -> onnx.ModelProto:
+    """Load the model without its external data. Raises our errors for a missing or damaged file."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", remedy="name an .onnx that is there") from None
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", remedy="name an .onnx that you may read"
+        ) from error
+    except (DecodeError, ValueError) as error:
+        raise CheckFailed(
+            f"{path}: expected an ONNX model, found {path.stat().st_size} bytes that are not one or only a"
+            " part of one",
+            remedy="export or copy it again",
+        ) from error
+    if not path.stat().st_size:
+        raise CheckFailed(
+            f"{path}: expected an ONNX model, found an empty file", remedy="export or copy it again"
+        )
+    if not model.graph.node or not model.opset_import:
+        raise CheckFailed(
+            f"{path}: expected an ONNX model, found one without "
+            + ("nodes" if not model.graph.node else "an operator set"),
+            remedy="export or copy it again",
+        )
+    return model
+
+
+def signature_of(model: onnx.ModelProto) -> Signature:
+    constants = {initializer.name for initializer in model.graph.initializer}
+    return Signature(
+        tuple(_tensor(value) for value in model.graph.input if value.name not in constants),
+        tuple(_tensor(value) for value in model.graph.output),
+    )
+
+
+def source_digest(model: Path) -> str:
+    """The digest of the model with its external data."""
+    files = [model, *external_files(load_graph(model), model.parent)]
+    return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
+    """The files beside the model that contain its tensors.
+
+    Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read other files."""
+    root = folder.resolve()
+    files: dict[Path, None] = {}
+    for owner, tensor in _tensors(model.graph):
+        if not tensor.external_data:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        path = root / location
+        where = f"external data of {tensor.name or owner}"
+        if Path(location).is_absolute() or not is_below(root, location):
+            # os.path accepts names that no file can have, and circular links; Path raises for them.
+            linked = f", a link to {os.path.realpath(path)}" if os.path.islink(path) else ""  # noqa: PTH114
+            raise CheckFailed(
+                f"{where}: expected a file below {root}, found {location[:200]!r}{linked}",
+                remedy="save the model again with its data beside it, by a relative name",
+            )
+        if not path.is_file():
+            raise CheckFailed(
+                f"{where}: {path} is missing", remedy=f"copy {location} beside the model, under that name"
+            )
+        try:
+            offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+        except ValueError:
+            raise CheckFailed(
+                f"{where}: expected numbers, found offset {entries.get('offset')!r} and length"
+                f" {entries.get('length')!r}",
+                remedy="export the model again",
+            ) from None
+        size = path.stat().st_size
+        if offset < 0 or length < 0 or offset + length > size:
+            raise CheckFailed(
+                f"{where}: expected {length} bytes at {offset} of {path}, which has {size}",
+                remedy=f"copy {location} again",
+            )
+        files[path] = None
+    return list(files)
+
+
+def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
+    """Set the sizes of named dimensions wherever the names occur, and all sizes of named inputs."""
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    dimensions = [dimension for value in values for dimension in value.type.tensor_type.shape.dim]
+    known = {dimension.dim_param for dimension in dimensions if dimension.dim_param}
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+    named: dict[str, int] = {}
+    for name, size in sizes.items():
+        if isinstance(size, int) and name in known:
+            named[name] = size
+        elif name in inputs:
+            named |= _fix_input(name, inputs[name], (size,) if isinstance(size, int) else size)
+        else:
+            names = sorted(known) if isinstance(size, int) else list(inputs)
+            raise UsageError(
+                f"--dimension {name}: no {'dimension' if isinstance(size, int) else 'input'} has that name",
+                remedy=f"use one of: {', '.join(names)}" if names else "leave --dimension out",
+            )
+    for dimension in dimensions:
+        if dimension.dim_param in named:
+            dimension.dim_value = named[dimension.dim_param]
+
+
+def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> dict[str, int]:
+    """Fix an input's sizes; returns those that have a name, which may occur elsewhere."""
+    found = [dimension.dim_value or dimension.dim_param or -1 for dimension in kind.shape.dim]
+    if not kind.HasField("shape"):
+        kind.shape.dim.extend([type(kind.shape).Dimension() for _ in sizes])
+        found = [-1 for _ in sizes]
+    if len(found) != len(sizes) or any(
+        isinstance(one, int) and one not in (-1, size) for one, size in zip(found, sizes, strict=True)
+    ):
+        raise UsageError(
+            f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
+            remedy=f"--dimension {shlex.quote(_sizes(Tensor(name, '', tuple(found))))}",
+        )
+    for dimension, size in zip(kind.shape.dim, sizes, strict=True):
+        dimension.dim_value = size
+    return {str(one): size for one, size in zip(found, sizes, strict=True) if _is_name(one)}
+
+
+def _is_name(size: int | str) -> bool:
+    """Exporters write `?` for a size of which they know nothing: two of them are not the same size."""
+    return isinstance(size, str) and size != "?"
+
+
+def _is_fixed(size: int | str) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+def _example(index: int) -> int:
+    """A size to begin with: one sample, and enough for what a model halves several times."""
+    return 1 if index == 0 else 64
+
+
+def _sizes(tensor: Tensor) -> str:
+    """All sizes of an input, as --dimension takes them."""
+    shape = (size if _is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape))
+    return f"{tensor.name}={','.join(map(str, shape))}"
+
+
+def make_plain(model: onnx.ModelProto) -> bool:
+    """Name nodes without a name, make weights of Constant nodes, and take weights out of the inputs; returns
+    whether that changes the model.
+
+    The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
+    cannot load a context with weights for inputs."""
+    graph = model.graph
+    unnamed = [node for node in graph.node if not node.name]
+    for node in unnamed:
+        node.name = node.output[0]
+    folded = _fold_constants(graph)
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    listed = len(inputs) < len(graph.input)
+    if listed:
+        del graph.input[:]
+        graph.input.extend(inputs)
+    if folded or listed:
+        # Older versions want every weight among the inputs.
+        model.ir_version = max(model.ir_version, 4)
+    return bool(unnamed or folded or listed)
+
+
+def _fold_constants(graph: onnx.GraphProto) -> bool:
+    """A Constant that is an output of the graph stays a node, and so does one of text or without zeros."""
+    outputs = {value.name for value in graph.output}
+    kept, before = [], len(graph.node)
+    for node in graph.node:
+        tensor = _constant(node) if node.output[0] not in outputs else None
+        if tensor is None:
+            kept.append(node)
+        else:
+            weight = graph.initializer.add()
+            weight.CopyFrom(tensor)
+            weight.name = node.output[0]
+    if len(kept) < before:
+        del graph.node[:]
+        graph.node.extend(kept)
+    return len(kept) < before
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, if a weight can have it."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+        return None
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name not in CONSTANT_TYPES:
+        return None
+    value = np.asarray(helper.get_attribute_value(attribute), CONSTANT_TYPES[attribute.name])
+    return numpy_helper.from_array(value)
+
+
+def simplify_gathers(model: onnx.ModelProto) -> None:
+    """Replace each GatherND that looks up by one index with a Gather.
+
+    PyTorch's exporter writes `table[position]` as a GatherND, which refuses int32 positions. Gather takes
+    them.
+    """
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    for index, node in enumerate(graph.node):
+        if node.op_type != "GatherND" or any(helper.get_attribute_value(each) for each in node.attribute):
+            continue
+        unsqueeze = makers.get(node.input[1])
+        if unsqueeze is None or unsqueeze.op_type != "Unsqueeze" or unsqueeze.input[1] not in constants:
+            continue
+        if numpy_helper.to_array(constants[unsqueeze.input[1]]).tolist() == [-1]:
+            inputs = [node.input[0], unsqueeze.input[0]]
+            gather = helper.make_node("Gather", inputs, list(node.output), name=node.name, axis=0)
+            graph.node[index].CopyFrom(gather)
+
+
+def all_in_float(model: onnx.ModelProto) -> bool:
+    """Whether the model takes or gives floats, and quantizes none of them."""
+    import onnx
+
+    floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+    values = [*model.graph.input, *model.graph.output]
+    return not any(node.op_type == "QuantizeLinear" for node in model.graph.node) and any(
+        value.type.tensor_type.elem_type in floats for value in values
+    )
+
+
+def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
+    """Nodes that the provider computes wrongly: Reciprocals of an input whose quantized range ends below 1.
+
+    It divides 1, in the encoding of the input, by the input."""
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    makers = {name: node for node in model.graph.node for name in node.output}
+    wrong = []
+    for node in model.graph.node:
+        maker = makers.get(node.input[0]) if node.op_type == "Reciprocal" else None
+        if maker is None or maker.op_type != "DequantizeLinear" or len(maker.input) < 3:
+            continue
+        if not all(name in constants for name in maker.input[1:]):
+            continue
+        scale, zero = (numpy_helper.to_array(constants[name]) for name in maker.input[1:])
+        largest = (1 << 8 * zero.itemsize - (zero.dtype.kind == "i")) - 1
+        if ((1 / scale).round() > largest - zero.astype("int64")).any():
+            wrong.append(_name(node))
+    return wrong
+
+
+def problems_of(model: onnx.ModelProto) -> list[Problem]:
+    """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
+    problems = [*_newer(model), *_dynamic(model), *_control_flow(model.graph), *_types(model)]
+    return problems or list(_malformed(model))
+
+
+def is_context(model: onnx.ModelProto) -> bool:
+    return any(node.op_type == CONTEXT_OPERATOR for node in model.graph.node)
+
+
+def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
+    for tensor in signature_of(model).inputs:
+        if not tensor.static:
+            open_ = [(size, index) for index, size in enumerate(tensor.shape) if not _is_fixed(size)]
+            given = [_sizes(tensor)]
+            if all(_is_name(size) for size, _ in open_):
+                given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
+            remedy = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
+            yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", remedy)
+    known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
+    for node in model.graph.node:
+        if node.op_type not in DATA_DEPENDENT:
+            continue
+        outputs = [known.get(name) for name in node.output]
+        if node.op_type in PADDED and all(tensor and tensor.static for tensor in outputs):
+            continue
+        remedy = "replace it by a mask of fixed size, or do this step outside the model"
+        if node.op_type in PADDED:
+            remedy = (
+                f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {remedy}"
+            )
+        yield Problem(
+            "onnx-dynamic-shape",
+            _name(node),
+            f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
+            remedy,
+        )
+
+
+def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
+    """The provider accepts no loops. It computes both branches of an If."""
+    for node in graph.node:
+        if node.op_type in LOOPS:
+            yield Problem(
+                "onnx-control-flow",
+                _name(node),
+                f"{node.op_type} is control flow, which HTP does not have",
+                "export it unrolled: a Python loop of a fixed count becomes its steps"
+                if node.op_type == "Loop"
+                else "write its steps out in the model",
+            )
+        elif node.op_type == "If":
+            branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+            if difference := _unlike(branches):
+                yield Problem(
+                    "onnx-control-flow",
+                    _name(node),
+                    f"HTP computes both branches of an If and takes one: {difference}",
+                    "give both branches one output, of the same type and fixed shape; or fix the condition at"
+                    " export, so that only one branch is there",
+                )
+            for branch in branches:
+                yield from _control_flow(branch)
+
+
+def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
+    """Why one branch cannot replace the other; empty if it can."""
+    outputs = [[_tensor(value) for value in branch.output] for branch in branches]
+    if counts := [len(each) for each in outputs if len(each) != 1]:
+        return f"expected one output of each, found {counts[0]}"
+    if len({(one.dtype, one.shape) for (one,) in outputs if one.static}) > 1:
+        return "their outputs differ in type or shape: " + ", ".join(str(one) for (one,) in outputs)
+    return ""
+
+
+def _newer(model: onnx.ModelProto) -> Iterator[Problem]:
+    from onnx import defs
+
+    for imported in model.opset_import:
+        newest = defs.onnx_opset_version()
+        if imported.domain in ("", "ai.onnx") and imported.version > newest:
+            yield Problem(
+                "onnx-opset",
+                "opset",
+                f"opset {imported.version} is newer than {newest}, the newest that is known here",
+                f"export with an opset up to {newest}",
+            )
+
+
+def _types(model: onnx.ModelProto) -> Iterator[Problem]:
+    seen: set[str] = set()
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    kinds = [(value.name, value.type.tensor_type.elem_type) for value in values]
+    kinds += [(tensor.name, tensor.data_type) for tensor in model.graph.initializer]
+    for name, number in kinds:
+        kind = _kind(number)
+        if kind in NOT_ON_HTP and name not in seen:
+            seen.add(name)
+            yield Problem(
+                "onnx-type",
+                name,
+                f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have",
+                "export in float32" if kind != "STRING" else "turn text into numbers outside the model",
+            )
+
+
+def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
+    import onnx
+    from onnx import checker
+
+    if any(node.domain not in ("", "ai.onnx") for node in model.graph.node):
+        # The checker knows only ONNX's own operators.
+        return
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for _, tensor in _tensors(bare.graph):
+        # External data was checked already, and the checker would look for it in the working directory.
+        tensor.ClearField("external_data")
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        for name in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+            tensor.ClearField(name)
+        tensor.dims[:] = [0]
+    try:
+        checker.check_model(bare)
+    except checker.ValidationError as error:
+        yield Problem(
+            "onnx-malformed",
+            model.graph.name or "graph",
+            f"the model breaks ONNX's rules: {str(error).strip().splitlines()[0]}",
+            "export it again",
+        )
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for tensor in graph.initializer:
+        yield graph.name, tensor
+    for sparse in graph.sparse_initializer:
+        yield graph.name, sparse.values
+        yield graph.name, sparse.indices
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield _name(node), attribute.t
+            for tensor in attribute.tensors:
+                yield _name(node), tensor
+            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                yield from _tensors(inner)
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    from onnx import helper
+
+    kind = value.type.tensor_type
+    try:
+        dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    except (KeyError, ValueError, TypeError):
+        dtype = _kind(kind.elem_type).lower()
+    if not kind.HasField("shape"):
+        return Tensor(value.name, dtype, (-1,))
+    sizes = (
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or -1
+        for dimension in kind.shape.dim
+    )
+    return Tensor(value.name, dtype, tuple(sizes))
+
+
+def _kind(number: int) -> str:
+    """ONNX's name of a type, or its number if this onnx version does not know it."""
+    import onnx
+
+    known = onnx.TensorProto.DataType
+    return known.Name(number) if number in known.values() else f"type {number}"
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or f"the {node.op_type} that makes {next(iter(node.output), 'nothing')}"

@@ -1,0 +1,120 @@
+"""The steps of a command, each an order to one worker; shared by the commands of ci/lanes/onnx."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ci.engine.inputs import Touched
+from ci.engine.workers.parent import Gone, Worker
+from ci.lanes.onnx.compile import ended, ordered, require_installed, setup_of
+from ci.lanes.onnx.graph import Size, load_graph
+from ci.pipeline.precision import precision_named
+from provisioning.base import units
+from provisioning.base.command_line import Parser
+from provisioning.base.errors import ToolkitError, UsageError
+
+
+class Steps:
+    """Asks a worker for a step, and starts it for the first one. Raises CheckFailed if it ended.
+
+    A context manager, which ends the worker."""
+
+    def __init__(self, logs: Path, timeout: float, *, forks: bool = False) -> None:
+        self._setup = setup_of(logs, timeout=timeout, forks=forks)
+        self._worker: Worker | None = None
+        self.touched = Touched()
+        """What the steps touched so far, if the worker forks."""
+
+    def __call__(self, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
+        self._worker = self._worker or Worker(self._setup)
+        try:
+            reply = ordered(self._worker, what, log, **parameters)
+        except Gone as gone:
+            raise ended(gone, what, log) from gone
+        self.touched |= Touched.of(reply.pop("touched", {}))
+        return reply
+
+    @property
+    def common(self) -> Touched:
+        """What the worker touched before any step."""
+        return Touched.of(self._worker.touched if self._worker else {})
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._worker:
+            self._worker.end()
+
+
+@contextmanager
+def logs_folder() -> Iterator[Path]:
+    """A folder for logs. It is kept only if an error message names it."""
+    folder = Path(tempfile.mkdtemp(prefix="qnn-ci-onnx-"))
+    kept = False
+    try:
+        yield folder
+    except ToolkitError as error:
+        kept = str(folder) in f"{error.message} {error.remedy}"
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    say(f"{what} …")
+    began = time.monotonic()
+    yield
+    say(f"{what}: {units.seconds(time.monotonic() - began)}")
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def require_file(path: Path) -> None:
+    if not path.is_file():
+        problem = "it is a directory" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{path}: {problem}", remedy="name an .onnx that is there")
+
+
+def precision_of(model: Path, precision: str | None) -> str:
+    """The precision that the user named; else a quantized model stays as it is, and others get fp16."""
+    if precision:
+        return precision_named(precision).name
+    require_installed()
+    require_file(model)
+    operators = {node.op_type for node in load_graph(model).graph.node}
+    return "qdq" if "QuantizeLinear" in operators else "fp16"
+
+
+def dimensions_of(assignments: list[str]) -> dict[str, Size]:
+    sizes: dict[str, Size] = {}
+    for assignment in assignments:
+        match = re.fullmatch(r"([^=]+)=([1-9]\d*(?:,[1-9]\d*)*)", assignment)
+        if not match:
+            raise UsageError(
+                f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input",
+                remedy="--dimension batch=1, or --dimension x=1,3,64,64",
+            )
+        numbers = tuple(map(int, match[2].split(",")))
+        name, size = match[1], numbers if len(numbers) > 1 else numbers[0]
+        if sizes.setdefault(name, size) != size:
+            raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", remedy="give it once")
+    return sizes
+
+
+def search_path() -> Path:
+    """Where the user's modules and relative paths of samples are searched."""
+    return Parser.user_folder()

@@ -1,0 +1,110 @@
+"""`profile` of an .onnx, or of what it was compiled to."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ci.lanes.onnx.context import read_context, soc_of
+from ci.lanes.onnx.events import Place, costs, cpu_times, places_of, with_lines
+from ci.lanes.onnx.graph import Signature, is_context, load_graph, source_digest
+from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
+from ci.lanes.onnx.orders import Steps, logs_folder, require_file, say, search_path, step
+from ci.lanes.onnx.samples import drawn, read_inputs
+from ci.lanes.onnx.suite import command_for_one
+from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.pipeline.profile import PROCESSES, Measured, OnCpu, merged
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import Selection
+from provisioning.manifest import soc_named
+
+
+def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
+    """What was profiled, and its figures."""
+    path = search_path() / args.model
+    require_file(path)
+    graph = load_graph(path)
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
+        inputs = Path(temporary) / SAMPLES
+        if is_context(graph):
+            return _of_context(args, path, selection, inputs)
+        if args.source:
+            raise UsageError(f"--source: {args.model} has its lines itself", remedy="leave --source out")
+        program = program_of(args, args.precision, selection)
+        _, folder = mixed(args, program, selection.store)
+        if not (folder / CONTEXT).is_file():
+            why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
+            raise CheckFailed(f"{args.model}: HTP takes nothing of it", remedy=f"{why} says why")
+        if args.input:
+            _write_inputs(args, read_context(folder / CONTEXT).signature, inputs)
+        else:
+            inputs = folder / SAMPLES
+        settings, places = program.run.settings(program.soc), places_of(graph)
+        about = {"precision": program.run.precision, "soc": program.soc}
+        return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, args.timeout)
+
+
+def _of_context(
+    args: argparse.Namespace, path: Path, selection: Selection, inputs: Path
+) -> tuple[dict[str, str], Measured]:
+    for flag in ("precision", "calibrate", "dimension", "per_channel"):
+        if getattr(args, flag):
+            shown = f"--{flag.replace('_', '-')}"
+            raise UsageError(f"{shown}: {args.model} is compiled already", remedy=f"leave {shown} out")
+    context = read_context(path)
+    soc = selection.named_socs[0] if selection.named_socs else soc_of(context)
+    settings = settings_of(parse_assignments(args.option), soc=soc_named(soc), embed=not context.beside)
+    _write_inputs(args, context.signature, inputs)
+    places: Mapping[str, Place] = {}
+    if args.source:
+        require_file(args.source)
+        if context.record and context.record.source != source_digest(args.source):
+            say(
+                f"warning: {args.source} is not the file that {args.model} was compiled from, or --dimension"
+                " changed it; lines are looked up by the names of nodes"
+            )
+        places = places_of(load_graph(args.source))
+    return {"soc": soc}, measured(path, inputs, soc, settings, places, args.timeout)
+
+
+def _write_inputs(args: argparse.Namespace, signature: Signature, path: Path) -> None:
+    from ci.lanes.onnx.arrays import save
+
+    save(path, [read_inputs(args.input, signature) if args.input else drawn(signature)])
+
+
+def measured(
+    context: Path, inputs: Path, soc: str, settings: Settings, places: Mapping[str, Place], timeout: float
+) -> Measured:
+    """The least of RUNS inferences in each of PROCESSES processes."""
+    profiles, cpu = [], dict[str, OnCpu]()
+    with (
+        tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary,
+        step(f"running it on {soc} in {PROCESSES} processes"),
+    ):
+        scratch = Path(temporary)
+        for number in range(PROCESSES):
+            events = scratch / f"{number}.csv"
+            with logs_folder() as logs, Steps(logs, timeout) as order:
+                order(
+                    "run",
+                    logs / "run.log",
+                    model=str(context.absolute()),
+                    inputs=str(inputs),
+                    outputs=str(scratch / "outputs.npz"),
+                    soc=soc,
+                    settings=settings.as_dict(),
+                    profile=str(events),
+                    cpu=True,
+                )
+            profiles.append(costs(events))
+            for each in cpu_times(events.with_suffix(".json"), places):
+                known = cpu.setdefault(each.operator, each)
+                cpu[each.operator] = min(known, each, key=lambda one: one.milliseconds)
+    merged_costs = merged(profiles)
+    return Measured(
+        with_lines(merged_costs, places) if places else merged_costs,
+        sorted(cpu.values(), key=lambda each: -each.milliseconds),
+    )

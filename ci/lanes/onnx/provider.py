@@ -1,0 +1,437 @@
+"""Calls of ONNX Runtime: quantize, compile to a context, run, audit. Imported only by workers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
+from ci.engine.workers.child import quiet, size_of, text_since, threads
+from ci.lanes.onnx.arrays import Sample
+from ci.lanes.onnx.graph import make_plain, simplify_gathers
+from ci.lanes.onnx.options import Settings
+from ci.pipeline.precision import Precision
+from ci.pipeline.profile import RUNS
+from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
+from provisioning.base.commands import session as command
+from provisioning.base.diagnosis import codes_in
+from provisioning.base.errors import CheckFailed
+from provisioning.manifest import Soc
+
+TRACE = "qnn_op_trace.json"
+FALLBACK = "session.disable_cpu_ep_fallback"
+LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
+MOST_REASONS = 5
+"""How many of the nodes that QNN refused a message names."""
+QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
+SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A node that the provider does not accept."""
+
+    node: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    nodes: int
+    unsupported: tuple[Unsupported, ...]
+    graphs: int
+    """The number of QNN graphs that the other nodes form."""
+
+
+class NotOnProvider(CheckFailed):
+    """Nodes that would run on the CPU."""
+
+    def __init__(self, audit: Audit, message: str, remedy: str) -> None:
+        super().__init__(message, remedy=remedy)
+        self.audit = audit
+
+    @property
+    def operators(self) -> set[str]:
+        return {each.operator for each in self.audit.unsupported}
+
+
+def packages() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "onnxruntime-qnn")}
+
+
+def quantized(
+    model: Path,
+    samples: Sequence[Sample],
+    precision: Precision,
+    into: Path,
+    *,
+    per_channel: bool = False,
+    name: str = "model_qdq",
+    alone: bool = False,
+) -> Path:
+    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN needs it.
+
+    The quantizer leaves an operator that only passes values on, such as MaxPool, in float if its input is.
+    With `alone`, it is quantized all the same."""
+    if not samples:
+        raise CheckFailed("no calibration sample", remedy="give at least one")
+    # Imported late, because it imports torch, which nothing else here needs.
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    class Samples(CalibrationDataReader):  # type: ignore[misc]
+        remaining = iter(samples)
+
+        def get_next(self) -> Sample | None:
+            return next(self.remaining, None)
+
+    with quiet():
+        prepared, bare = into / "preprocessed.onnx", onnx.load(str(model))
+        metadata = [(each.key, each.value) for each in bare.metadata_props]
+        # qnn_preprocess_model ends with a TypeError for a model that has any.
+        del bare.metadata_props[:]
+        changed = qnn_preprocess_model(bare, str(prepared))
+        source = prepared if changed else model
+        config = get_qnn_qdq_config(
+            str(source),
+            Samples(),
+            activation_type=QuantType[precision.activations],
+            weight_type=QuantType[precision.weights],
+            per_channel=per_channel,
+            weight_symmetric=precision.symmetric_weights,
+        )
+        if alone:
+            config.extra_options["ForceQuantizeNoInputCheck"] = True
+        # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
+        written = into / f"{name}.onnx"
+        quantize(str(source), str(written), config)
+        if metadata:
+            product = onnx.load(str(written), load_external_data=False)
+            own = {each.key: each.value for each in product.metadata_props}
+            onnx.helper.set_model_props(product, {**own, **dict(metadata)})
+            onnx.save(product, str(written))
+    return written
+
+
+def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
+    """The outputs of the model as written: a quantized one computes in float between roundings."""
+    options = _options(ERRORS_ONLY)
+    # Optimizing would compute quantized operators in integers, which round differently.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        message = _message_of(error)
+        unknown = "not a registered function/op" in message
+        raise CheckFailed(
+            f"the CPU cannot run the model either: {message}",
+            remedy="write it with operators that ONNX Runtime has" if unknown else "export the model again",
+        ) from error
+    return [run(session, sample, None) for sample in samples]
+
+
+def compiled(
+    model: Path,
+    precision: Precision,
+    soc: Soc,
+    settings: Settings,
+    context: Path,
+    *,
+    log: Path | None,
+    embed: bool = False,
+    cpu: bool = False,
+    traced: bool = True,
+    why: str = "",
+) -> tuple[Any, Audit, dict[str, int] | None]:
+    """Write the context. Returns the session that made it, the audit and the compiler's traffic.
+
+    NotOnProvider names what HTP cannot take; with `cpu`, those nodes are written beside the contexts. The
+    traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
+    there are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP
+    refuses."""
+    before = size_of(log) if log else 0
+    trace = context.parent / "trace"
+    shutil.rmtree(trace, ignore_errors=True)
+    provider = {**_provider_options(precision, soc, settings, None), **(_tracing(trace) if traced else {})}
+    wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
+    try:
+        session = _session(
+            model, provider, wanted, settings.dynamic, severity=VERBOSE if log else ERRORS_ONLY
+        )
+    except Exception as error:
+        reasons = refusals(text_since(log, before)) if log else {}
+        audit = _audit(trace, reasons)
+        if traced and not audit.nodes and LEFT_TO_CPU in str(error):
+            audit = _none_taken(model, reasons)
+        if audit.unsupported and not cpu:
+            raise NotOnProvider(audit, *_unsupported(audit, precision, why)) from error
+        message = f"the QNN provider cannot compile it: {_message_of(error)}"
+        listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
+        remedy = _explained(message, *reasons.values()) or (why and f"{why} says why")
+        raise CheckFailed("".join([message, *listed]), remedy=remedy) from error
+    reasons = refusals(text_since(log, before)) if log else {}
+    return session, _audit(trace, reasons), _traffic(log, before) if log else None
+
+
+def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:
+    return {
+        **settings.session,
+        FALLBACK: "1",
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(context),
+        "ep.context_embed_mode": "1" if embed else "0",
+    }
+
+
+def compiled_for_all(
+    model: Path, precision: Precision, socs: Sequence[Soc], settings: Settings, context: Path, *, embed: bool
+) -> None:
+    """Write one context for all the chips. It is not run, because the provider only prepares such a model."""
+    provider = {
+        **_provider_options(precision, socs[0], settings, None),
+        "soc_model": ",".join(str(soc.id) for soc in socs),
+        "htp_arch": ",".join(str(soc.arch) for soc in socs),
+    }
+    try:
+        _session(model, provider, _context_options(settings, context, embed))
+    except Exception as error:
+        raise CheckFailed(
+            f"the QNN provider cannot compile it for all of these chips: {_message_of(error)}",
+            remedy="compile for each chip by itself, without --and-soc",
+        ) from error
+
+
+def reloaded(
+    context: Path,
+    soc: Soc,
+    settings: Settings,
+    samples: Sequence[Sample],
+    *,
+    profile: Path | None = None,
+    cpu: bool = False,
+) -> list[Sample]:
+    """Run a compiled model as a device would, without its original model.
+
+    A profile needs RUNS runs, because a single one varies too much. With `cpu`, nodes beside the contexts run
+    on the CPU; their times are in the profile's .json."""
+    provider = _provider_options(None, soc, settings, profile)
+    provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
+    wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
+    recorded = profile.with_suffix("") if profile and cpu else None
+    try:
+        session = _session(context, provider, wanted, settings.dynamic, profile=recorded)
+    except Exception as error:
+        raise CheckFailed(
+            f"{context} cannot be loaded: {_message_of(error)}",
+            remedy="; ".join(filter(None, ["compile it again", _explained(str(error))])),
+        ) from error
+    outputs = [run(session, sample, settings) for sample in samples]
+    if profile is not None:
+        for _ in range(RUNS - len(samples)):
+            run(session, samples[0], settings)
+    if profile and recorded:
+        shutil.move(session.end_profiling(), profile.with_suffix(".json"))
+    return outputs
+
+
+def on_htp(
+    model: Path, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
+) -> list[Sample]:
+    """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
+    try:
+        session = _session(model, _provider_options(precision, soc, settings, None), settings.session)
+    except Exception as error:
+        raise CheckFailed(f"the QNN provider cannot compile it: {_message_of(error)}") from error
+    return [run(session, sample, settings) for sample in samples]
+
+
+def _provider_options(
+    precision: Precision | None, soc: Soc, settings: Settings, profile: Path | None
+) -> dict[str, str]:
+    options = {
+        **settings.provider,
+        **htp_options(soc),
+    }
+    if precision is not None:
+        options["enable_htp_fp16_precision"] = "0" if precision.quantized else "1"
+    if profile is not None:
+        options |= {"profiling_level": "detailed", "profiling_file_path": str(profile)}
+    return options
+
+
+def _traffic(log: Path, start: int) -> dict[str, int] | None:
+    lines = [
+        line.rpartition(OF_QNN)[2].strip() for line in COLOUR.sub("", text_since(log, start)).splitlines()
+    ]
+    graphs = traffic("\n".join(filter(None, lines)) + "\n")
+    return total(graphs) if graphs else None
+
+
+def _tracing(folder: Path) -> dict[str, str]:
+    return {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(folder)}
+
+
+def _session(
+    model: Path,
+    provider: Mapping[str, str],
+    session: Mapping[str, str],
+    dynamic: Mapping[str, str] | None = None,
+    *,
+    severity: int = ERRORS_ONLY,
+    profile: Path | None = None,
+) -> Any:
+    options = _options(severity)
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    for name, value in session.items():
+        options.add_session_config_entry(name, value)
+    options.add_provider_for_devices([device()], dict(provider))
+    session_on_htp = ort.InferenceSession(str(model), options)
+    # Otherwise a failed run would be repeated on the CPU, and its outputs taken for the chip's.
+    session_on_htp.disable_fallback()
+    if dynamic:
+        session_on_htp.set_ep_dynamic_options(dict(dynamic))
+    return session_on_htp
+
+
+def _options(severity: int) -> Any:
+    """Session options with this worker's number of threads, none of which waits by spinning."""
+    options = ort.SessionOptions()
+    options.log_severity_level = severity
+    options.intra_op_num_threads = threads(0)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
+    """The outputs of one inference."""
+    options = ort.RunOptions()
+    for name, value in (settings.run if settings else {}).items():
+        options.add_run_config_entry(name, value)
+    names = [output.name for output in session.get_outputs()]
+    try:
+        return dict(zip(names, session.run(names, sample, options), strict=True))
+    except Exception as error:
+        raise CheckFailed(
+            f"it was compiled, and running it fails: {_message_of(error)}",
+            remedy="; ".join(
+                filter(None, ["look at run options and at the inputs' values", _explained(str(error))])
+            ),
+        ) from error
+
+
+def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
+    path = folder / TRACE
+    if not path.is_file():
+        return Audit(0, (), 0)
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    nodes = {
+        each["node_name"]: Unsupported(
+            each["node_name"], each["op_type"], _reason(each["reason"], reasons.get(each["node_name"]))
+        )
+        for each in trace["unsupported_nodes"]
+    }
+    summary = trace["summary"]
+    return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))
+
+
+def _none_taken(model: Path, reasons: Mapping[str, Refusal]) -> Audit:
+    """Where QNN takes no operator at all of a quantized model, the provider writes no trace."""
+    nodes = onnx.load(str(model), load_external_data=False).graph.node
+    refused = (node for node in nodes if node.op_type not in QUANTIZERS)
+    why = "QNN takes no node of this model"
+    unsupported = tuple(
+        Unsupported(node.name, node.op_type, _reason(why, reasons.get(node.name))) for node in refused
+    )
+    return Audit(len(nodes), unsupported, 0)
+
+
+def _reason(text: str, of_qnn: Refusal | None) -> str:
+    """The reason without the node's name, which the provider repeats, and with QNN's own."""
+    first = text.split("QNN EP.")[0] + "QNN EP." if "QNN EP." in text else text
+    reason = " ".join(first.split()) or "the provider gives no reason"
+    return f"{reason.rstrip('.')} ({of_qnn})" if of_qnn else reason
+
+
+def _explained(message: str, *refused: Refusal) -> str:
+    """The command that explains the codes; empty if none is known."""
+    codes = dict.fromkeys(str(code.code) for code in [*codes_in(message), *(each.code for each in refused)])
+    return f"{command('diagnose', *codes)} explains the code" + "s" * (len(codes) > 1) if codes else ""
+
+
+def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:
+    named = "; ".join(f"{one.node} ({one.operator}): {one.reason}" for one in audit.unsupported[:5])
+    more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
+    kinds = {one.operator for one in audit.unsupported}
+    if precision.quantized and kinds <= QUANTIZERS:
+        near = "u16u8" if precision.activations.endswith("16") else "u8u8"
+        remedy = f"these types do not go together on HTP: use --precision {near}"
+    else:
+        remedy = "replace these operators in the model by ones that HTP has"
+        remedy += f"; {why} names all" if why else ""
+    return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", remedy
+
+
+def _message_of(error: Exception) -> str:
+    """The message without the place in ONNX Runtime's source."""
+    text = SOURCE.sub("", " ".join(str(error).split()))
+    return text[:600] or type(error).__name__
+
+
+def export(
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
+) -> tuple[Path, Any]:
+    """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
+    input_1 …; of an ONNX model, the factory's sample is returned."""
+    import torch
+
+    from ci.pipeline.models.factory import call, explained, infer_all, model_of, require_float32
+    from ci.pipeline.models.user_model import BadFactory
+
+    path = into / "model.onnx"
+    try:
+        product = call(dotted, arguments, search_path)
+        if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
+            model, values = product
+            make_plain(model)
+            onnx.save(model, str(path))
+            return path, values
+        loaded = model_of(dotted, product)
+        sample = loaded.sample(0)
+        # Refuse a model that keeps state, because an export would leave the state out.
+        require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
+    except BadFactory as error:
+        raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {dotted}") from error
+    try:
+        with torch.no_grad(), quiet():
+            torch.onnx.export(
+                loaded.model,
+                sample,
+                str(path),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[f"input_{index}" for index in range(len(sample))],
+                external_data=False,
+                optimize=True,
+                verbose=False,
+            )
+    except Exception as error:
+        message, remedy = explained(error)
+        raise CheckFailed(
+            f"{dotted} cannot be exported to ONNX: {message}", remedy=remedy or "export it yourself"
+        ) from error
+    whole = onnx.load(str(path))
+    simplify_gathers(whole)
+    onnx.save(whole, str(path))
+    onnx.checker.check_model(str(path), full_check=True)
+    return path, loaded

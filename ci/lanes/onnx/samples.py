@@ -1,0 +1,266 @@
+"""Inputs from .npy and .npz files, checked against the model's names, types and shapes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.pipeline.models.imports import search_first
+from ci.pipeline.models.user_model import where_paths_begin
+from provisioning.base.command_line import Parser
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import user_path
+
+if TYPE_CHECKING:
+    from ci.lanes.onnx.arrays import Array, Sample
+    from ci.lanes.onnx.graph import Signature, Tensor
+
+
+NPY = b"\x93NUMPY"
+
+
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+MOST = 1000
+"""At most this many samples are taken from a factory, which may never end."""
+
+
+def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], list[Sample]]:
+    """The samples to compare, and the others to calibrate with.
+
+    At most half are compared. A single sample is used to calibrate."""
+    compared = min(inferences, len(samples) // 2)
+    return list(samples[:compared]), list(samples[compared:])
+
+
+def drawn(signature: Signature, seed: int = 0) -> Sample:
+    """Used if the user gives no data: enough to compare a run with its reload."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+
+    def of(tensor: Tensor) -> Array:
+        shape = [int(size) for size in tensor.shape]
+        if np.dtype(tensor.dtype).kind == "f":
+            values: Array = generator.standard_normal(shape).astype(tensor.dtype)
+            return values
+        # A mask of zeros alone would hide all else; as indices, 0 and 1 are in nearly every table.
+        return generator.integers(0, 2, shape).astype(tensor.dtype)
+
+    return {tensor.name: of(tensor) for tensor in signature.inputs}
+
+
+def resembling(sample: Sample, number: int) -> Sample:
+    """The sample itself for 0, else another one: evenly between the smallest and largest finite value of each
+    array. An array of one value stays."""
+    import numpy as np
+
+    generator = np.random.default_rng(number)
+
+    def of(array: Array) -> Array:
+        finite = array[np.isfinite(array)]
+        if not finite.size:
+            return array
+        low, high = finite.min(), finite.max()
+        if array.dtype.kind == "f":
+            return np.asarray(generator.uniform(low, high, array.shape).astype(array.dtype))
+        return np.asarray(
+            generator.integers(int(low), int(high), array.shape, endpoint=True).astype(array.dtype)
+        )
+
+    return {name: of(array) for name, array in sample.items()} if number else dict(sample)
+
+
+def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:
+    """Samples from a directory below `search_path`, else from `module:function`."""
+    folder = search_path / source
+    if folder.is_dir() or not FACTORY.fullmatch(source):
+        return read_samples(folder, signature)
+    return _from_function(source, _called(source, search_path), signature)
+
+
+def _called(source: str, search_path: Path) -> list[object]:
+    """The samples that the function returns. Its module may be below the search path."""
+    module, _, name = source.partition(":")
+    try:
+        search_first(search_path)
+        return list(islice(getattr(importlib.import_module(module), name)(), MOST))
+    except Exception as error:
+        remedy = f"it is called without arguments; its module is looked for in {search_path}"
+        raise CheckFailed(
+            f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",
+            remedy=where_paths_begin(error) or remedy,
+        ) from error
+
+
+def _from_function(name: str, values: Iterable[object], signature: Signature) -> list[Sample]:
+    """Each value is a dict of inputs by name, a sequence of inputs, or the only input."""
+    names = [tensor.name for tensor in signature.inputs]
+    samples: list[Sample] = []
+    for number, each in enumerate(values, 1):
+        where = f"{name}, sample {number}"
+        samples.append(checked(_by_name(each, names, where), signature, where))
+    if not samples:
+        raise CheckFailed(f"{name} gives no sample", remedy="give at least one")
+    return samples
+
+
+def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
+    import numpy as np
+
+    if isinstance(value, Mapping):
+        return {str(name): np.asarray(array) for name, array in value.items()}
+    values = value if isinstance(value, tuple | list) else (value,)
+    if len(values) != len(names):
+        raise CheckFailed(
+            f"{where}: expected {len(names)} inputs, found {len(values)}",
+            remedy=f"give a dictionary with {', '.join(names)}",
+        )
+    return dict(zip(names, map(np.asarray, values), strict=True))
+
+
+def read_samples(folder: Path, signature: Signature) -> list[Sample]:
+    """Calibration data, one sample per file.
+
+    An .npz contains every input by name. An .npy is for a model of one input; for several inputs there is a
+    folder for each, with equally many .npy files."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}: expected a directory of .npy or .npz files",
+            remedy="give the directory that holds the samples",
+        )
+    npz, npy = sorted(folder.glob("*.npz")), sorted(folder.glob("*.npy"))
+    if npz and npy:
+        raise UsageError(
+            f"{folder} holds both .npz and .npy files", remedy="keep one sample a file, all of one kind"
+        )
+    if npz:
+        return [checked(_npz(path), signature, str(path)) for path in npz]
+    if npy:
+        only = _only_input(signature, npy[0])
+        return [checked({only: read_array(path)}, signature, str(path)) for path in npy]
+    return _from_folders(folder, signature)
+
+
+def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
+    """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
+    sample: Sample = {}
+    for text in files:
+        name, equals, file = text.partition("=")
+        if not equals:
+            name, file = "", text
+        path = user_path(file, "--input", str(Parser.user_folder()))
+        arrays = (
+            _npz(path)
+            if path.suffix == ".npz" and not name
+            else {name or _only_input(signature, path): read_array(path)}
+        )
+        if again := sorted(sample.keys() & arrays.keys()):
+            raise UsageError(f"--input {text}: {again[0]} is given twice", remedy=f"give {again[0]} once")
+        sample.update(arrays)
+    return checked(sample, signature, "--input")
+
+
+def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sample:
+    """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
+    import numpy as np
+
+    wanted = {tensor.name: tensor for tensor in signature.inputs}
+    if unknown := sorted(sample.keys() - wanted.keys()):
+        raise CheckFailed(
+            f"{where}: the model has no input {unknown[0]!r}", remedy=f"its inputs are {', '.join(wanted)}"
+        )
+    if absent := [name for name in wanted if name not in sample]:
+        raise CheckFailed(
+            f"{where}: nothing for the input {wanted[absent[0]]}",
+            remedy=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
+        )
+    for name, array in sample.items():
+        tensor = wanted[name]
+        if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
+            shape = ", ".join(map(str, array.shape))
+            raise CheckFailed(
+                f"{where}: expected {tensor}, found {array.dtype}[{shape}]",
+                remedy=f"save {name} with that type and shape",
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(np.argmax(~np.isfinite(array)))
+            raise CheckFailed(
+                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
+                remedy=f"leave that sample out, or correct {name} in it",
+            )
+    return {name: sample[name] for name in wanted}
+
+
+def read_array(path: Path) -> Array:
+    import numpy as np
+
+    try:
+        with path.open("rb") as stream:
+            if stream.read(len(NPY)) != NPY:
+                raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
+            stream.seek(0)
+            array: Array = np.load(stream, allow_pickle=False)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None
+    except Exception as error:
+        # Depending on the damage, numpy, zlib or the tokenizer raises.
+        raise CheckFailed(
+            f"{path}: expected an array that numpy.save wrote, found something else ({error})",
+            remedy="save it again with numpy.save",
+        ) from error
+    return array
+
+
+def _npz(path: Path) -> Sample:
+    import numpy as np
+
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", remedy="name an .npz that is there") from None
+    except Exception as error:
+        raise CheckFailed(
+            f"{path}: expected arrays that numpy.savez wrote, found something else ({error})",
+            remedy="save it again with numpy.savez",
+        ) from error
+
+
+def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
+    names = [tensor.name for tensor in signature.inputs]
+    files = {name: sorted((folder / name).glob("*.npy")) for name in names}
+    if not any(files.values()):
+        raise UsageError(
+            f"{folder} holds no sample",
+            remedy=f"put in .npz files with {', '.join(names)}, one a sample"
+            + (", or .npy files" if len(names) == 1 else ""),
+        )
+    counts = {name: len(arrays) for name, arrays in files.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        raise CheckFailed(
+            f"{folder}: expected as many samples of every input, found {listed}",
+            remedy="add the missing ones, or use .npz files",
+        )
+    return [
+        checked(
+            {name: read_array(files[name][index]) for name in names},
+            signature,
+            f"{folder}, sample {index + 1}",
+        )
+        for index in range(counts[names[0]])
+    ]
+
+
+def _only_input(signature: Signature, path: Path) -> str:
+    if len(signature.inputs) != 1:
+        names = [tensor.name for tensor in signature.inputs]
+        raise UsageError(
+            f"{path}: the model has {len(names)} inputs, and an .npy does not say which it is for",
+            remedy=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
+        )
+    return signature.inputs[0].name

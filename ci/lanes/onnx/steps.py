@@ -1,0 +1,557 @@
+"""The steps of a compile, each one order to a worker. Their files go to the folder that the order names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import traceback
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.arrays import Array, Sample, save, saved
+from ci.lanes.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
+from ci.lanes.onnx.events import Place, places_of, slowest
+from ci.lanes.onnx.flexible import write_flexible
+from ci.lanes.onnx.graph import (
+    Problem,
+    Size,
+    all_in_float,
+    external_files,
+    fix_dimensions,
+    is_context,
+    load_graph,
+    make_plain,
+    problems_of,
+    signature_of,
+    source_digest,
+    wrong_reciprocals,
+)
+from ci.lanes.onnx.machine import ran_out
+from ci.lanes.onnx.options import Settings
+from ci.lanes.onnx.samples import calibration_samples, checked, divided, drawn, resembling
+from ci.lanes.onnx.suite import Case, Run, command_for_one
+from ci.pipeline.accuracy import Pair, Unusable, compare
+from ci.pipeline.precision import Precision, precision_named
+from ci.pipeline.qnn_provider import installed_build
+from provisioning.base import commands
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.files import hash_file
+from provisioning.manifest import soc_named
+
+WITHOUT_PLACE = (CONTEXT_OPERATOR, *provider.QUANTIZERS)
+"""What the provider and the quantizer add to a model."""
+SAMPLES = "samples.npz"
+CALIBRATION = "calibration.npz"
+EXPECTED = "expected.npz"
+REFERENCE = "reference.npz"
+OPSET = 20
+DRAWN = 5
+MESSAGE = 600
+SHOWN = 5
+"""How many problems of a model its message names; `audit` names all."""
+
+
+class NotCompilable(CheckFailed):
+    """A model with problems that are found before the provider is asked."""
+
+    def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
+        listed = "; ".join(map(str, problems[:SHOWN]))
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        remedies = dict.fromkeys(problem.remedy for problem in problems[:SHOWN])
+        super().__init__(f"{path}: {listed}{more}", remedy="; ".join(remedies))
+        self.problems = tuple(problems)
+
+
+def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
+    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each
+    node, and its weights neither Constant nodes nor inputs."""
+    graph = load_graph(model)
+    if is_context(graph):
+        raise UsageError(
+            f"{model} is compiled already",
+            remedy=commands.session("onnx", "run", model, "--input", "FILE.npy"),
+        )
+    beside = external_files(graph, model.parent)
+    if dimensions:
+        fix_dimensions(graph, dimensions)
+    if problems := problems_of(graph):
+        raise NotCompilable(model, problems)
+    if not make_plain(graph) and not dimensions:
+        return model
+    return _rewritten(model, dimensions, into, beside=bool(beside))
+
+
+def constant_inputs(samples: Sequence[Sample]) -> list[str]:
+    """Float inputs with the same value in all samples, which gives no range."""
+    return [
+        name
+        for name, first in (samples[0] if samples else {}).items()
+        if first.dtype.kind == "f" and all((sample[name] == first.flat[0]).all() for sample in samples)
+    ]
+
+
+def _require_precision(model: Path, precision: Precision, operators: Collection[str]) -> None:
+    has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
+    if has_quantization and precision.name != "qdq":
+        raise UsageError(
+            f"{model} is quantized already, and {precision.name} would quantize it again",
+            remedy="leave --precision out, or say --precision qdq",
+        )
+    if precision.name == "qdq" and not has_quantization:
+        raise UsageError(
+            f"{model} holds no QuantizeLinear, so it is not a quantized model",
+            remedy="--precision u16u8 --calibrate DIR, or --precision fp16",
+        )
+    if precision.name == "u16u16" and {"Conv", "ConvTranspose"} & set(operators):
+        raise UsageError(
+            f"{model}: HTP computes convolutions with unsigned 16-bit weights far off", remedy="use u16s16"
+        )
+
+
+def write_context(
+    order: Mapping[str, Any],
+    soc_name: str,
+    settings: Settings,
+    path: Path,
+    *,
+    embed: bool,
+    most: int | None = None,
+    log: Path | None = None,
+    profile: Path | None = None,
+) -> tuple[dict[str, Any], list[Sample]]:
+    """Compile the quantized model to `path`, run, reload and run again, and compare the result with the
+    request. Returns the facts for a reply, and the outputs of the session that compiled it.
+
+    At most `most` inferences are compared. The traffic is read from `log`."""
+    model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
+    case, precision = case_of(order), precision_named(run_of(order).precision)
+    samples, expected, reference = (each[:most] for each in _inferences(order))
+    traced = order.get("trace", True)
+    why = command_for_one("audit", case, run_of(order), soc_name, Path(order["search_path"]))
+    session, audit, ddr = provider.compiled(
+        model, precision, soc, settings, path, embed=embed, log=log, traced=traced, why=why
+    )
+    outputs = [provider.run(session, sample, settings) for sample in samples]
+    # The reload below must be a session by itself.
+    del session
+    if outside := nodes_beside_context(path):
+        raise CheckFailed(
+            f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
+            remedy=why and f"{why} says why",
+        )
+    build = installed_build()
+    context = read_context(path)
+    if not context.build_ids or not context.soc_id:
+        raise CheckFailed(
+            f"{path} says neither which QNN made it nor for which chip", remedy="compile it again"
+        )
+    require_fit(context, build, soc_id=soc.id, arch=soc.arch)
+    again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
+    record = Record(
+        model=path.name,
+        files={file.name: hash_file(file) for file in (path, *context.beside)},
+        soc=soc_name,
+        soc_id=soc.id,
+        arch=soc.arch,
+        precision=precision.name,
+        build_id=build,
+        packages=provider.packages(),
+        source=source_digest(Path(order["search_path"]) / case.model if case.model else source),
+        settings=settings.as_dict(),
+    )
+    record.write(record_path(path))
+    shutil.rmtree(path.parent / "trace", ignore_errors=True)
+    facts = {
+        "record": asdict(record),
+        "audit": asdict(audit),
+        # The worst figures compared with the float and the quantized model on the CPU.
+        "near": _near(expected, reference, outputs, case.non_finite) if samples else {},
+        # Whether QNN computes floats in 16 bits; None if the context does not say.
+        "half_floats": context.half_floats,
+        "reload_equal": _equal(outputs[:1], again),
+        "ddr": ddr,
+        "reciprocals": wrong_reciprocals(load_graph(model)),
+    }
+    return facts, outputs
+
+
+def _inferences(order: Mapping[str, Any]) -> Iterator[list[Sample]]:
+    """The inputs to compare on, the float model's outputs, and the quantized model's on the CPU."""
+    prepared, quantized = Path(order["prepared"]), Path(order["quantized"])
+    for path in (prepared / SAMPLES, prepared / EXPECTED, quantized / REFERENCE):
+        yield saved(path) if path.is_file() else []
+
+
+# Orders: a model is prepared, then quantized, then whatever a stage or a command wants of it.
+
+
+def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Export or check the model, and save inputs and the float model's outputs beside it.
+
+    With `calibration`, this many samples of a factory are kept to calibrate by, instead of the run's number.
+    With `drawn`, a model without samples is calibrated by drawn ones; without `verify`, none are compared."""
+    case, into, search_path = case_of(order), Path(order["into"]), Path(order["search_path"])
+    notes: list[list[str]] = []
+    constant: list[str] = []
+    if case.factory:
+        count = order.get("calibration") or run_of(order).calibration
+        model, samples, calibration, notes = _exported(case, search_path, into, count)
+        signature = signature_of(load_graph(model))
+    else:
+        model = look(search_path / case.model, case.dimensions, into)
+        signature = signature_of(load_graph(model))
+        every = calibration_samples(case.calibrate, signature, search_path) if case.calibrate else []
+        samples, calibration = divided(every, case.inferences)
+        constant = constant_inputs(every)
+    facts = {
+        "model": str(model),
+        "inputs": [str(tensor) for tensor in signature.inputs],
+        "compared": len(samples),
+        "build_id": installed_build(),
+        "samples": len(calibration),
+        "constant": constant,
+        "notes": notes,
+    }
+    if order.get("drawn"):
+        calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]
+    samples = (samples or [drawn(signature)]) if order.get("verify", True) else []
+    save(into / SAMPLES, samples)
+    save(into / CALIBRATION, calibration)
+    save(into / EXPECTED, provider.on_cpu(model, samples))
+    return facts
+
+
+def _exported(
+    case: Case, search_path: Path, into: Path, count: int
+) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
+    from ci.pipeline.models.factory import CALIBRATION_SEED
+    from ci.pipeline.models.user_model import BadFactory
+
+    assert case.factory is not None
+    model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
+    if isinstance(loaded, dict):
+        samples = [resembling(loaded, number) for number in range(case.inferences)]
+        return model, samples, [resembling(loaded, CALIBRATION_SEED + index) for index in range(count)], []
+    names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
+
+    def sample(seed: int) -> Sample:
+        return dict(zip(names, (each.numpy() for each in loaded.sample(seed)), strict=True))
+
+    try:
+        samples = [sample(seed) for seed in range(case.inferences)]
+        calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
+    except BadFactory as error:
+        raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {case.factory}") from error
+    return model, samples, calibration, [list(note) for note in loaded.notes]
+
+
+def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The prepared model in a run's precision, with its outputs on the CPU.
+
+    With `name`, which a user's file gets, the outputs are compared with the float model's."""
+    try:
+        return _quantized(order)
+    except Exception as error:
+        return _failed(order, error)
+
+
+def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
+    run, prepared, into = run_of(order), Path(order["prepared"]), Path(order["into"])
+    model, precision = Path(order["model"]), precision_named(run.precision)
+    _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
+    if not precision.quantized:
+        return {"model": str(model), "calibrated_by": 0}
+    calibration = saved(prepared / CALIBRATION)[: run.calibration]
+    if not calibration:
+        raise UsageError(
+            f"{precision.name} needs calibration data",
+            remedy="calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16",
+        )
+    name = order.get("name")
+    quantized = provider.quantized(
+        model,
+        calibration,
+        precision,
+        into,
+        per_channel=run.per_channel,
+        name=name or "model_qdq",
+        alone=case_of(order).recorded,
+    )
+    outputs = provider.on_cpu(quantized, saved(prepared / SAMPLES))
+    save(into / REFERENCE, outputs)
+    return {
+        "model": str(quantized),
+        "calibrated_by": len(calibration),
+        "in_float": case_of(order).recorded and all_in_float(load_graph(quantized)),
+        "near": _near(saved(prepared / EXPECTED), [], outputs, False) if name else {},
+        "packages": provider.packages(),
+    }
+
+
+def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
+    """One context, with the user's options and in the form that the user wants."""
+    profile = Path(order["profile"]) if order["profile"] else None
+    settings, path, log = Settings(**order["settings"]), Path(order["path"]), Path(order["log"])
+    return write_context(order, order["soc"], settings, path, embed=order["embed"], log=log, profile=profile)[
+        0
+    ]
+
+
+def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the output of `order_compile` for the first chip by one context for all chips."""
+    settings, path = Settings(**order["settings"]), Path(order["path"])
+    near = {}
+    for chip in order["chips"]:
+        folder = Path(order["into"]) / chip
+        folder.mkdir()
+        facts, _ = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
+        near[chip] = facts["near"]["sqnr_db"]
+    model, precision, build = (
+        Path(order["model"]),
+        precision_named(run_of(order).precision),
+        installed_build(),
+    )
+    files = write_flexible(model, precision, order["chips"], settings, build, path, embed=order["embed"])
+    record = replace(
+        Record(**facts["record"]),
+        model=path.name,
+        files={file.name: hash_file(file) for file in files},
+        soc=", ".join(order["chips"]),
+        soc_id=0,
+        arch=0,
+    )
+    record.write(record_path(path))
+    return {"sqnr_db": near}
+
+
+def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
+    path = Path(order["model"])
+    context = read_context(path)
+    soc = soc_named(order["soc"])
+    if not order.get("as_it_is"):
+        require_fit(context, installed_build(), soc_id=soc.id, arch=soc.arch)
+    if context.record is not None and not context.record.soc_id:
+        raise UsageError(
+            f"{path} is a flexible context for {context.record.soc}, and the emulator takes none",
+            remedy="to run it here, compile it for one chip, without --and-soc",
+        )
+    sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
+    profile = Path(order["profile"]) if order["profile"] else None
+    outputs = provider.reloaded(
+        path, soc, Settings(**order["settings"]), [sample], profile=profile, cpu=order.get("cpu", False)
+    )
+    save(Path(order["outputs"]), outputs)
+    return {"build_id": installed_build()}
+
+
+def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
+    """One chip: the context beside the .onnx and the embedded one, both reloaded.
+
+    Both have the same graph, so costs and accuracy are measured once, and the embedded one's outputs are
+    compared with the other's."""
+    run, into = run_of(order), Path(order["into"])
+    if run.refused:
+        return _refused(order, run, into / "model_ctx.onnx")
+    try:
+        return _both_forms(order, run, into)
+    except CheckFailed as error:
+        return _failed(order, error)
+
+
+def _both_forms(order: Mapping[str, Any], run: Run, into: Path) -> dict[str, Any]:
+    def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
+        (into / form).mkdir(parents=True)
+        path = into / form / "model_ctx.onnx"
+        return write_context(
+            order, order["soc"], run.settings(order["soc"]), path, embed=form == "embedded", **more
+        )
+
+    profile = into / "beside" / "profile.csv" if run.profiling else None
+    beside, outputs = write("beside", log=Path(order["log"]), profile=profile)
+    embedded, outputs_embedded = write("embedded", most=1)
+    size = sum((into / "beside" / file).stat().st_size for file in beside["record"]["files"])
+    return {
+        "beside": {**beside, "bytes": size},
+        "embedded": embedded,
+        "forms_equal": _equal(outputs[:1], outputs_embedded),
+        "slowest": [str(cost) for cost in slowest(profile)] if profile else [],
+    }
+
+
+def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
+    """QNN is to refuse the model for the operators that the suite names, and for no others."""
+    expected = ", ".join(sorted(run.refused))
+    try:
+        write_context(order, order["soc"], run.settings(order["soc"]), path, embed=False, most=1)
+    except provider.NotOnProvider as error:
+        refused = error.operators.difference(WITHOUT_PLACE)
+    else:
+        raise CheckFailed(
+            f"QNN takes the whole model, and the suite says that it refuses {expected}",
+            remedy="remove refused from this run, so that its figures are held",
+        )
+    if refused != set(run.refused):
+        raise CheckFailed(
+            f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, and the suite says that it"
+            f" refuses {expected}",
+            remedy=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
+        )
+    return _refusal(order, refused)
+
+
+def _refusal(order: Mapping[str, Any], refused: Collection[str]) -> dict[str, Any]:
+    operators = {node.op_type for node in load_graph(Path(order["model"])).graph.node}
+    taken = operators.difference(WITHOUT_PLACE, refused)
+    return {"refused": sorted(refused), "taken": sorted(taken), "build_id": installed_build()}
+
+
+def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+    """The error as the result of a case whose failures are results. Raises it again for other cases."""
+    if not case_of(order).recorded:
+        raise error
+    if ran_out(error):
+        raise EnvironmentLacking(
+            f"memory or the disk ran out: {error}", remedy="free some of it, or give fewer --jobs"
+        ) from error
+    if isinstance(error, provider.NotOnProvider):
+        # Where nothing else is refused, quantizers stand for types that do not go together.
+        refused = error.operators.difference(WITHOUT_PLACE) or error.operators
+        return {**_refusal(order, refused), "message": error.message[:MESSAGE]}
+    traceback.print_exception(error)
+    cause = error.__cause__
+    failed = "dies"
+    if isinstance(cause, Unusable):
+        failed = "bad_test" if cause.rule.startswith("reference") else "wrong"
+    message = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
+    return {"failed": failed, "message": message[:MESSAGE], "build_id": installed_build()}
+
+
+def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile for HTP what it takes, and say what stays on the CPU and why."""
+    run, path = run_of(order), Path(order["into"]) / "model_ctx.onnx"
+    model, source = Path(order["model"]), load_graph(Path(order["source"]))
+    _, audit, ddr = provider.compiled(
+        model,
+        precision_named(run.precision),
+        soc_named(order["soc"]),
+        run.settings(order["soc"]),
+        path,
+        log=Path(order["log"]),
+        cpu=True,
+    )
+    shutil.rmtree(path.parent / "trace", ignore_errors=True)
+    compiled = path if path.exists() else model
+    nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
+    reasons = {each.node: each.reason for each in audit.unsupported}
+    places, cpu_nodes = places_of(source), {node.name or node.output[0] for node in nodes}
+    delegated = [
+        node.op_type
+        for node in load_graph(model).graph.node
+        if node.op_type not in WITHOUT_PLACE and (node.name or node.output[0]) not in cpu_nodes
+    ]
+    return {
+        "delegated": dict(Counter(delegated)),
+        "cpu": [
+            {
+                "operator": node.op_type,
+                "node": node.name,
+                "reason": reasons.get(node.name, "the provider gives no reason"),
+                **asdict(places.get(node.name, Place())),
+            }
+            for node in nodes
+        ],
+        "delegates": audit.graphs,
+        "ddr": ddr or {"read": 0, "written": 0},
+        "reciprocals": wrong_reciprocals(load_graph(model)),
+    }
+
+
+def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the quantized model on HTP first differs from itself on the CPU."""
+    from ci.lanes.onnx.cuts import searched
+
+    run, prepared = run_of(order), Path(order["prepared"])
+    result = searched(
+        Path(order["model"]),
+        places_of(load_graph(Path(order["source"]))),
+        saved(prepared / SAMPLES),
+        precision_named(run.precision),
+        soc_named(order["soc"]),
+        run.settings(order["soc"]),
+        Path(order["into"]),
+        order["least"],
+    )
+    return {"result": result}
+
+
+def case_of(order: Mapping[str, Any]) -> Case:
+    return Case.model_construct(**order["case"])
+
+
+def run_of(order: Mapping[str, Any]) -> Run:
+    # An order lacks the fields that are judged later, without which a run is not valid.
+    return Run.model_construct(**order["run"])
+
+
+ORDERS = {
+    "prepare": order_prepare,
+    "quantize": order_quantize,
+    "compile": order_compile,
+    "flexible": order_flexible,
+    "case": order_case,
+    "mixed": order_mixed,
+    "diverge": order_diverge,
+    "run": order_run,
+}
+
+
+REMEDIES = {
+    "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
+    "not-finite": "try --precision u16u8",
+    "reference-not-finite": "look for what the model divides by or takes the logarithm of, or give inputs"
+    " that it is made for: --calibrate DIR",
+}
+
+
+def _near(
+    expected: Sequence[Sample], reference: Sequence[Sample], outputs: Sequence[Sample], non_finite: bool
+) -> dict[str, float]:
+    try:
+        against = _pairs(reference, outputs) if reference else ()
+        return compare(_pairs(expected, outputs), against, non_finite=non_finite)
+    except Unusable as error:
+        raise CheckFailed(
+            f"the outputs cannot be compared: {error}", remedy=REMEDIES.get(error.rule, "")
+        ) from error
+
+
+def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample]) -> Iterator[Pair]:
+    for number, (one, other) in enumerate(zip(expected, outputs, strict=True)):
+        for name in one:
+            yield f"output {name} of sample {number}", one[name], other[name]
+
+
+def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _rewritten(model: Path, dimensions: Mapping[str, Size], into: Path, *, beside: bool) -> Path:
+    """With `beside`, its weights are external data again: one file may not hold more than 2 GB."""
+    import onnx
+
+    whole = onnx.load(str(model))
+    if dimensions:
+        fix_dimensions(whole, dimensions)
+        whole = onnx.shape_inference.infer_shapes(whole)
+    make_plain(whole)
+    path = into / "static.onnx"
+    onnx.save(whole, str(path), save_as_external_data=beside, location="static.bin" if beside else None)
+    return path

@@ -1,0 +1,127 @@
+"""The suite: which models are compiled through ONNX Runtime, in which precision, and for which chips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ci.lanes.onnx.options import Settings, settings_of
+from ci.pipeline.precision import PRECISIONS, precision_named
+from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, AnySuite, CaseName, Dotted, Scalar, Suites
+from provisioning.base.commands import session
+from provisioning.base.errors import ToolkitError
+from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import soc_named
+
+SHIPPED = MANIFESTS / "suites" / "onnx.toml"
+
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Run(AnyRun):
+    precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
+    per_channel: bool = False
+    calibration: Annotated[int, Field(ge=1)] = 32
+    """How many samples the ranges are taken from; for an .onnx all but the compared ones."""
+    options: dict[str, Scalar] = Field(default={})
+    """Options of the provider, the session and the run: `python -m ci onnx options`."""
+    profiling: bool = False
+    refused: tuple[str, ...] = ()
+    """Operators that QNN does not take, once somebody knows: the program is right if QNN refuses it for these
+    and no others."""
+
+    @property
+    def kind(self) -> str:
+        return self.precision
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        quantized = precision_named(self.precision).quantized
+        return ("sqnr_db", "reference_sqnr_db") if quantized else ("sqnr_db",)
+
+    @field_validator("precision")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        try:
+            return precision_named(value).name
+        except ToolkitError as error:
+            raise ValueError(f"a precision ({error.message}; {error.remedy})") from None
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Run:
+        for soc in self.socs:
+            try:
+                self.settings(soc)
+            except ToolkitError as error:
+                raise ValueError(f"{error.message}; {error.remedy}") from None
+        return self
+
+    def settings(self, soc: str) -> Settings:
+        """The options. Both an embedded context and one beside the model are made, so they must suit both."""
+        values = {
+            name: value if isinstance(value, bool | int) else str(value)
+            for name, value in self.options.items()
+        }
+        return settings_of(values, soc=soc_named(soc), embed=True, where="options")
+
+
+class Case(AnyCase):
+    factory: Dotted | None = None
+    """`module:function`, as in the lowering suite (docs/suites.md)."""
+    arguments: dict[str, Scalar] = Field(default={})
+    model: str = ""
+    """An .onnx instead, relative to the suite; it may lie outside its folder."""
+    dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
+    """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
+    calibrate: str = ""
+    """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
+    inferences: Annotated[int, Field(ge=1)] = 2
+    """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
+    recorded: bool = False
+    """Whatever becomes of it is a result, failures too: --update-baseline records it, and another result is
+    an error."""
+    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+
+    @model_validator(mode="after")
+    def _is_one_model(self) -> Case:
+        if bool(self.factory) == bool(self.model):
+            raise ValueError("either factory or model")
+        if self.factory and (self.calibrate or self.dimensions):
+            raise ValueError("calibrate and dimensions only with model: a factory gives its own inputs")
+        return self
+
+
+class Suite(AnySuite):
+    schema_: Literal[1] = Field(alias="schema")
+    cases: dict[CaseName, Case] = Field(alias="case", min_length=1)
+
+
+def command_for_one(verb: str, case: Case, run: Run, soc: str, search_path: Path) -> str:
+    """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
+    suite makes an .onnx."""
+    if not case.model:
+        return ""
+    words: list[str | Path] = [search_path / case.model, "--precision", run.precision, "--soc", soc]
+    if case.calibrate:
+        folder = search_path / case.calibrate
+        words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
+    for name, size in case.dimensions.items():
+        sizes = (size,) if isinstance(size, int) else size
+        words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
+    words += ["--per-channel"] * run.per_channel
+    return session(verb, *words)
+
+
+@dataclass(frozen=True, slots=True)
+class Program(AnyProgram[Case, Run]):
+    def file(self, name: str) -> Path:
+        return self.search_path / name
+
+
+SUITES = Suites("test_onnx", SHIPPED, Program, Suite)
+load_suite, programs_of = SUITES.load, SUITES.programs_of
+all_programs, choose = SUITES.all_programs, SUITES.choose

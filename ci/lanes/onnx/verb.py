@@ -1,0 +1,33 @@
+"""`test_onnx`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline.flags import add_accuracy, add_choice, add_how
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s test_onnx
+  nox -s test_onnx -- --tag pr
+  nox -s test_onnx -- -k vit/u16u8 --soc SM8750
+  nox -s test_onnx -- --suite ../mine/onnx.toml --keep
+  nox -s test_onnx -- --list
+  nox -s test_onnx -- --update-baseline --update-thresholds
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_choice(parser, "manifests/suites/onnx.toml")
+    group = add_how(parser)
+    add_accuracy(group)
+    group.add_argument(
+        "--keep", action="store_true", help="compile all anew, and keep what is made in reports/onnx"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lanes.onnx.stage import run as run_stage
+
+    return run_stage(args)

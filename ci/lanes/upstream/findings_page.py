@@ -1,0 +1,76 @@
+"""docs/findings.md: known faults, and what ExecuTorch's own tests do not pass here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ci.lanes.upstream.ledger import ledger_path, load_ledger, load_record
+from ci.lanes.upstream.suite import SUITES
+from provisioning.base.commands import session
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
+from provisioning.components import QNN_SDK
+from provisioning.known_faults import Fault, load_faults
+from provisioning.manifest import load_profile
+
+NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
+LANES = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any": "both lanes"}
+
+
+def page() -> str:
+    lines = [
+        "# What was found",
+        "",
+        "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds",
+        "that public threads report: what happens, in which versions, and the one command that shows it.",
+        "It is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
+        "and run `nox -s generate`. `nox -s validate` names those of the build that it looks at, `inspect`",
+        "those of the build that compiled a program, and the lanes those of a build whose program missed a",
+        "threshold.",
+        "",
+    ]
+    for title, measured in (("Measured here", True), ("Reported", False)):
+        if faults := [each for each in load_faults() if each.measured is measured]:
+            lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
+    lines += [*_upstream(), *_suites()]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _fault(fault: Fault) -> Iterator[str]:
+    place = "the emulator" if fault.where == "emulator" else "devices"
+    source = fault.source.removeprefix("docs/")
+    yield from (f"### {fault.title}", "")
+    yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
+    yield from ("", "```console", f"$ {fault.show}", "```", "")
+    yield from (f"**Instead:** {fault.avoid}. ({fault.id}: [{source}]({source}))", "")
+
+
+def _upstream() -> Iterator[str]:
+    profile, ledger = load_profile(DEFAULT_PROFILE), load_ledger("delegate", DEFAULT_PROFILE)
+    if not ledger.expected:
+        return
+    executorch, qnn = profile.packages["executorch"], profile.components[QNN_SDK].version
+    yield from ("## ExecuTorch's own tests", "")
+    yield f"What ExecuTorch {executorch} on QNN {qnn} does not pass or does not run of its delegate suite:"
+    yield "[the ledger](../manifests/upstream/delegate/wheels.toml). All other tests pass."
+    yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
+    for each in ledger.expected:
+        chips = f" ({', '.join(each.socs)})" if each.socs else ""
+        yield f"| `{each.test}` | {each.outcome.replace('_', ' ')}{chips} | {each.cause} |"
+    command = session("test_delegate", "-k", ledger.expected[0].test.rpartition(".")[2])
+    yield from ("", "Each is shown by its name:", "", "```console", f"$ {command}", "```", "")
+
+
+def _suites() -> Iterator[str]:
+    """The ledgers name hundreds of tests, so this has their numbers."""
+    yield f"Of [all suites](upstream-suites.md) on {DEFAULT_SOC}, with the ledger that has each cause:"
+    yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
+    for suite in SUITES:
+        ledger = load_ledger(suite, DEFAULT_PROFILE)
+        if record := load_record(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
+            counts = Counter(each.outcome for each in ledger.expected if each.covers(DEFAULT_SOC))
+            words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
+            place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
+            yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"
+    command = session("test_upstream", "operators", "--report-upstream")
+    yield from ("", "What upstream should be told of them:", "", "```console", f"$ {command}", "```", "")

@@ -1,0 +1,267 @@
+"""Compare verdicts with the ledger: findings, counts, and the ledger that would expect these verdicts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ci.artifacts.compiler_log import DIES_OF
+from ci.engine.workers.parent import tail
+from ci.lanes.upstream.adapters import GOOD, ORDER
+from ci.lanes.upstream.ledger import (
+    NOT_RUN,
+    UNKNOWN,
+    Ledger,
+    Part,
+    Record,
+    Recorded,
+    Verdict,
+    ledger_path,
+    load_ledger,
+    load_record,
+    locked,
+    record_path,
+)
+from ci.lanes.upstream.reason import reasons_of
+from ci.pipeline.reason import words_of
+from provisioning.base.commands import session
+from provisioning.base.diagnosis import Explanation, nearest
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Severity
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+from provisioning.base.stage_run import StageRun
+
+SAME_DB = 1.0
+"""Equal inputs give equal figures: an SQNR has changed if it differs by more than this."""
+
+LOGS_IN_REPORT = 25
+"""How many logs of surprises the report names; all logs are in the folder."""
+
+
+def rules_of(stage: StageRun) -> str:
+    """What the names of its rules begin with."""
+    return stage.stage.removeprefix("test_")
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What is expected of tests on one chip."""
+
+    ledger: Ledger
+    soc: str
+    logs: Path
+    record: Record = field(default_factory=Record)
+
+    def expected(self, test: str) -> str:
+        return self.ledger.outcome(test, self.soc)
+
+    def is_surprise(self, verdict: Verdict) -> bool:
+        if verdict.outcome == "passed" and self._is_unsteady(verdict.test):
+            return False
+        return verdict.outcome != self.expected(verdict.test) or any(
+            worse for _, worse in self.changes(verdict)
+        )
+
+    def changes(self, verdict: Verdict) -> list[tuple[str, bool]]:
+        """Each reason and part that was another when it was recorded: both values, whether it is worse."""
+        before = self._before(verdict)
+        parts = _changed_parts(before.parts, verdict.parts) if before.parts else []
+        return [*self._changed_reasons(verdict), *parts]
+
+    def _changed_reasons(self, verdict: Verdict) -> list[tuple[str, bool]]:
+        """A reason that is gone makes nothing worse."""
+        old, new = self._before(verdict).reasons, reasons_of(verdict)
+        before, now = set(map(words_of, old)), set(map(words_of, new))
+        if not before or not now or before == now:
+            return []
+        text = f"the reason was `{'; '.join(old)}` when it was recorded, and is `{'; '.join(new)}`"
+        return [(text, not now < before)]
+
+    def _before(self, verdict: Verdict) -> Recorded:
+        """What was recorded of a test, to compare with; nothing of one that ends by chance."""
+        recorded = self.record.tests.get(verdict.test, UNKNOWN)
+        return UNKNOWN if self._is_unsteady(verdict.test) else recorded
+
+    def _is_unsteady(self, test: str) -> bool:
+        entry = self.ledger.entry(test, self.soc)
+        return entry is not None and entry.unsteady
+
+    def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
+        """A note for every test that the ledger names, an error for every surprise."""
+        rules = rules_of(stage)
+        for verdict in sorted(verdicts, key=lambda each: each.test):
+            entry = self.ledger.entry(verdict.test, self.soc)
+            changes = self.changes(verdict)
+            if self.is_surprise(verdict):
+                self._surprise(stage, verdict)
+            elif changes:
+                message = "; ".join(text for text, _ in changes)
+                again = self._again(stage, verdict, "--update-ledger")
+                stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
+            elif entry:
+                absent = verdict.outcome in NOT_RUN
+                rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
+                message = f"not run: {entry.cause}" if absent else entry.cause
+                stage.add(rule, Severity.NOTE, verdict.test, message, self._again(stage, verdict))
+
+    def _surprise(self, stage: StageRun, verdict: Verdict) -> None:
+        expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
+        changes = [text for text, _ in self.changes(verdict)]
+        reason = "; ".join([verdict.reason.rstrip("."), *changes])
+        remedy = self._again(stage, verdict)
+        kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
+        rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
+        if verdict.outcome == expected:
+            rule = f"{rules_of(stage)}-changed"
+            message = "; ".join(changes)
+        elif verdict.outcome == "passed":
+            entry = self.ledger.entry(verdict.test, self.soc)
+            message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
+            remedy = self._again(stage, verdict, "--update-ledger")
+        elif verdict.outcome in NOT_RUN:
+            message = f"was not run: {verdict.reason}"
+        elif expected != "passed":
+            message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
+            remedy = self._again(stage, verdict, "--update-ledger")
+        elif known := self._explanation(verdict):
+            message, remedy = f"{reason}. {known}", known.fix
+        else:
+            message = f"{reason} (nothing known matches its log)"
+            remedy = f"read {log}, or {self._again(stage, verdict, '--keep')}"
+        stage.add(rule, Severity.ERROR, verdict.test, message, remedy)
+        if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
+            stage.artifacts.append(Artifact.of("log", log))
+
+    def note_changes(self, stage: StageRun, verdicts: Iterable[Verdict], tests: Collection[str]) -> None:
+        """What --update-ledger accepts: a note for every verdict that is not the recorded one."""
+        rule = f"{rules_of(stage)}-recorded"
+        for verdict in sorted(verdicts, key=lambda each: each.test):
+            before, changes = self.expected(verdict.test), [text for text, _ in self.changes(verdict)]
+            known = verdict.test in self.record.tests or self.ledger.entry(verdict.test, self.soc)
+            if known and verdict.outcome != before and self.is_surprise(verdict):
+                changes.insert(0, f"was {before}, and is {verdict.outcome}: {verdict.reason}".rstrip(": "))
+            if changes:
+                again = self._again(stage, verdict)
+                stage.add(rule, Severity.NOTE, verdict.test, "; ".join(changes), again)
+        for test in self.gone(tests):
+            removed = "removed: the suite does not have it any more"
+            stage.add(rule, Severity.NOTE, test, removed, self.command(stage, "--list"))
+
+    def gone(self, tests: Collection[str]) -> list[str]:
+        """What the ledger or the record names and the suite no longer has."""
+        named = {each.test for each in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
+        return sorted(named.difference(tests))
+
+    def _again(self, stage: StageRun, verdict: Verdict, *flags: str) -> str:
+        """The command that runs this test again."""
+        return self.command(stage, "-k", verdict.test.rpartition(".")[2], *flags)
+
+    def command(self, stage: StageRun, *flags: str) -> str:
+        """For this suite, profile and chip."""
+        words = [] if stage.stage == "test_delegate" else [self.ledger.suite]
+        words += flags
+        if self.ledger.profile != DEFAULT_PROFILE:
+            words += ["--profile", self.ledger.profile]
+        if self.soc != DEFAULT_SOC:
+            words += ["--soc", self.soc]
+        return session(stage.stage, *words)
+
+    def _explanation(self, verdict: Verdict) -> Explanation | None:
+        return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
+
+    def counts(self, verdicts: Iterable[Verdict]) -> dict[str, int]:
+        """Each verdict counts once, as passed, failed, not run or expected failure."""
+        names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
+        total = dict.fromkeys(names, 0)
+        for verdict in verdicts:
+            total["cached"] += verdict.cached
+            surprise = self.is_surprise(verdict)
+            if verdict.outcome in NOT_RUN:
+                total["not_run"] += 1
+            elif verdict.outcome == "passed" and not (surprise and self.expected(verdict.test) == "passed"):
+                total["passed"] += 1
+                total["unexpected_passes"] += surprise
+            else:
+                total["failed" if surprise else "expected_failures"] += 1
+        return total
+
+    def updated(self, verdicts: Iterable[Verdict], tests: Collection[str], measured: str) -> Judge:
+        """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs, and
+        tests that the suite no longer has are removed."""
+        verdicts = list(verdicts)
+        causes = {each.test: self._cause(each) for each in verdicts if each.outcome != "passed"}
+        suite, profile, known = self.ledger.suite, self.ledger.profile, set(tests)
+        with locked():
+            # Another run may have written since this one read them.
+            ledger, record = load_ledger(suite, profile), load_record(suite, profile, self.soc)
+            now = replace(self, ledger=ledger, record=record)
+            stale = {each.test for each in verdicts if now._changed_reasons(each)}
+            ledger = ledger.updated(verdicts, causes, self.soc, stale).only(known)
+            record = now.recorded(verdicts, measured).only(known)
+            for path, text in (
+                (ledger_path(suite, profile), ledger.as_toml()),
+                (record_path(suite, profile, self.soc), record.as_json()),
+            ):
+                replace_text(path, text)
+                sys.stderr.write(f"wrote {path}\n")
+        return replace(self, ledger=ledger, record=record)
+
+    def recorded(self, verdicts: Iterable[Verdict], measured: str) -> Record:
+        """The record with these verdicts. Of a test that ends by chance it keeps a failure."""
+        new = [each for each in verdicts if each.outcome != "passed" or not self._failed_by_chance(each.test)]
+        return self.record.with_verdicts(new, measured)
+
+    def _failed_by_chance(self, test: str) -> bool:
+        parts = self.record.tests.get(test, UNKNOWN).parts
+        return self._is_unsteady(test) and any(part.result not in GOOD for part in parts)
+
+    def _cause(self, verdict: Verdict) -> str:
+        """Equal for equal failures, so that the ledger names them together; figures are in the record."""
+        if verdict.outcome == "wrong" and verdict.problems:
+            return "its outputs are not those of the model that it is compared with"
+        if DIES_OF in verdict.reason:
+            return verdict.reason
+        if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
+            return f"{verdict.reason.rstrip('.')}. {known.cause}"
+        return verdict.reason or verdict.outcome
+
+
+def _changed_parts(old: Sequence[Part], new: Sequence[Part]) -> list[tuple[str, bool]]:
+    changes = [
+        (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
+        for index, (before, part) in enumerate(zip(old, new, strict=False))
+        if (worse := _worse(before, part))
+    ]
+    if len(old) != len(new):
+        worse = len(new) < len(old) or any(part.result not in GOOD for part in new[len(old) :])
+        changes.append((f"had {len(old)} parts when it was recorded, and has {len(new)}", worse))
+    return changes
+
+
+def _worse(before: Part, now: Part) -> float:
+    """Above 0 if a part is worse than it was, below if it is better, 0 if it is the same."""
+    if before.result != now.result:
+        return ORDER.index(before.result) - ORDER.index(now.result)
+    old, new = {*before.cpu}, {*now.cpu}
+    if before.in_float is not None and now.in_float is not None:
+        old, new = old | {*before.in_float}, new | {*now.in_float}
+    if left := new - old:
+        # The figure may be better for it: the CPU and fp16 are more exact.
+        return len(left)
+    if before.sqnr_db is None or now.sqnr_db is None:
+        # What is not compared any more is worse.
+        lost = float(now.sqnr_db is None) - float(before.sqnr_db is None)
+    else:
+        lost = _lost(before.sqnr_db, now.sqnr_db)
+    # A coarser quantizer is farther from the float model, and HTP as near to the quantized one as before, or
+    # nearer.
+    if lost <= 0 and before.float_db is not None:
+        to_float = 1.0 if now.float_db is None else _lost(before.float_db, now.float_db)
+        lost = to_float if to_float > 0 else lost or to_float
+    return lost or -float(bool(old - new))
+
+
+def _lost(before: float, now: float) -> float:
+    return before - now if abs(before - now) > SAME_DB else 0.0

@@ -1,0 +1,388 @@
+"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what it cost, why it did not
+pass and what each of its parts gave when it was recorded (<profile>-<chip>.json)."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, Field
+
+from ci.lanes.upstream.reason import reasons_of
+from provisioning.base.documents import Model, load
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import MANIFESTS
+
+DIRECTORY = MANIFESTS / "upstream"
+
+HEADER = """\
+# What ExecuTorch's own tests ({suite}) do with the {profile} profile where one does not pass, and why.
+# `outcome`: dies (while lowering), wrong (outputs), failed (otherwise), crash, memory (more than the limit),
+# timeout (no result within --timeout), bad_test (a mistake in the test, which upstream skips or passes),
+# absent (needs a module that is not installed), not_run (skipped), expected_failure (marked so upstream).
+# `unsteady`: it passes or ends so by chance. Without `socs` an entry holds for every chip.
+# `nox -s test_upstream -- {suite} --update-ledger` rewrites this file.
+schema = 1
+"""
+
+SAMPLE = """
+# A fixed choice of quick and different tests for CI: `--sample`.
+sample = [
+{tests}
+]
+"""
+
+Kind = Literal[
+    "failed",
+    "dies",
+    "wrong",
+    "crash",
+    "memory",
+    "timeout",
+    "bad_test",
+    "absent",
+    "not_run",
+    "expected_failure",
+]
+
+GONE = ("crash", "memory", "timeout")
+"""The process ended, so that nothing was measured."""
+
+NOT_RUN = ("absent", "not_run")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model or subtest of a test: its result and its least SQNR in dB."""
+
+    result: str
+    sqnr_db: float | None = None
+    cpu: tuple[str, ...] = ()
+    """The operators that stayed on the CPU."""
+    name: str = field(default="", compare=False)
+    error: str = field(default="", compare=False)
+    float_db: float | None = field(default=None, compare=False)
+    """The SQNR on HTP against the float model."""
+    quantized_db: float | None = field(default=None, compare=False)
+    """That of the quantized model on the CPU against the float model."""
+    in_float: tuple[str, ...] | None = None
+    """The operators of a quantized model that HTP computes in float; None: not measured."""
+
+    def __str__(self) -> str:
+        figure = "" if self.sqnr_db is None else f" {self.sqnr_db:.1f} dB"
+        to_float = "" if self.float_db is None else f" ({self.float_db:.1f} dB to float)"
+        places = (("on the CPU", self.cpu), ("in fp16", self.in_float or ()))
+        where = "".join(f", {' '.join(names)} {place}" for place, names in places if names)
+        return f"{self.result}{figure}{to_float}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A test's outcome: `passed`, or a Kind."""
+
+    test: str
+    outcome: str
+    reason: str = ""
+    problems: tuple[tuple[str, str], ...] = ()
+    """The failed subtests, or the whole test under an empty name, each with its error."""
+    subtests: int = 0
+    parts: tuple[Part, ...] = ()
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the worker and its children: other work on the machine does not affect it."""
+    peak: int = 0
+    cached: bool = False
+
+
+class Expected(Model):
+    test: str
+    outcome: Kind
+    cause: Annotated[str, Field(min_length=1), AfterValidator(lambda text: " ".join(text.split()))]
+    socs: tuple[str, ...] = ()
+    unsteady: bool = False
+    """It passes or ends like this by chance, with the same inputs."""
+
+    def covers(self, soc: str) -> bool:
+        return not self.socs or soc in self.socs
+
+
+class Group(Model):
+    """Tests that end alike, for one reason."""
+
+    test: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    outcome: Kind
+    cause: str
+    socs: tuple[str, ...] = ()
+    unsteady: bool = False
+
+    def each(self) -> Iterator[Expected]:
+        for test in [self.test] if isinstance(self.test, str) else self.test:
+            yield Expected(test=test, **self.model_dump(exclude={"test"}))
+
+
+class File(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    sample: tuple[str, ...] = ()
+    expected: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    suite: str
+    profile: str
+    expected: tuple[Expected, ...] = ()
+    sample: tuple[str, ...] = ()
+
+    def entry(self, test: str, soc: str) -> Expected | None:
+        return next((each for each in self.expected if each.test == test and each.covers(soc)), None)
+
+    def outcome(self, test: str, soc: str) -> str:
+        entry = self.entry(test, soc)
+        return entry.outcome if entry else "passed"
+
+    def updated(
+        self,
+        verdicts: Iterable[Verdict],
+        causes: Mapping[str, str],
+        soc: str,
+        stale: Collection[str] = (),
+    ) -> Ledger:
+        """The ledger that expects these verdicts. Other tests keep their entries, and valid entries keep
+        their cause; those of `stale` tests are valid no longer."""
+        from provisioning.manifest import load_socs
+
+        expected = list(self.expected)
+        for verdict in verdicts:
+            known = self.entry(verdict.test, soc)
+            if known and known.unsteady and verdict.outcome == "passed":
+                continue
+            if verdict.outcome == (known.outcome if known else "passed") and verdict.test not in stale:
+                continue
+            if known:
+                expected.remove(known)
+                covered = known.socs or sorted(load_socs())
+                if others := tuple(other for other in covered if other != soc):
+                    expected.append(known.model_copy(update={"socs": others}))
+            if verdict.outcome != "passed":
+                outcome = cast(Kind, verdict.outcome)
+                cause = causes[verdict.test]
+                expected.append(Expected(test=verdict.test, outcome=outcome, cause=cause, socs=(soc,)))
+        return replace(self, expected=_joined(expected))
+
+    def only(self, names: Collection[str]) -> Ledger:
+        return replace(
+            self,
+            expected=tuple(each for each in self.expected if each.test in names),
+            sample=tuple(test for test in self.sample if test in names),
+        )
+
+    def as_toml(self) -> str:
+        lines = [HEADER.format(suite=self.suite, profile=self.profile).rstrip()]
+        if self.sample:
+            tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
+            lines.append(SAMPLE.format(tests=tests).rstrip())
+        groups: dict[tuple[str, tuple[str, ...], str, bool], list[str]] = {}
+        for each in self.expected:
+            groups.setdefault((each.outcome, each.socs, each.cause, each.unsteady), []).append(each.test)
+        for (outcome, socs, cause, unsteady), names in groups.items():
+            listed = "".join(f"  {json.dumps(test)},\n" for test in names)
+            name = json.dumps(names[0]) if len(names) == 1 else f"[\n{listed}]"
+            lines += ["", "[[expected]]", f"test = {name}", f"outcome = {json.dumps(outcome)}"]
+            if socs:
+                lines.append(f"socs = {json.dumps(list(socs))}")
+            lines += ["unsteady = true"] * unsteady
+            lines.append(f"cause = {_quoted(cause)}")
+        return "\n".join(lines) + "\n"
+
+
+def _joined(entries: Iterable[Expected]) -> tuple[Expected, ...]:
+    """One entry for all chips on which a test ends alike, for one reason."""
+    chips: dict[tuple[str, Kind, str, bool], set[str]] = {}
+    for each in entries:
+        key = (each.test, each.outcome, each.cause, each.unsteady)
+        chips.setdefault(key, set()).update(each.socs)
+    joined = (
+        Expected(test=test, outcome=outcome, cause=cause, unsteady=unsteady, socs=tuple(sorted(socs)))
+        for (test, outcome, cause, unsteady), socs in chips.items()
+    )
+    return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Keep other runs from writing ledgers, records and the table. It locks the folder: a file would show up
+    in git."""
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(DIRECTORY, os.O_RDONLY)
+    try:
+        # On a file system without locks, one run at a time still works.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def ledger_path(suite: str, profile: str) -> Path:
+    return DIRECTORY / suite / f"{profile}.toml"
+
+
+def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
+    """Without a file every test is expected to pass."""
+    path = path or ledger_path(suite, profile)
+    if not path.is_file():
+        return Ledger(suite, profile)
+    file = load(path, File)
+    rows: dict[str, list[Expected]] = {}
+    for row in (each for group in file.expected for each in group.each()):
+        for other in rows.setdefault(row.test, []):
+            if not row.socs or not other.socs or set(row.socs) & set(other.socs):
+                raise ManifestError(
+                    path, "expected", expected="one entry for each test and chip", found=f"{row.test} twice"
+                )
+        rows[row.test].append(row)
+    expected = tuple(sorted(itertools.chain(*rows.values()), key=lambda each: (each.test, each.socs)))
+    return Ledger(suite, profile, expected, file.sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a test took, why it did not pass, and what each of its parts gave."""
+
+    seconds: float
+    megabytes: int
+    parts: tuple[Part, ...] = ()
+    measured: str = ""
+    """The versions that gave these."""
+    reasons: tuple[str, ...] = ()
+    """Those of ci.lanes.upstream.reason; none in a record that was written before there were any."""
+
+
+UNKNOWN = Recorded(5.0, 900)
+"""For a test that was never measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a suite's tests gave on one chip. Runs of parts of a suite add up in it."""
+
+    measured: str = ""
+    """The versions of what was measured last. Parts of a suite may be older."""
+    tests: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def with_verdicts(self, verdicts: Iterable[Verdict], measured: str) -> Record:
+        """With what was measured now. A test whose process ended keeps what it took before."""
+        tests = dict(self.tests)
+        for verdict in verdicts:
+            old = tests.get(verdict.test, UNKNOWN)
+            if not (verdict.outcome in GONE or (verdict.cached and verdict.test in tests)):
+                old = Recorded(verdict.cpu_seconds, verdict.peak >> 20)
+            tests[verdict.test] = replace(
+                old, parts=verdict.parts, measured=measured, reasons=reasons_of(verdict)
+            )
+        return Record(measured, tests)
+
+    def versions(self) -> str:
+        """Those of all tests, the last ones first."""
+        older = Counter(row.measured for row in self.tests.values() if row.measured != self.measured)
+        of = len(self.tests)
+        return "; ".join(
+            [self.measured, *(f"{count} of {of} tests with {name}" for name, count in older.items())]
+        )
+
+    def only(self, names: Collection[str]) -> Record:
+        return Record(self.measured, {test: row for test, row in self.tests.items() if test in names})
+
+    def as_json(self) -> str:
+        by_version: dict[str, dict[str, Recorded]] = {self.measured: {}}
+        for test, row in sorted(self.tests.items()):
+            by_version.setdefault(row.measured, {})[test] = row
+        last = (
+            f'  "measured": {json.dumps(self.measured)},\n  "tests": {_rows(by_version.pop(self.measured))}'
+        )
+        older = ",\n".join(f"    {json.dumps(name)}: {_rows(rows)}" for name, rows in by_version.items())
+        fields = ['  "schema": 1', last, *([f'  "older": {{\n{older}\n  }}'] if older else [])]
+        return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _rows(tests: Mapping[str, Recorded]) -> str:
+    rows = [
+        f"    {json.dumps(test)}: "
+        + json.dumps(
+            [round(row.seconds, 1), row.megabytes, *row.reasons, *map(_row_of, row.parts)], ensure_ascii=False
+        )
+        for test, row in tests.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n  }"
+
+
+def _row_of(part: Part) -> list[Any]:
+    row: list[Any] = [part.result, part.sqnr_db, *part.cpu]
+    if part.in_float is not None:
+        return [*row, [part.float_db, part.quantized_db, *part.in_float]]
+    return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
+
+
+def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> Part:
+    part = Part(str(result), _figure(sqnr_db), tuple(each for each in rest if isinstance(each, str)))
+    if not rest or isinstance(rest[-1], str):
+        return part
+    float_db, quantized_db, *in_float = rest[-1]
+    return replace(
+        part,
+        float_db=_figure(float_db),
+        quantized_db=_figure(quantized_db),
+        in_float=tuple(map(str, in_float)),
+    )
+
+
+def _figure(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def record_path(suite: str, profile: str, soc: str) -> Path:
+    return DIRECTORY / suite / f"{profile}-{soc}.json"
+
+
+def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> Record:
+    path = path or record_path(suite, profile, soc)
+    if not path.is_file():
+        return Record()
+    try:
+        file = json.loads(path.read_text(encoding="utf-8"))
+        tests = {
+            str(test): Recorded(
+                float(seconds),
+                int(megabytes),
+                tuple(_part_of(*each) for each in rest if not isinstance(each, str)),
+                name,
+                tuple(each for each in rest if isinstance(each, str)),
+            )
+            for name, rows in {**file.get("older", {}), file["measured"]: file["tests"]}.items()
+            for test, (seconds, megabytes, *rest) in rows.items()
+        }
+        return Record(str(file["measured"]), tests)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(
+            path,
+            "tests",
+            expected='{"test": [seconds, megabytes, reasons…, [result, dB, operators on the CPU]…]}',
+            found=f"{type(error).__name__}: {error}",
+            remedy="remove it; --update-ledger writes it again",
+        ) from error
+
+
+def _quoted(text: str) -> str:
+    if len(text) < 90:
+        return json.dumps(text, ensure_ascii=False)
+    body = "\n".join(textwrap.wrap(text.replace("\\", "\\\\").replace('"""', "'''"), 104))
+    return f'"""\n{body}\n"""'

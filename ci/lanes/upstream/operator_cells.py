@@ -1,0 +1,299 @@
+"""The cells of the operator table, from the records of suites."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ci.lanes.upstream.adapters import ORDER
+from ci.lanes.upstream.ledger import DIRECTORY, Part, Record, load_record
+from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS, cases
+from ci.operators import onnx_page
+from ci.operators.names import REWORK, key_of
+from ci.operators.table import (
+    EXACT,
+    FAILING,
+    LOSES_DB,
+    MEANINGS,
+    PLAIN,
+    Case,
+    Cell,
+    Onnx,
+    Result,
+    Table,
+    read,
+)
+from ci.pipeline.accuracy import LEAST_DB
+from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+
+NEWER = "rework-op"
+"""Qualcomm's newer tests. They count where the other suites measure nothing."""
+
+OPERATORS = ("operators", "values", NEWER)
+"""The suites that the table is made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one case of an operator gave."""
+
+    suite: str
+    test: str
+    part: Part
+    own: str = ""
+    """The name of our own case."""
+    case: str = ""
+    """The test of ExecuTorch's."""
+    float_db: float | None = None
+    tried_in: MeasuredScheme | None = None
+    """The scheme that it was measured in, if it counts for another one."""
+
+    @property
+    def result(self) -> Result:
+        return _result(self.part)
+
+    @property
+    def usual(self) -> bool:
+        return self.own in ("", PLAIN)
+
+
+def table_of(
+    records: Mapping[str, Mapping[str, Record]],
+    upstream: Mapping[str, Sequence[str]],
+    onnx: Onnx | None = None,
+) -> Table:
+    """From records by suite and chip, with what ONNX Runtime compiled."""
+    rows: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    names: dict[str, str] = {}
+    measured: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for suite in sorted(records, key=(*OPERATORS, *records).index):
+        for soc, record in records[suite].items():
+            for test, parts in record.tests.items():
+                for operator, scheme, row in _rows(suite, test, parts.parts):
+                    name = names.setdefault(key_of(operator), operator)
+                    rows[name, scheme][soc].append(row)
+            if record.tests:
+                measured[soc][record.versions()].append(suite)
+    cells: dict[str, dict[str, dict[str, Cell]]] = {}
+    for (operator, scheme), chips in sorted(rows.items()):
+        for soc, own in chips.items():
+            each = own
+            if other := SAME_WITHOUT_WEIGHTS.get(scheme):
+                each = [*own, *_from_similar_scheme(own, rows.get((operator, other), {}).get(soc, []), other)]
+            same = {row.test for row in _counted(each)}
+            usual = [row for row in chips.get(DEFAULT_SOC, ()) if row.test in same]
+            cell = _cell(operator, _counted(each))
+            if soc != DEFAULT_SOC and usual and (result := _cell(operator, usual).result) != cell.result:
+                cell = cell.model_copy(update={"default": result})
+            cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
+    files = {name: tuple(words) for name, words in upstream.items()}
+    return Table.model_validate(
+        {
+            "schema": 1,
+            "measured": {soc: _in_words(versions) for soc, versions in measured.items()},
+            "upstream": files,
+            "cells": dict(sorted(cells.items())),
+            **({"onnx": onnx} if onnx else {}),
+        }
+    )
+
+
+def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
+    """With the suites if they were measured with different ones."""
+    if len(versions) == 1:
+        return next(iter(versions))
+    return "; ".join(f"{', '.join(suites)}: {name}" for name, suites in versions.items())
+
+
+def _from_similar_scheme(own: Sequence[Row], others: Sequence[Row], scheme: MeasuredScheme) -> list[Row]:
+    """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
+    in both and no other of our own cases was tried."""
+    plain, same = ([row.part for row in rows if row.own == PLAIN] for rows in (own, others))
+    if not plain or plain != same or plain[0].sqnr_db is None:
+        return []
+    if any(row.own not in ("", PLAIN) for row in own):
+        return []
+    return [replace(row, tried_in=scheme) for row in others if row.own not in ("", PLAIN)]
+
+
+def _rows(suite: str, test: str, parts: Sequence[Part]) -> Iterator[tuple[str, str, Row]]:
+    """Each part with its operator and scheme: abs, 8a8w, with the test shapes for
+    `test_abs.test_abs_shapes[qnn_8a8w-…]`, and log, 8a8w, with our case small for
+    `test_values[qnn_8a8w-log-small]`."""
+    head, _, identifier = test.partition("[")
+    flow, _, rest = identifier.rstrip("]").partition("-")
+    if suite == NEWER:
+        yield from _newer_rows(head, flow, test, parts)
+        return
+    scheme = flow.removeprefix("qnn_") if flow != "qnn" else "fp16"
+    if scheme not in MEASURED_SCHEMES:
+        return
+    own, case = "", ""
+    if head == "test_values":
+        operator, _, own = rest.partition("-")
+    else:
+        file, _, function = head.partition(".")
+        operator = file.removeprefix("test_")
+        case = function.removeprefix(f"{file}_").removeprefix("test_")
+    for part in parts:
+        yield operator, scheme, Row(suite, test, part, own, case)
+
+
+NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}
+
+
+def _newer_rows(
+    function: str, identifier: str, test: str, parts: Sequence[Part]
+) -> Iterator[tuple[str, str, Row]]:
+    """gather, 8a8w for `test_gather[8a]`; conv1d, 16a4w for `test_conv1d[16a4w_pcq]`.
+
+    Such a test compares outputs only after it made sure that all is one delegate, so a part with a figure is
+    whole. Of quantized outputs that are far from the float model's, one that fails is wrong, and one that
+    passes is no test.
+    One that passes without a figure expects an exception, and one that fails before it compares says nothing
+    of a place, unless lowering fails."""
+    name, _, kind = identifier.partition("_")
+    scheme = NEWER_SCHEMES.get(name, name) + ("_block" if kind == "lpbq" else "")
+    if scheme not in MEASURED_SCHEMES or "_unsupported" in function:
+        return
+    operator = function.removeprefix("test_")
+    for part in parts:
+        tested, float_db = part, None
+        if part.result in ("passed", "wrong", "bad_test") and part.sqnr_db is not None:
+            # Below -EXACT there is no signal, and no ratio.
+            figure = part.sqnr_db if part.sqnr_db > -EXACT else None
+            if scheme == "fp16":
+                tested = Part("wrong" if part.result == "wrong" else "whole", figure)
+            else:
+                refused = part.result == "wrong" and (figure is None or figure < LEAST_DB)
+                far = figure is not None and figure < LEAST_DB
+                tested = Part("wrong" if refused else "bad_test" if far else "whole")
+                float_db = figure
+        elif part.result not in ("dies", "crash", "memory", "timeout"):
+            continue
+        yield (
+            REWORK.get(operator, operator),
+            scheme,
+            Row(NEWER, test, tested, case=function, float_db=float_db),
+        )
+
+
+def _counted(rows: Sequence[Row]) -> Sequence[Row]:
+    """Without the newer tests where the others measure anything, and without tests that test nothing."""
+    first = [row for row in rows if row.suite != NEWER and row.result != "bad_test"]
+    newer = [row for row in rows if row.suite == NEWER]
+    return first or newer or rows
+
+
+def _cell(operator: str, rows: Sequence[Row]) -> Cell:
+    """Most of the suite's own models and of the plain case decide. What is otherwise is named beside it: one
+    unusual case that dies does not make an operator one that dies."""
+    inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
+    judged = [row for row in rows if row.result != "bad_test" or row.float_db is not None] or rows
+    usual = [row for row in judged if row.usual] or judged
+    counts = Counter(row.result for row in usual)
+    result = max(counts, key=lambda each: (counts[each], -ORDER.index(each)))
+    alike = [row for row in judged if row.result == result]
+    least = min(
+        ((row.part.sqnr_db, row) for row in alike if row.part.sqnr_db is not None),
+        key=lambda each: each[0],
+        default=None,
+    )
+    others: dict[str, Result] = {}
+    for row in usual:
+        if row.usual and row.result != result:
+            name = row.case or row.own
+            others[name] = min(row.result, others.get(name, row.result), key=ORDER.index)
+    own = [(inputs.get(row.own, row.own), row) for row in judged if row.own]
+    losses = [
+        min(row.part.quantized_db, MOST_DB) - row.part.float_db
+        for row in alike
+        if row.part.quantized_db is not None and row.part.float_db is not None
+    ]
+    loses = max(losses, default=0.0)
+    in_float = {name for row in usual if row.result == result for name in row.part.in_float or ()}
+    return Cell(
+        result=result,
+        sqnr_db=least and least[0],
+        worst=inputs.get(least[1].own, least[1].case) if least and least[0] < EXACT else "",
+        float_db=min((row.float_db for row in alike if row.float_db is not None), default=None),
+        loses_db=round(loses, 1) if result in QUANTIZED and loses >= LOSES_DB else None,
+        in_float=tuple(sorted(map(_short, in_float))) if result in QUANTIZED else (),
+        tried_in=next((row.tried_in for row in judged if row.tried_in), None),
+        models=len(judged),
+        cpu=tuple(sorted({name for row in usual if row.result == result for name in row.part.cpu})),
+        others=others,
+        elsewhere={
+            name: row.result
+            for name, row in own
+            if not row.usual and row.result != result and row.result not in (*FAILING, "bad_test")
+        },
+        bad={
+            name: Case(result=row.result, sqnr_db=row.part.sqnr_db) for name, row in own if _fails(row.part)
+        },
+        newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
+    )
+
+
+QUANTIZED = ("whole", "part")
+
+MOST_DB = 100.0
+"""Rounding to 16 bits leaves no more; what is nearer to the float model has lost nothing."""
+
+
+def _short(name: str) -> str:
+    """`mul.Tensor` for aten.mul.Tensor, `sin` for aten.sin.default."""
+    return name.removeprefix("aten.").removesuffix(".default")
+
+
+def _fails(part: Part) -> bool:
+    """Of our own cases. Where values are large, ExecuTorch's tolerances refuse good outputs too."""
+    return _result(part) in FAILING and (part.sqnr_db is None or part.sqnr_db < LEAST_DB)
+
+
+def _result(part: Part) -> Result:
+    if part.result in ("failed", "memory", "timeout"):
+        return "dies"
+    if part.result not in MEANINGS:
+        return "bad_test"
+    low = part.sqnr_db is not None and part.sqnr_db < LEAST_DB
+    if low and part.result not in ("crash", "dies", "bad_test"):
+        return "wrong"
+    return part.result  # type: ignore[return-value]
+
+
+def committed() -> Table:
+    onnx = onnx_page.committed(DEFAULT_PROFILE)
+    return table_of(committed_records(DEFAULT_PROFILE), upstream_files() or read().upstream, onnx)
+
+
+def committed_records(profile: str) -> dict[str, dict[str, Record]]:
+    return {
+        suite: {
+            path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
+            for path in sorted((DIRECTORY / suite).glob(f"{profile}-*.json"))
+        }
+        for suite in OPERATORS
+    }
+
+
+def upstream_files() -> dict[str, list[str]]:
+    """What the installed ExecuTorch has for each operator of aten; empty if it is not installed."""
+    spec = importlib.util.find_spec("executorch")
+    roots = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    by_operator: dict[str, list[str]] = defaultdict(list)
+    for root in roots:
+        backend = root / "backends" / "qualcomm"
+        for word, pattern, files in (
+            ("lowers", r'"(aten\.\w+)\.', backend.glob("builders/op_*.py")),
+            ("quantizes", r"torch\.ops\.(aten\.\w+)\.", backend.glob("quantizer/annotators/htp_rules.py")),
+        ):
+            text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
+            for name in sorted({key_of(each) for each in re.findall(pattern, text)}):
+                by_operator[name].append(word)
+    return dict(by_operator)

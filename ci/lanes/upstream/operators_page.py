@@ -1,0 +1,194 @@
+"""The operator table's files: docs/operators.md and reports/operators.html."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import Verdict
+from ci.lanes.upstream.operator_cells import NEWER, committed, committed_records, table_of, upstream_files
+from ci.operators import onnx_page
+from ci.operators.html import html_of
+from ci.operators.names import names_of
+from ci.operators.table import DIFFERS, FAILING, LOSES_DB, MEANINGS, PLAIN, TABLE, Table, by_name, read
+from ci.pipeline.accuracy import LEAST_DB
+from ci.pipeline.precision import MEASURED_SCHEMES
+from provisioning.base.files import replace_text
+from provisioning.base.settings import DEFAULT_SOC, ROOT
+from provisioning.manifest import load_socs
+
+PAGE = ROOT / "docs" / "operators.md"
+
+INTRODUCTION = f"""\
+# Which operator works, in which scheme
+
+You want to know, before you build on an operator, whether HTP takes it, at which precision, and how exact
+it is. These are measurements: ExecuTorch's own suites, lowered by the QNN compiler and run on the
+HTP emulator, each against the quantized model on the CPU. Repeat a row, or measure what is missing:
+
+```console
+$ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a8w
+$ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
+```
+
+A cell has what most of ExecuTorch's tests and our own plain case gave, and the least signal-to-noise
+ratio of all cases with that result. In parentheses is how many tests gave another result. A verdict depends
+on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and
+shapes that are tried beside. Two tables below have the cases that go wrong, and those that run elsewhere than
+the cell says. reports/operators.html has the same with filters, and the worst case of each cell.
+
+Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
+model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses.
+Below {LEAST_DB:g} dB its outputs are wrong, or quantizing loses so much: WRONG is one that fails there, and
+one that passes there tests nothing.
+
+`loses`: how much farther from the float model HTP is than the same quantized model on the CPU, where that
+is {LOSES_DB:g} dB or more: 16 bits gain less there than they should. `in fp16`: these operators are not
+quantized, beside others that are. Schemes that differ in the weights alone give the same for an operator that
+has none, as its plain case shows; its ranges and shapes were tried in 16a8w and 8a8w, and count for others.
+
+`files`: whether ExecuTorch has a builder (`lowers`) and a rule of the quantizer (`quantizes`) for the
+operator, or for what it becomes when it is exported; operators that it decomposes have none. {DIFFERS} marks
+a cell that is not as these files say: there is a builder or a rule, and it is not whole on HTP; or there is
+no rule, and it runs quantized.
+"""
+
+
+def write_table(runs: Sequence[tuple[Judge, Iterable[Verdict]]], measured: str) -> list[Path]:
+    """reports/operators/table.json and reports/operators.html: the records, and what these suites gave now
+    on top."""
+    judge, _ = runs[0]
+    records = committed_records(judge.ledger.profile)
+    for each, verdicts in runs:
+        now = each.recorded(verdicts, measured)
+        records.setdefault(each.ledger.suite, {})[each.soc] = now
+    onnx = onnx_page.committed(judge.ledger.profile)
+    table = table_of(records, upstream_files() or read().upstream, onnx)
+    reports = judge.logs.parents[1]
+    paths = [reports / "operators" / "table.json", reports / "operators.html"]
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    for path, text in zip(paths, (table.as_json(), html_of(table)), strict=True):
+        replace_text(path, text)
+    return paths
+
+
+def accept_table() -> None:
+    """Write the table that the committed records give, and its page."""
+    replace_text(TABLE, table_json())
+    replace_text(PAGE, markdown())
+
+
+def table_json() -> str:
+    """manifests/upstream/operators/table.json."""
+    return committed().as_json()
+
+
+def markdown() -> str:
+    """docs/operators.md."""
+    return markdown_of(committed())
+
+
+def markdown_of(table: Table) -> str:
+    """The page of a table."""
+    return "\n".join(_markdown(table)) + "\n"
+
+
+def _markdown(table: Table) -> Iterator[str]:
+    yield INTRODUCTION
+    yield from ("| word | meaning |", "| --- | --- |")
+    yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
+    yield from _whole_table(table)
+    yield from _unmeasured(table)
+    yield from _bad_values(table)
+    yield from _elsewhere(table)
+    yield from _other_chips(table)
+    yield from onnx_page.markdown(table.onnx)
+
+
+def _whole_table(table: Table) -> Iterator[str]:
+    yield from ("", f"## {DEFAULT_SOC}", "")
+    yield f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}."
+    yield from (
+        "",
+        f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |",
+        f"| --- |{' --- |' * len(MEASURED_SCHEMES)} --- |",
+    )
+    for operator, chips in table.cells.items():
+        if row := by_name(chips.get(DEFAULT_SOC, {})):
+            texts = [
+                table.marked(operator, name, row[name]) if name in row else "" for name in MEASURED_SCHEMES
+            ]
+            yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
+
+
+def _unmeasured(table: Table) -> Iterator[str]:
+    known = {name for operator in table.cells for name in names_of(operator)}
+    missing = sorted(set(table.upstream) - known)
+    if missing:
+        yield ""
+        yield f"Not measured, and ExecuTorch's files have a builder or a rule for it: {', '.join(missing)}."
+
+
+def _bad_values(table: Table) -> Iterator[str]:
+    yield from ("", "## Where values and shapes decide", "")
+    yield f"What is wrong or fails on {DEFAULT_SOC}: inputs by range or shape, and ExecuTorch's tests."
+    yield from ("", "| operator | inputs | schemes | result |", "| --- | --- | --- | --- |")
+    for operator, chips in table.cells.items():
+        schemes: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for scheme, cell in sorted(chips.get(DEFAULT_SOC, {}).items()):
+            for inputs, case in cell.bad.items():
+                schemes[inputs, str(case)].append(scheme)
+            for test, result in cell.others.items():
+                if result in FAILING and test != PLAIN:
+                    schemes[test, MEANINGS[result][0]].append(scheme)
+        for (inputs, words), names in sorted(schemes.items()):
+            yield f"| {operator} | {inputs} | {', '.join(names)} | {words} |"
+
+
+def _elsewhere(table: Table) -> Iterator[str]:
+    """A line for each scheme, shape and pair of results: operators stay apart by these, not by their kind."""
+    operators: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for operator, chips in table.cells.items():
+        for scheme, cell in chips.get(DEFAULT_SOC, {}).items():
+            for inputs, result in cell.elsewhere.items():
+                usual, here = MEANINGS[cell.result][0], MEANINGS[result][0]
+                operators[inputs, scheme, usual, here].append(operator)
+    yield from ("", "## Where values and shapes decide the place", "")
+    yield f"What runs on {DEFAULT_SOC}, and otherwise than its cell says."
+    yield from ("", "| inputs | scheme | cell | result | operators |", "| --- | --- | --- | --- | --- |")
+    for words, names in sorted(operators.items()):
+        yield f"| {' | '.join(words)} | {', '.join(names)} |"
+
+
+def _other_chips(table: Table) -> Iterator[str]:
+    others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC]
+    if not others:
+        return
+    yield from (
+        "",
+        "## Other chips",
+        "",
+        "Plain cases and Qualcomm's newer tests; shown where one of these gives another result than on "
+        f"{DEFAULT_SOC}. That chip's own column is the cell above, of all ranges and shapes.",
+        "",
+    )
+    differing = 0
+    for soc in others:
+        cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
+        count = sum(cell.default is not None for cell in cells)
+        arch, measured = load_socs()[soc].arch, table.measured[soc]
+        yield f"- {soc} (V{arch}): {count or 'none'} of {len(cells)} cells; {measured}"
+        differing += count
+    if not differing:
+        return
+    yield from ("", f"| operator | scheme | {DEFAULT_SOC} | {' | '.join(others)} |")
+    yield f"| --- | --- | --- |{' --- |' * len(others)}"
+    for operator, chips in table.cells.items():
+        for scheme in MEASURED_SCHEMES:
+            row = [chips.get(soc, {}).get(scheme) for soc in others]
+            if defaults := [cell.default for cell in row if cell and cell.default]:
+                usual = chips[DEFAULT_SOC].get(scheme, MEANINGS[defaults[0]][0])
+                texts = " | ".join(str(cell or "") for cell in row)
+                yield f"| {operator} | {scheme} | {usual} | {texts} |"

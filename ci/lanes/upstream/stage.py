@@ -1,0 +1,485 @@
+"""The stage: choose tests, take remembered verdicts, run the other tests, compare with the ledger."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from ci.engine.inputs import Roots, Touched
+from ci.engine.installed import ready_runner
+from ci.engine.jobs import Calls, Job, default_slots, parse_shard, run_jobs, shard
+from ci.engine.memo import Entry, Memo
+from ci.engine.progress import Line, progress
+from ci.engine.work import How, Result, do
+from ci.engine.workers.child import WARM
+from ci.engine.workers.parent import Setup, Worker
+from ci.lanes.upstream.judge import Judge, rules_of
+from ci.lanes.upstream.junit import junit_text
+from ci.lanes.upstream.ledger import (
+    NOT_RUN,
+    UNKNOWN,
+    Ledger,
+    Recorded,
+    Verdict,
+    load_ledger,
+    load_record,
+    locked,
+)
+from ci.lanes.upstream.operator_cells import OPERATORS
+from ci.lanes.upstream.operators_page import accept_table, write_table
+from ci.lanes.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
+from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
+from ci.lanes.upstream.upstream_reports import print_reports
+from ci.pipeline.expression import matcher
+from provisioning.base import units
+from provisioning.base.commands import quoted, session
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Artifact, Severity
+from provisioning.base.rendering import terminal
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT, Selection, selection_of
+from provisioning.base.stage_run import StageRun
+from provisioning.environment import resolve
+
+RUNNER_MEMORY = 256 << 20
+"""Memory beside the worker's own."""
+
+START_SECONDS = 15.0
+"""A worker's start. Less work than this is not shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What can be run, on what, and the expected results."""
+
+    suite: Suite
+    machinery: Machinery
+    setup: Setup
+    judge: Judge
+    costs: Mapping[str, Recorded]
+    slots: int
+
+    def job(self, test: str) -> Job:
+        cost = self.costs.get(test, UNKNOWN)
+        return Job(test, cost.seconds, (cost.megabytes << 20) + RUNNER_MEMORY)
+
+
+class Workers:
+    """Starts workers. A worker that listed the tests and is warm is taken first."""
+
+    def __init__(self, setup: Setup, *, to_list_alone: bool) -> None:
+        self._setup, self._to_list_alone = setup, to_list_alone
+        self._idle: list[Worker] = []
+
+    def tests(self) -> tuple[list[str], Touched]:
+        worker = self._start(warm=not self._to_list_alone)
+        self._idle.append(worker)
+        tests, touched = tests_of(worker), Touched.of(worker.touched)
+        if self._to_list_alone:
+            # It takes memory, and its suite's turn may be hours away.
+            self.close()
+        return tests, touched
+
+    def take(self, count: int) -> Worker:
+        """For this many tests."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            # Warming up takes as long as it saves the first test.
+            return self._start(warm=count > 1)
+
+    def _start(self, *, warm: bool) -> Worker:
+        variables = {**self._setup.environment, WARM: "1" if warm else ""}
+        try:
+            return worker_of(replace(self._setup, environment=variables))
+        except EnvironmentLacking:
+            if not warm:
+                raise
+            # The test that warms it up may end it. That test's own verdict says so.
+            return self._start(warm=False)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().end()
+
+
+def run_suites(suites: Sequence[Suite], args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """One after the other, in one report."""
+    selection = selection_of(args)
+    _check(args, selection)
+    stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
+    if args.report_upstream:
+        print_reports(selection.profile, [suite.name for suite in suites])
+        return 0
+    with ExitStack() as started:
+        if args.list:
+            for run in prepare(suites, args, selection, environ, started):
+                _print_list(run.plan, run.chosen)
+            return 0
+        with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
+            runs = prepare(suites, args, selection, environ, started)
+            done = [_measure(stage, run, args, selection) for run in runs]
+            _write_tables(stage, runs, done, args)
+    return stage.close(
+        selection.reports,
+        show=lambda report: terminal.show(
+            replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)})
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A suite whose tests are listed and chosen."""
+
+    plan: Plan
+    workers: Workers
+    tests: Sequence[str]
+    chosen: Sequence[str]
+
+
+def prepare(
+    suites: Sequence[Suite],
+    args: argparse.Namespace,
+    selection: Selection,
+    environ: Mapping[str, str],
+    started: ExitStack,
+) -> list[Run]:
+    """The suites with tests that the flags choose. All are listed before the first test runs, so that a
+    mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
+    plans = {suite.name: make_plan(suite, args, selection, environ) for suite in suites}
+    workers = {name: Workers(plan.setup, to_list_alone=len(suites) > 1) for name, plan in plans.items()}
+    for each in workers.values():
+        started.callback(each.close)
+    jobs = [Job(name) for name in plans]
+    slots = args.jobs or default_slots()
+
+    def line(name: str, tests: Sequence[str]) -> Line:
+        return Line("listed", f"{len(tests)} tests")
+
+    bar = progress("lists of tests", jobs, slots, line) if len(jobs) > 1 else nullcontext()
+    with bar as shown:
+        listed = run_jobs(
+            jobs,
+            lambda: Calls(lambda job: list_tests(plans[job.name], selection, workers[job.name])),
+            slots=slots,
+            observer=shown,
+        )
+    runs: list[Run] = []
+    unmatched = set(args.expressions)
+    for name, plan in plans.items():
+        tests = listed[name]
+        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
+        chosen = choose(plan, args, tests)
+        # A suite that has lost all its tests is no suite without a match.
+        if chosen or not tests:
+            runs.append(Run(plan, workers[name], tests, chosen))
+    if unmatched or not runs:
+        flags = [word for each in sorted(unmatched or args.expressions) for word in ("-k", each)]
+        if not unmatched:
+            flags += ["--sample", args.sample] if args.sample is not None else []
+            flags += ["--shard", args.shard] if args.shard else []
+        version = plan.machinery.versions["executorch"]
+        raise UsageError(
+            f"no test of executorch {version} matches {quoted(*flags)}",
+            remedy=session(plan.suite.stage, "--list"),
+        )
+    return runs
+
+
+def _measure(
+    stage: StageRun, run: Run, args: argparse.Namespace, selection: Selection
+) -> tuple[Judge, Mapping[str, Verdict]]:
+    plan, judge = run.plan, run.plan.judge
+    # What a suite without tests has lost stays recorded, and is an error.
+    updates = bool(run.tests) and (args.update_ledger or args.table)
+    _announce(plan, has_record=updates or bool(judge.record.tests))
+    verdicts, killed = run_tests(plan, selection, run.chosen, run.workers, args)
+    if updates:
+        # What was killed from outside says nothing about a test.
+        expected = [verdict for test, verdict in verdicts.items() if test not in killed]
+        judge.note_changes(stage, expected, run.tests)
+        judge = judge.updated(expected, run.tests, plan.machinery.measured_with())
+    _report(stage, plan, judge, verdicts, run)
+    return judge, verdicts
+
+
+def _check(args: argparse.Namespace, selection: Selection) -> None:
+    if selection.target != "x86_64-linux":
+        raise UsageError(
+            f"--target {selection.target}: the emulator runs on x86_64-linux only", remedy="omit --target"
+        )
+    if len(selection.socs) > 1:
+        raise UsageError(
+            f"--soc {','.join(selection.socs)}: one chip at a time", remedy=quoted("--soc", selection.soc)
+        )
+    if args.sample:
+        parse_shard(args.sample, "--sample")
+    if args.table and selection.profile != DEFAULT_PROFILE:
+        raise UsageError(
+            f"--table: docs/operators.md is about the profile {DEFAULT_PROFILE}, not {selection.profile}",
+            remedy="--update-ledger records without the table",
+        )
+    if args.shard:
+        parse_shard(args.shard)
+        if args.table or args.update_ledger:
+            flag = "--table" if args.table else "--update-ledger"
+            raise UsageError(
+                f"{flag} with --shard: shards have equal lengths, and {flag} changes the recorded lengths,"
+                " so that tests would be in no shard",
+                remedy=f"--sample {args.shard}, whose parts stay the same",
+            )
+
+
+def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Verdict], run: Run) -> None:
+    judge.findings(stage, verdicts.values())
+    place, version = f"manifests/upstream/{plan.suite.name}", plan.machinery.versions["executorch"]
+    gone = judge.gone(run.tests)
+    if gone and not run.tests:
+        # An update would not help: it keeps what is recorded.
+        message = (
+            f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
+        )
+        command = judge.command(stage, "--list")
+        remedy = f"find them, and correct the suite in ci/lanes/upstream/suite.py; {command}"
+        stage.add(f"{rules_of(stage)}-gone", Severity.ERROR, plan.suite.name, message, remedy)
+        gone = []
+    for test in gone:
+        stage.add(
+            f"{rules_of(stage)}-gone",
+            Severity.ERROR,
+            test,
+            f"{place} has it, and executorch {version} has no such test",
+            judge.command(stage, "--sample", "--update-ledger"),
+        )
+    if judge.record.tests and (unrecorded := len(verdicts.keys() - judge.record.tests.keys())):
+        stage.add(
+            f"{rules_of(stage)}-no-record",
+            Severity.NOTE,
+            plan.suite.name,
+            f"{unrecorded} tests have no record on {judge.soc}: where they run and how exact they are is not"
+            " compared",
+            judge.command(stage, "--update-ledger"),
+        )
+    if missing := len(run.chosen) - len(verdicts):
+        stage.add(
+            f"{rules_of(stage)}-stopped",
+            Severity.NOTE,
+            stage.stage,
+            f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
+            "run without --fail-fast",
+        )
+    ran = [verdict for verdict in verdicts.values() if not verdict.cached]
+    counts: dict[str, int | float] = {
+        **judge.counts(verdicts.values()),
+        "not_reached": missing,
+        "selected": len(run.chosen),
+        "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
+        "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
+    }
+    for name, count in counts.items():
+        before = stage.metrics.get(name, 0)
+        stage.metrics[name] = count + before if isinstance(before, int | float) else count
+    stage.metrics |= {"workers": plan.slots, "soc": judge.soc, **plan.machinery.as_metrics()}
+    junit = judge.logs / "junit.xml"
+    junit.parent.mkdir(parents=True, exist_ok=True)
+    text = junit_text(verdicts.values(), judge, stage.stage, plan.suite.path)
+    junit.write_text(text, encoding="utf-8")
+    stage.artifacts.append(Artifact.of("junit", junit))
+
+
+def _write_tables(
+    stage: StageRun,
+    runs: Sequence[Run],
+    done: Sequence[tuple[Judge, Mapping[str, Verdict]]],
+    args: argparse.Namespace,
+) -> None:
+    """Once, after all suites: the table has what each of them gave."""
+    tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in OPERATORS]
+    if not tabled:
+        return
+    if args.table:
+        with locked():
+            accept_table()
+    measured = runs[0].plan.machinery.measured_with()
+    stage.artifacts += [Artifact.of("table", path) for path in write_table(tabled, measured)]
+
+
+def make_plan(
+    suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]
+) -> Plan:
+    """Everything except the list of tests, which may need a worker."""
+    suite.check(selection.soc)
+    qnn_environment = resolve(selection, environ)
+    qnn_environment.explain()
+    runner = ready_runner(environ, selection.reports)
+    slots = args.jobs or default_slots()
+    environment = worker_environment(qnn_environment, environ, runner, slots)
+    logs = Path(selection.reports, suite.folder).absolute()
+    record = load_record(suite.name, selection.profile, selection.soc)
+    usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
+    return Plan(
+        suite=suite,
+        machinery=machinery(qnn_environment, environment, runner),
+        setup=setup_of(suite, environment, logs, args.timeout),
+        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
+        costs={**usual.tests, **record.tests},
+        slots=slots,
+    )
+
+
+def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[str]:
+    """The tests that the flags name, sorted."""
+    matches = matcher(args.expressions, whole=True)
+    flows = tuple(f"[qnn_{flow}".removesuffix("_fp16") for flow in args.flows or ())
+    sample = sample_of(args.sample, tests, plan.judge.ledger, plan.costs)
+    jobs = [plan.job(test) for test in sample if matches(test) and (not flows or _of_flow(test, flows))]
+    return sorted(job.name for job in shard(jobs, *parse_shard(args.shard or "1/1")))
+
+
+def _of_flow(test: str, flows: Sequence[str]) -> bool:
+    return any(f"{flow}{end}" in test for flow in flows for end in ("-", "]"))
+
+
+SAMPLE = 40
+"""Of so many measured tests, `--sample` has one."""
+
+
+UNMEASURED = ("bad_test", "no_kernel", *NOT_RUN)
+"""Results of parts that ran nothing, or compared nothing."""
+
+
+def sample_of(
+    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, Recorded]
+) -> Sequence[str]:
+    """The tests of `--sample`: the ledger's own choice, or some that measured something when they were
+    recorded. Of `--sample I/N`: every N-th of all tests; the N parts together are the whole.
+
+    A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
+    if part is None:
+        return tests
+    if part:
+        index, count = parse_shard(part, "--sample")
+        return [test for test in tests if _hash(test) % count == index - 1]
+    known = set(tests)
+    if own := [test for test in ledger.sample if test in known]:
+        return own
+    measuring = [test for test in tests if (row := recorded.get(test)) is None or _measured(row)]
+    return [test for test in measuring if _hash(test) % SAMPLE == 0] or measuring[:1]
+
+
+def _measured(row: Recorded) -> bool:
+    """A record without parts does not tell."""
+    return not row.parts or any(part.result not in UNMEASURED for part in row.parts)
+
+
+def _hash(test: str) -> int:
+    return int(sha256(test.encode()).hexdigest(), 16)
+
+
+def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
+    on = plan.machinery
+    roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": selection.store})
+    return Memo(selection.store, f"test_{plan.suite.name}", roots, environ=on.environment, reuse=reuse)
+
+
+def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
+    """Every test of the suite, from memory or from a worker.
+
+    The list is no verdict, so --no-cache does not apply."""
+    memo = memo_of(plan, selection, reuse=True)
+    key = {"suite": plan.suite.name, **plan.machinery.key(memo.roots)}
+    answer = memo.find("the tests of the suite", key)
+    if not isinstance(answer, Entry):
+        tests, touched = workers.tests()
+        answer = memo.remember(
+            "the tests of the suite", key, {"tests": tests}, touched, own=(plan.judge.logs,)
+        )
+    return [str(name) for name in answer.result["tests"]]
+
+
+def run_tests(
+    plan: Plan, selection: Selection, chosen: Sequence[str], workers: Workers, args: argparse.Namespace
+) -> tuple[dict[str, Verdict], set[str]]:
+    """The verdicts, remembered or new, and the tests that were killed from outside twice.
+
+    A surprise runs again each time, so that its log and files can be read; not with --resume."""
+    memo, judge = memo_of(plan, selection, reuse=not args.no_cache), plan.judge
+
+    def is_surprise(test: str, result: Result) -> bool:
+        return judge.is_surprise(verdict_of(test, result))
+
+    key = plan.machinery.key(memo.roots)
+    tasks = [
+        TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, args.keep) for test in chosen
+    ]
+
+    def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
+        worth = 1 + int(sum(task.cost.seconds for task in tasks) / START_SECONDS)
+        slots = min(plan.slots, worth)
+        return do(
+            tasks,
+            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
+            accept=lambda test, result: args.resume or not is_surprise(test, result),
+            line=lambda test, result: _line(verdict_of(test, result), judge),
+            stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
+            remember_all=True,
+        )
+
+    results = work(tasks)
+    # A kill from outside says nothing about a test.
+    if killed := [task for task in tasks if is_killed(results.get(task.name))]:
+        results |= work(killed)
+    verdicts = {test: verdict_of(test, result) for test, result in results.items()}
+    return verdicts, {test for test, result in results.items() if is_killed(result)}
+
+
+WORDS = {
+    "passed": "passed",
+    "failed": "FAILED",
+    "dies": "DIES",
+    "wrong": "WRONG",
+    "crash": "CRASH",
+    "memory": "MEMORY",
+    "timeout": "TIMEOUT",
+    "bad_test": "bad test",
+    "absent": "absent",
+    "not_run": "not run",
+    "expected_failure": "expected",
+}
+
+
+def _line(verdict: Verdict, judge: Judge) -> Line:
+    surprise = judge.is_surprise(verdict)
+    note = "" if verdict.outcome == "passed" else verdict.reason
+    return Line(WORDS[verdict.outcome] + ("!" if surprise else ""), note, surprise, verdict.seconds)
+
+
+def _print_list(plan: Plan, tests: Sequence[str]) -> None:
+    for test in tests:
+        cost = plan.costs.get(test)
+        entry = plan.judge.ledger.entry(test, plan.judge.soc)
+        length = f"{cost.seconds:7.1f} s" if cost else "        ?"
+        print(f"{length}  {test}" + (f"  [{entry.outcome}]" if entry else ""))
+    seconds = sum(plan.job(test).seconds for test in tests)
+    print(f"{len(tests)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
+
+
+def _announce(plan: Plan, *, has_record: bool) -> None:
+    on = plan.machinery
+    absent = f"; stand-ins for {', '.join(on.absent)}" if on.absent else ""
+    sys.stderr.write(
+        f"executorch {on.versions['executorch']}, QNN {on.build_id}, {plan.judge.soc}, "
+        f"{plan.slots} workers{absent}\n"
+    )
+    if not has_record:
+        judge = plan.judge
+        sys.stderr.write(
+            f"no record of {plan.suite.name} for {judge.soc}: accuracy is not compared, and failures that are"
+            " known on other chips are errors; run with --update-ledger first\n"
+        )
+    sys.stderr.flush()

@@ -1,0 +1,252 @@
+"""A suite of tests in the executorch wheel, and what it runs on."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.engine.jobs import default_slots
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import ROOT
+
+if TYPE_CHECKING:
+    from ci.engine.inputs import Roots
+    from provisioning.base.findings import Metric
+    from provisioning.environment import Environment
+
+PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests of the executorch package that pytest collects."""
+
+    name: str
+    path: str
+    """The file or folder, below the package; below this project if it begins with `ci/`."""
+    holds: str
+    """What is tested, for the list of suites."""
+    stage: str = "test_upstream"
+    """The command that runs it, and the name of its report."""
+    classes: tuple[str, ...] = ()
+    """Only the tests of these; of all if empty."""
+    adapter: str = "plain"
+    """How its tests are set up and judged (ci.lanes.upstream.adapters)."""
+    socs: tuple[str, ...] = ()
+    """The chips that its tests know; any if empty."""
+    models: bool = False
+    """Whether they have models, for which it is searched what the compiler dies of."""
+    warm_up: str = ""
+    """A quick test that each worker runs before it starts to fork."""
+
+    @property
+    def folder(self) -> str:
+        """Of its logs, below the reports."""
+        kind = self.stage.removeprefix("test_")
+        return kind if kind == self.name else f"{kind}/{self.name}"
+
+    def check(self, soc: str) -> None:
+        """Raise an error if this Python does not have it, or if it knows no such chip; imports nothing."""
+        if self.socs and soc not in self.socs:
+            raise UsageError(
+                f"--soc {soc}: the tests of {self.name} know one chip of each architecture",
+                remedy=f"--soc with one of {', '.join(self.socs)}",
+            )
+        self.place()
+
+    def place(self) -> Path:
+        """The file or folder."""
+        if self.path.startswith("ci/"):
+            return ROOT / self.path
+        spec = importlib.util.find_spec("executorch")
+        if spec is None or not spec.submodule_search_locations:
+            raise EnvironmentLacking(
+                "executorch is not installed in this Python, and its tests are what this command runs",
+                remedy=f"nox -s {self.stage}, which installs it",
+            )
+        for root in spec.submodule_search_locations:
+            if (path := Path(root, self.path)).exists():
+                return path
+        raise EnvironmentLacking(
+            f"the installed executorch {_version('executorch')} has no {self.path}",
+            remedy=f"install the profile's version: nox -s {self.stage}",
+        )
+
+
+_QUALCOMM = "backends/qualcomm"
+_REWORK = f"{_QUALCOMM}/tests/rework"
+_REWORK_SOCS = ("SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850")
+_DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "delegate",
+            f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
+            "operators, lowered and run",
+            adapter="compared",
+            warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
+        ),
+        Suite(
+            "operators",
+            "backends/test/suite/operators",
+            "each operator in every scheme, held to the quantized model",
+            adapter="backend",
+            warm_up="test_abs.test_abs_shapes[qnn_8a8w]",
+        ),
+        Suite(
+            "models",
+            _DELEGATE,
+            "models in float and quantized",
+            classes=("TestQNNFloatingPointModel", "TestQNNQuantizedModel"),
+            adapter="delegate",
+            models=True,
+            warm_up="TestQNNFloatingPointModel.test_qnn_backend_simple_model",
+        ),
+        Suite(
+            "utils",
+            _DELEGATE,
+            "multi-graph contexts, dumps, profiles, skipped nodes and the like",
+            classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
+            adapter="delegate",
+        ),
+        Suite(
+            "zoo",
+            "backends/test/suite/models",
+            "torchvision's and others' models",
+            adapter="backend",
+            models=True,
+        ),
+        Suite(
+            "values",
+            "ci/lanes/upstream/values.py",
+            "operators with other values, shapes and schemes: manifests/upstream/values.toml",
+            adapter="values",
+            warm_up="test_values[qnn_8a8w-relu-plain]",
+        ),
+        Suite(
+            "rework-op",
+            f"{_REWORK}/htp/op/v68/test.py",
+            "operators, on the chip's architecture",
+            adapter="rework",
+            socs=_REWORK_SOCS,
+            warm_up="test_relu[8a]",
+        ),
+        Suite(
+            "rework-feature",
+            f"{_REWORK}/htp/feature/v68/test.py",
+            "options",
+            adapter="feature",
+            socs=_REWORK_SOCS,
+        ),
+        Suite("rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework", socs=_REWORK_SOCS),
+        Suite(
+            "rework-passes",
+            f"{_REWORK}/passes/test.py",
+            "graph passes, each alone",
+            adapter="rework",
+            socs=_REWORK_SOCS,
+        ),
+        Suite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
+        Suite("qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"),
+        Suite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),
+        Suite("genai", f"{_QUALCOMM}/genai_pipeline/tests", "the pipeline for language models"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What tests run on. A verdict also depends on the files that a test touches, which are discovered."""
+
+    sdk: Path
+    runner: Path
+    soc: str
+    environment: Mapping[str, str]
+    versions: Mapping[str, str]
+    absent: tuple[str, ...]
+    """The optional modules that stand-ins replace."""
+    build_id: str
+
+    def key(self, roots: Roots) -> dict[str, Metric]:
+        """The inputs of a verdict that are known before the test runs. A folder that is new on PYTHONPATH is
+        nothing that a test touched before."""
+        from ci.engine.inputs import search_key
+
+        return {
+            "soc": self.soc,
+            "sdk": self.build_id,
+            "python": self.versions["python"],
+            **search_key(roots, self.environment),
+        }
+
+    def measured_with(self) -> str:
+        return f"executorch {self.versions['executorch']}, QNN {self.build_id}"
+
+    def roots(self) -> dict[str, Path]:
+        """Folders whose place does not matter."""
+        return {"sdk": self.sdk, "runner": self.runner.parent.parent}
+
+    def as_metrics(self) -> dict[str, Metric]:
+        from provisioning.base.files import hash_file
+
+        return {
+            "versions": dict(self.versions),
+            "sdk": {"build_id": self.build_id},
+            "runner": hash_file(self.runner),
+            "absent": list(self.absent),
+        }
+
+
+def machinery(qnn_environment: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
+    from ci.lanes.upstream.shims import OPTIONAL
+    from provisioning.build_id import build_ids
+    from provisioning.components import QNN_SDK
+    from provisioning.environment import HOST_LIBRARIES
+
+    sdk = qnn_environment.root(QNN_SDK).path
+    emulator = sdk / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
+    if not emulator.is_file():
+        raise EnvironmentLacking(
+            f"{sdk} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
+            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
+        )
+    return Machinery(
+        sdk=sdk,
+        runner=runner,
+        soc=qnn_environment.soc,
+        environment=environment,
+        versions={name: _version(name) for name in PACKAGES} | {"python": sys.version.split()[0]},
+        absent=tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None),
+        build_id=", ".join(build_ids(emulator)) or "unknown",
+    )
+
+
+def worker_environment(
+    qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
+) -> dict[str, str]:
+    """The variables that ExecuTorch's QNN tests are run with."""
+    return {
+        **qnn_environment.merged(environ),
+        "QNN_DELEGATE_TEST": "1",
+        "QNN_SOC_MODEL": qnn_environment.soc,
+        "QNN_EXECUTOR_RUNNER": str(runner),
+        "QNN_BUILD_FOLDER": str(runner.parent.parent),
+        # The workers share the cores.
+        "OMP_NUM_THREADS": str(max(1, default_slots() // slots)),
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,76 @@
+"""What upstream should be told: mistakes of its tests and of its code that the ledgers hold, as issues.
+
+manifests/upstream/reports.toml has a sentence for each; `--report-upstream` prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ci.lanes.upstream.ledger import DIRECTORY, Expected, Kind, Ledger, load_ledger
+from provisioning.base.documents import Model, load
+
+REPORTS = DIRECTORY / "reports.toml"
+
+
+class UpstreamReport(Model):
+    suite: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    test: str | tuple[str, ...] = ()
+    """Names of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
+    outcome: Kind | tuple[Kind, ...] = ()
+    """How they end."""
+    socs: tuple[str, ...] = ()
+    """Only tests that end so on these chips and no others."""
+    title: str
+    text: str
+    command: str
+
+    def suites(self) -> tuple[str, ...]:
+        return (self.suite,) if isinstance(self.suite, str) else self.suite
+
+
+class Reports(Model):
+    """The file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    report: tuple[UpstreamReport, ...]
+
+
+def print_reports(profile: str, suites: Collection[str]) -> None:
+    """Each report of these suites, as an issue."""
+    reports = [each for each in load(REPORTS, Reports).report if not set(suites).isdisjoint(each.suites())]
+    if not reports:
+        sys.stderr.write(
+            f"{', '.join(suites)}: no mistake of upstream is known (manifests/upstream/reports.toml)\n"
+        )
+    for each in reports:
+        sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
+        if each.test:
+            ledgers = (load_ledger(suite, profile) for suite in each.suites())
+            tests = sorted(test for ledger in ledgers for test in tests_of(each, ledger))
+            more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
+            shown = ", ".join(tests[:3]) or "none in the ledger: measure them, or remove this report"
+            sys.stdout.write(f"Tests: {shown}{more}\n\n")
+        sys.stdout.write(f"    {each.command}\n\n")
+
+
+def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
+    """The tests in the ledger that show it."""
+    return sorted({each.test for each in ledger.expected if shows(each, report)})
+
+
+def shows(entry: Expected, report: UpstreamReport) -> bool:
+    """Whether this entry of a ledger is one of the report's."""
+    outcomes = [report.outcome] if isinstance(report.outcome, str) else report.outcome
+    names = [report.test] if isinstance(report.test, str) else report.test
+    chips = not report.socs or (entry.socs and set(entry.socs) <= set(report.socs))
+    return (
+        bool(chips)
+        and entry.outcome in outcomes
+        and any(fnmatchcase(entry.test, name.replace("[", "[[]")) for name in names)
+    )

@@ -1,0 +1,30 @@
+"""Tests for pytest: operators with other values and shapes, through ExecuTorch's suite for backends.
+
+The fixture `test_runner` is that suite's, with the flows of the adapter `Values`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ci.lanes.upstream.value_cases import Case, cases
+from ci.pipeline.models.shipped.operators import alone
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_values(test_runner: Any, case: Case) -> None:
+    torch.manual_seed(case.seed)
+    model, count = alone(case.expression, case.is_module, case.settings.indices)
+    inputs = tuple(_draw(case) for _ in range(count))
+    test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
+
+
+def _draw(case: Case) -> torch.Tensor:
+    low, high, *zeros = case.range
+    values = torch.rand(case.shape) * (high - low) + low
+    if case.settings.integers:
+        return values.to(torch.int32)
+    return torch.where(torch.rand(case.shape) < zeros[0], 0.0, values) if zeros else values

@@ -1,0 +1,59 @@
+"""`test_delegate` and `test_upstream`: ExecuTorch's own tests on the HTP emulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from provisioning.base.command_line import add_timeout, count, repeatable
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  python -m ci test_delegate
+  python -m ci test_delegate -k 'conv2d and not quantized' --soc SM8750
+  python -m ci test_delegate --sample
+  python -m ci test_delegate --shard 1/4 --jobs 2
+  python -m ci test_delegate --list
+  python -m ci test_delegate --no-cache --fail-fast --keep
+  python -m ci test_delegate --update-ledger
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The flags that all suites share; returns those that choose tests, for more of them."""
+    parser.set_defaults(flows=None, table=False)
+    add_selection(parser)
+    choice = parser.add_argument_group("which tests")
+    repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
+    choice.add_argument(
+        "--sample",
+        nargs="?",
+        const="",
+        metavar="I/N",
+        help="the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
+    )
+    choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
+    choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
+    how = parser.add_argument_group("how")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
+    add_timeout(how, "a test")
+    how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
+    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
+    how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
+    how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
+    how.add_argument(
+        "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/upstream"
+    )
+    how.add_argument(
+        "--report-upstream", action="store_true", help="print what upstream should be told; runs nothing"
+    )
+    return choice
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from ci.lanes.upstream.stage import run_suites
+    from ci.lanes.upstream.suite import SUITES
+
+    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], args, os.environ)

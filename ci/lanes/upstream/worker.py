@@ -1,0 +1,311 @@
+"""The process that runs upstream tests: pytest collects them once, then runs the one that is named next."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import random
+import re
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.engine.workers.child import WARM, Answer, Meter, forget_torch, serve
+from ci.engine.workers.faster_exports import make_exports_faster
+from ci.lanes.upstream import shims
+from ci.lanes.upstream.adapters import (
+    ADAPTERS,
+    ADDRESS,
+    LOWERING,
+    Comparison,
+    Plain,
+    least_of,
+    part,
+    why_unheld,
+    worst,
+)
+from ci.lanes.upstream.suite import SUITES, Suite
+
+SEED = 0
+
+COLLECT_AFTER = 500_000
+"""How many new objects trigger the garbage collector within a test: exporting creates many, and little
+garbage.
+"""
+
+ARGUMENTS = (
+    *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
+    *(word for name in ("cacheprovider", "logging", "timeout", "warnings") for word in ("-p", f"no:{name}")),
+)
+"""Ignore the folder's configuration, and plugins that rewrite, capture or have time limits of their own."""
+
+
+OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
+"""What the worst part of a test makes of it. Of the other results, the reports decide."""
+
+TESTS_NOTHING = ("bad_test", "no_kernel")
+"""A part with this result raises nothing: what is raised beside it is a failure of its own."""
+
+NOT_HERE = ("ModuleNotFoundError", "ci.lanes.upstream.shims.NotAvailableHere")
+"""Errors of tests that want what is not here."""
+
+NO_TOOL = (
+    (re.compile(r"/x86_64-linux-clang/([\w.-]+): No such file or directory"), "this QNN SDK does not have"),
+    (re.compile(r"ExecutableNotFound: failed to execute PosixPath\('([\w.-]+)'\)"), "is not installed"),
+)
+"""What errors say of programs that are not there."""
+
+MEMORY_LIMIT = 12 << 30
+"""Bytes that one test may allocate. The largest that passes takes a third of it."""
+
+
+class Recorder:
+    """A pytest plugin that keeps the reports of the test that runs, and of the collection."""
+
+    def __init__(self, adapter: Plain) -> None:
+        self.adapter = adapter
+        self.forget()
+        self.collection_errors: list[str] = []
+
+    def forget(self) -> None:
+        self.reports: list[pytest.TestReport] = []
+        self.comparisons: list[list[Comparison]] = []
+        self.parts: list[dict[str, Any]] = []
+        self.adapter.comparisons = []
+
+    def all_parts(self) -> list[dict[str, Any]]:
+        """What the adapter knows of the parts, else one for each subtest, else one for the test."""
+        calls = [
+            (report, comparisons)
+            for report, comparisons in zip(self.reports, self.comparisons, strict=True)
+            if report.when == "call" or not report.passed
+        ]
+        subtests = [each for each in calls if _subtest(each[0])]
+        return self.parts or [part_of_report(*each) for each in subtests or calls]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        self.parts = self.adapter.parts(item)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.reports.append(report)
+        self.comparisons.append(self.adapter.comparisons)
+        self.adapter.comparisons = []
+        if report.failed:
+            sys.stderr.write(f"\n{_subtest(report) or report.nodeid}\n{report.longreprtext}\n")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.collection_errors.append(report.longreprtext)
+
+
+class Tests:
+    """The collected tests of a suite by name, and the way to run one."""
+
+    def __init__(self, suite: Suite) -> None:
+        # pytest.main would run all tests; pytest-xdist creates its session in the same way.
+        from _pytest.config import _prepareconfig
+
+        self._models = suite.models
+        self._adapter = adapter = ADAPTERS[suite.adapter]()
+        adapter.prepare()
+        self._recorder = Recorder(adapter)
+        place = suite.place()
+        arguments = [*ARGUMENTS, *adapter.arguments, f"--rootdir={Path.cwd()}", str(place)]
+        config = _prepareconfig(arguments, [self._recorder])
+        config._do_configure()
+        session = pytest.Session.from_config(config)
+        config.hook.pytest_sessionstart(session=session)
+        session.perform_collect()
+        if self._recorder.collection_errors:
+            raise ImportError(self._recorder.collection_errors[0])
+        self._items = {
+            name: item
+            for item in session.items
+            if (name := _name(item, place))
+            and (not suite.classes or name.startswith(suite.classes))
+            and adapter.holds(item)
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def run(self, name: str, scratch: Path, log: Path | None = None) -> dict[str, object]:
+        """Run one test in its own folder and with the same random numbers each time."""
+        scratch.mkdir(parents=True, exist_ok=True)
+        tempfile.tempdir = str(scratch)
+        os.chdir(scratch)
+        os.environ["QNN_ARTIFACT_DIR"] = str(scratch)
+        _seed()
+        shims.forget()
+        self._recorder.forget()
+        self._adapter.enter(scratch)
+        item = self._items[name]
+        meter = Meter()
+        if reason := self._adapter.unfit(item):
+            parts = [part("bad_test", error=reason)]
+        else:
+            with self._naming_guilty(log):
+                # Without a next item, pytest tears down the class and the module too.
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            parts = self._recorder.all_parts()
+        figures = meter.read()
+        verdict = verdict_of(self._recorder.reports, shims.touched(), parts)
+        return {"test": name, **verdict, "parts": parts, **figures}
+
+    @contextlib.contextmanager
+    def _naming_guilty(self, log: Path | None) -> Iterator[None]:
+        if log is None or not self._models:
+            yield
+            return
+        from ci.partition.guilty import naming
+
+        with naming(log):
+            yield
+
+
+def _name(item: pytest.Item, place: Path) -> str:
+    """Class and function; of a folder's tests the file before them. A slash is no part of a file's name."""
+    words = item.nodeid.replace("/", "-").split("::")[1:]
+    return ".".join([item.path.stem, *words] if place.is_dir() else words)
+
+
+def verdict_of(
+    reports: list[pytest.TestReport], touched: list[str], parts: list[dict[str, Any]]
+) -> dict[str, object]:
+    """The outcome and its reason. A test that fails after it used an absent module has outcome absent.
+
+    Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
+    problems = [{"where": _subtest(each), "what": _error(each)} for each in reports if each.failed]
+    expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
+    skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
+    outcome, reason = "passed", ""
+    missing = next((each["what"] for each in problems if each["what"].startswith(NOT_HERE)), "")
+    tools = [
+        f"it starts {match[1]}, which {why}"
+        for each in problems
+        for error, why in NO_TOOL
+        if (match := error.search(each["what"]))
+    ]
+    if problems and (touched or missing or tools):
+        outcome = "absent"
+        reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
+    elif (result := worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
+        guilty = next(each for each in parts if each["result"] == result)
+        outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
+        if result == "no_kernel":
+            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(guilty['cpu'])}"
+    elif problems:
+        first = problems[0]
+        outcome, reason = "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()
+        if reason == "Failed: Unexpected success":
+            reason = "ExecuTorch marks this test as failing, and it passed"
+    elif expected:
+        outcome, reason = "expected_failure", expected[0].wasxfail or "marked as failing by ExecuTorch"
+    elif skipped:
+        outcome, reason = "not_run", _skip_reason(skipped[0])
+    subtests = sum(bool(_subtest(each)) for each in reports)
+    return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
+
+
+def part_of_report(report: pytest.TestReport, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """A test or subtest as a part: how it ended, and the least figure of what it compared."""
+    figure = least_of(each.figure for each in comparisons if each.figure is not None)
+    error = ""
+    if report.skipped:
+        result = "failed" if hasattr(report, "wasxfail") else "not_run"
+    elif report.passed:
+        error = why_unheld(figure)
+        result = "bad_test" if error else "passed"
+    else:
+        error = _error(report).splitlines()[-1]
+        refused = any(each.figure is not None and not each.passed for each in comparisons)
+        lowering = any(word in report.longreprtext for word in LOWERING)
+        result = "wrong" if refused else "dies" if lowering else "failed"
+    return part(result, figure, name=_subtest(report), error=error)
+
+
+def _subtest(report: pytest.TestReport) -> str:
+    """The description of the subtest that this report is about, such as `(i=1)`; else empty."""
+    describe = getattr(report, "_sub_test_description", None)
+    return str(describe()) if describe else ""
+
+
+def _error(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = ADDRESS.sub("0x…", str(crash.message if crash else report.longreprtext).strip())
+    return text[:2000] or "failed without a message"
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return reason.removeprefix("Skipped: ")
+
+
+class _KeptDirectory(tempfile.TemporaryDirectory[str]):
+    """Keeps its files: the stage removes the scratch folder of a test that passed."""
+
+    def cleanup(self) -> None:
+        self._finalizer.detach()  # type: ignore[attr-defined]
+
+    def __exit__(self, *args: object) -> None:
+        self.cleanup()
+
+    def __del__(self) -> None:
+        self.cleanup()
+
+
+def start() -> Answer:
+    """Collect the tests of a suite and run one of them, so that forks find libraries and caches warm."""
+    suite, folder = SUITES[sys.argv[1]], Path.cwd()
+    # Below the logs, whose files are no inputs: some suites write files while they are imported.
+    scratch = Path(tempfile.mkdtemp(dir=sys.argv[2]))
+    tempfile.tempdir = str(scratch)
+    tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
+    shims.install()
+    shims.refuse_network()
+    shims.define_vision_operators()
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    make_exports_faster()
+    tests = Tests(suite)
+    if os.environ.get(WARM) and suite.warm_up in tests:
+        tests.run(suite.warm_up, scratch / "warm-up")
+        os.chdir(folder)
+        forget_torch()
+    tempfile.tempdir = None
+    shutil.rmtree(scratch)
+    gc.set_threshold(COLLECT_AFTER, 50, 100)
+
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "list":
+            return {"tests": list(tests)}
+        # In a fork, so this worker keeps what it had.
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return tests.run(order["test"], Path(order["scratch"]), Path(order["log"]))
+
+    return answer
+
+
+def _seed() -> None:
+    """Set the seeds: most tests draw without one, and torch starts each process with another."""
+    import torch
+
+    random.seed(SEED)
+    importlib.import_module("numpy").random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[-1]), start, forks=True)

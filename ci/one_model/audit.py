@@ -1,0 +1,50 @@
+"""`audit`: how much of a model HTP takes at each precision, what stays on the CPU, why, and at what cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ci.pipeline import compile_flags
+from provisioning.base.command_line import count
+
+EXAMPLES = """\
+  qnn-ci audit net.py:make --soc SM8750
+  qnn-ci audit model.pt2 --precision fp16 --precision 16a8w
+  qnn-ci audit model.onnx --calibrate samples/ --measure --json audit.json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    compile_flags.add_option(compile_flags.add_model(parser))
+    parser.add_argument(
+        "--precision",
+        action="append",
+        metavar="SCHEME",
+        help="may be repeated [fp16, 8a8w, 16a8w, of PyTorch models also 16a4w]",
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="run each on the emulator too: what the CPU's part takes"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the audit there")
+    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
+    compile_flags.add_how(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.audit_table import as_text, fails
+    from provisioning.base.files import write_named
+
+    compile_flags.require_lane(args)
+    selection = compile_flags.one_chip(args)
+    if compile_flags.is_onnx(args.model):
+        from ci.lanes.onnx.audit import audited
+    else:
+        from ci.lanes.executorch.audit import audited
+    rows = audited(args, selection)
+    if args.json:
+        body = {"schema": 1, "model": args.model, "soc": selection.soc, "precisions": rows}
+        write_named(args.json, json.dumps(body, indent=2) + "\n")
+    print("\n".join(as_text(rows)))
+    return int(any(map(fails, rows.values())))

@@ -1,0 +1,35 @@
+"""`compile`: one model to a program for the NPU, run on the emulator and compared with float."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline import compile_flags
+from ci.pipeline.flags import require_host
+from provisioning.base.command_line import Parser
+
+EXAMPLES = """\
+  qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
+  qnn-ci compile net.py:model --precision 16a8w -o out/
+  qnn-ci compile package.net:model --soc SM8650 --soc SM8750 -o out/
+  qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
+  qnn-ci compile Llama-3.2-1B/ --soc SM8750 --precision 16a8w --calibrate text.txt --context 1024 -o out/
+  qnn-ci compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o out/
+  qnn-ci compile net.py:model --python .venv/bin/python -o out/
+  qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
+"""
+
+configure = compile_flags.configure
+
+
+def run(args: argparse.Namespace) -> int:
+    compile_flags.require_lane(args)
+    require_host(args)
+    lane = compile_flags.lane_of(args.model, Parser.user_folder())
+    if lane == compile_flags.CHECKPOINT:
+        from ci.lanes.llm.commands import compile_checkpoint as compile_model
+    elif lane == compile_flags.ONNX:
+        from ci.lanes.onnx.one_model import compile_model
+    else:
+        from ci.lanes.executorch.one_model import compile_model
+    return compile_model(args)

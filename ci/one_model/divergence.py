@@ -1,0 +1,54 @@
+"""`divergence`: the first operator whose output on the emulator is not the quantized model's.
+
+To hand out the outputs of all operators of one program changes what the compiler fuses, and may repair what
+is searched. So each operator is the last one of a program of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ci.pipeline import compile_flags
+from ci.pipeline.flags import add_choice
+from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base.command_line import add_timeout
+
+EXAMPLES = """\
+  qnn-ci divergence net.py:make --precision 16a8w --soc SM8650
+  qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
+  qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    model = f"{MODEL_HELP}; without it, a suite's program"
+    compile_flags.add_option(compile_flags.add_model(parser, model, optional=True))
+    parser.add_argument("--precision", help=compile_flags.PRECISION_HELP)
+    parser.add_argument(
+        "--least",
+        type=float,
+        metavar="DB",
+        help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there")
+    add_choice(parser, "manifests/suites/lowering.toml")
+    add_timeout(parser, "the search", 1200)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.divergence import as_text
+    from provisioning.base.files import write_named
+
+    compile_flags.require_lane(args)
+    selection = compile_flags.one_chip(args)
+    if args.model and compile_flags.is_onnx(args.model):
+        from ci.lanes.onnx.divergence import searched
+    else:
+        from ci.lanes.executorch.divergence import searched
+    name, result = searched(args, selection)
+    if args.json:
+        write_named(args.json, json.dumps({"schema": 1, "program": name, **result}, indent=2) + "\n")
+    print("\n".join(as_text(result)))
+    return int(result["sqnr_db"] < result["least"])

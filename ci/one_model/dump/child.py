@@ -1,0 +1,117 @@
+"""QNN's work for a model, written down instead of done: its calls as C, or the graph as a DLC.
+
+Neither is possible together with a compiled context. A child process writes each in its own folder, because
+QNN writes the last part when the process ends, and some of it to the working folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.pipeline.models.user_model import MODEL_HELP, UserModel, user_model
+from provisioning.base.command_line import Parser, add_timeout
+from provisioning.base.commands import captured_module, session, without_result
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.settings import Selection, add_selection, selection_of
+
+CALLS, PARAMETERS = "saver_output.c", "params.bin"
+SAVED = "Record all QNN API calls"
+
+
+def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}; not compiled yet",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar=output, help=meaning)
+    parser.add_argument(
+        "--scheme",
+        metavar="S",
+        help="how a PyTorch model is quantized, as in a suite: 8a8w, 16a8w, … [fp16]",
+    )
+    add_selection(parser)
+    add_timeout(parser, "it")
+
+
+@contextmanager
+def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
+    """A folder with the child's files; it is removed afterwards."""
+    import tempfile
+
+    from provisioning.manifest import soc_named
+
+    selection = selection_of(args)
+    soc_named(selection.soc)
+    named = user_model(args.model, Parser.user_folder())
+    lane, arguments, environ = (_of_onnx if named.onnx else _of_pytorch)(named, args, selection)
+    output = args.output.absolute()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+    except OSError as error:
+        raise EnvironmentLacking(
+            f"{output.parent}: {error.strerror}", remedy="-o names another place"
+        ) from error
+    with folder as name:
+        module, arguments = f"ci.{lane}.dump", [kind, *arguments]
+        done = captured_module(module, arguments, environ, args.timeout, args.model, cwd=name)
+        # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
+        if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
+            remedy = session("audit", args.model, "--soc", selection.soc)
+            raise without_result(done, f"{args.model}: refused for {selection.soc}", remedy)
+        yield Path(name)
+
+
+Child = tuple[str, list[str], dict[str, str]]
+"""The lane, the arguments and the environment."""
+
+
+def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+    from ci.lanes.onnx.compile import require_installed
+    from provisioning.manifest import soc_named
+
+    require_installed()
+    soc = soc_named(selection.soc)
+    return "onnx", [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
+
+
+def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+    from ci.lanes.executorch.user_program import program_of, scheme_of
+    from provisioning.components import QNN_SDK
+    from provisioning.environment import resolve
+
+    scheme = scheme_of(named, args.scheme)
+    program = program_of(named, scheme, selection.soc, selection)
+    environment = resolve(selection, os.environ, needs=(QNN_SDK,))
+    return "executorch", [json.dumps(program.order)], environment.merged(os.environ)
+
+
+def move(source: Path, target: Path) -> None:
+    """Put a finished file or folder in place in one step."""
+    try:
+        if target.is_dir() and source.is_dir():
+            target.rmdir()
+        source.chmod(0o755 if source.is_dir() else 0o644)
+        source.replace(target)
+    except OSError as error:
+        raise UsageError(
+            f"{target}: {error.strerror}", remedy="-o names a place that is free, or an empty folder"
+        ) from error
+
+
+def publish_calls(folder: Path, target: Path) -> list[Path]:
+    output = folder / "saver_output"
+    for name in (CALLS, PARAMETERS):
+        if not (output / name).is_file():
+            raise CheckFailed(f"QNN's Saver wrote no {name}", remedy="report it with the model")
+    staged = folder / "calls"
+    shutil.move(output, staged)
+    move(staged, target)
+    return sorted(target.iterdir())

@@ -1,0 +1,34 @@
+"""`to-dlc`: the QNN graph of a model as a DLC, which is compiled where it runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.artifacts.dlc import read_dlc
+from ci.one_model.dump import child
+from provisioning.base.errors import CheckFailed, UsageError
+
+EXAMPLES = """\
+  python -m ci to-dlc model.onnx --soc SM8750 -o model.dlc
+  python -m ci to-dlc mymodels.py:net --scheme 8a8w -o model.dlc     # as ExecuTorch lowers it
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    child.configure(parser, "FILE.dlc", "the file to write")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.output.is_dir():
+        raise UsageError(f"{args.output} is a directory", remedy="-o FILE.dlc")
+    with child.dumped("dlc", args) as folder:
+        graphs = sorted(folder.glob("*.dlc"))
+        if len(graphs) != 1:
+            raise CheckFailed(
+                f"{args.model}: expected one QNN graph, found {len(graphs)}",
+                remedy="split the model, or move what stays on the CPU to its beginning or end",
+            )
+        contents = read_dlc(graphs[0])
+        child.move(graphs[0], args.output.absolute())
+    print(f"{contents.size:>12,}  {args.output}, QNN {contents.qnn}")
+    return 0

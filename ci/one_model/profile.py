@@ -1,0 +1,70 @@
+"""`profile`: the share of time of each operator, line and module of a program on the emulator."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ci.pipeline import compile_flags
+from ci.pipeline.models.user_model import MODEL_HELP
+
+EXAMPLES = """\
+  qnn-ci profile net.py:make --precision 8a8w --soc SM8650
+  qnn-ci profile model.onnx --precision 8a8w --json now.json --against before.json
+  qnn-ci profile net.py:make --page profile.html
+  qnn-ci profile out/net.pte --input x.npy
+  qnn-ci profile out/model_ctx.onnx --input x.npy --source model.onnx
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    model = f"{MODEL_HELP}; or a program: .pte, or what compile wrote"
+    compile_flags.add_option(compile_flags.add_model(parser, model))
+    parser.add_argument("--precision", help=compile_flags.PRECISION_HELP)
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="of a program or an ONNX model: .npy of an input, or .npz with all; may be repeated [drawn]",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="MODEL.onnx",
+        help="what a compiled .onnx was compiled from, which has the lines",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile there")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
+    parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
+    compile_flags.add_how(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.profile import as_text, document, read_document, report_profile
+    from ci.report.profiles import profile_page
+    from provisioning.base.errors import CheckFailed
+    from provisioning.base.files import write_named
+    from provisioning.base.settings import DEFAULT_TARGET
+    from provisioning.base.stage_run import StageRun
+
+    compile_flags.require_lane(args)
+    selection = compile_flags.one_chip(args)
+    earlier = read_document(args.against) if args.against else None
+    stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
+    if compile_flags.is_onnx(args.model):
+        from ci.lanes.onnx.profile import profiled
+    else:
+        from ci.lanes.executorch.profile import profiled
+    about, measured = profiled(args, selection)
+    if not measured.costs and not measured.cpu:
+        raise CheckFailed(f"{args.model}: nothing of it was profiled", remedy="it holds no operator")
+    about = {"model": args.model, **about}
+    text = document(measured, about)
+    report_profile(stage, selection.reports, " ".join(about.values()), text)
+    if args.json:
+        write_named(args.json, text)
+    if args.page:
+        write_named(args.page, profile_page(args.model, measured))
+    print("\n".join(as_text(measured, earlier, args.against)))
+    return 0

@@ -1,0 +1,31 @@
+"""`quantize`: one model with its ranges and scales in it: an .onnx with QDQ nodes, or a quantized .pt2."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline import compile_flags
+from ci.pipeline.flags import require_host
+
+EXAMPLES = """\
+  qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
+  qnn-ci quantize model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
+  qnn-ci quantize net.py:model --precision 16a4w -o out/
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    compile_flags.add_model(parser)
+    compile_flags.add_output(parser, "where the quantized model and its record go")
+    parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w … (u8u8, u16u8 …)")
+    compile_flags.add_how(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    compile_flags.require_lane(args)
+    require_host(args)
+    if compile_flags.is_onnx(args.model):
+        from ci.lanes.onnx.one_model import quantize_model
+    else:
+        from ci.lanes.executorch.one_model import quantize_model
+    return quantize_model(args)

@@ -1,0 +1,1 @@
+"""The measured table of operators: recorded, looked up and rendered."""

@@ -1,0 +1,398 @@
+"""The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
+
+`nox -s test_upstream -- operators values rework-op --table` writes it; docs/operators.md shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, StringConstraints
+
+from ci.operators.names import key_of, names_of
+from ci.pipeline.accuracy import LEAST_DB
+from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecision
+from provisioning.base.commands import session
+from provisioning.base.documents import Model
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
+
+TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
+
+PLAIN = "plain"
+"""Our own case of usual values and shape."""
+
+Result = Literal["crash", "dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
+
+FAILING = ("wrong", "dies", "crash")
+NOT_COMPILED = ("dies", "crash")
+
+MEANINGS: Mapping[str, tuple[str, str]] = {
+    "whole": ("whole", "all of it is one delegate on HTP"),
+    "float": ("float", "on HTP, but not quantized: it runs in fp16 there"),
+    "part": ("part", "some operators stay on the CPU"),
+    "cpu": ("CPU", "all of it stays on the CPU"),
+    "no_kernel": (
+        "no kernel",
+        "on the CPU, where ExecuTorch has no kernel of it: it does not run",
+    ),
+    "bad_test": ("no test", "ExecuTorch's test does not test it"),
+    "wrong": ("WRONG", f"lowers and runs, and its outputs are wrong or below {LEAST_DB:g} dB"),
+    "dies": ("DIES", "it is taken, and quantizing, lowering or running it fails"),
+    "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
+}
+"""The word and the meaning of a result."""
+
+
+class Case(Model):
+    """What one of our own cases gave."""
+
+    result: Result
+    sqnr_db: float | None = None
+
+    def __str__(self) -> str:
+        """`WRONG -6 dB`, or `DIES`."""
+        return MEANINGS[self.result][0] + in_db(self.sqnr_db)
+
+
+class Cell(Model):
+    """One operator in one scheme on one chip."""
+
+    result: Result
+    """Of most of ExecuTorch's tests and of our plain case."""
+    sqnr_db: float | None = None
+    """The least of all cases with that result, compared with the quantized model on the CPU."""
+    worst: str = ""
+    """The case with that figure: its inputs, or ExecuTorch's test. Empty if all are exact."""
+    float_db: float | None = None
+    """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
+    in it what quantizing itself loses. Of ONNX's operators if it is below LEAST_DB."""
+    loses_db: float | None = None
+    """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
+    below LOSES_DB."""
+    in_float: tuple[str, ...] = ()
+    """Operators that run in fp16 beside quantized ones."""
+    tried_in: MeasuredScheme | None = None
+    """The scheme in which ranges and shapes were tried: it differs in the weights alone, and the operator has
+    none."""
+    models: Annotated[int, Field(ge=1)] = 1
+    """How many cases were tried."""
+    cpu: tuple[str, ...] = ()
+    """The operators that stayed on the CPU."""
+    others: Mapping[str, Result] = {}
+    """Cases with another result: tests of ExecuTorch's suite, and our own plain one."""
+    elsewhere: Mapping[str, Result] = {}
+    """Ranges and shapes of manifests/upstream/values.toml that run elsewhere than the result says."""
+    bad: Mapping[str, Case] = {}
+    """Ranges and shapes of manifests/upstream/values.toml that are wrong, die or crash."""
+    default: Result | None = None
+    """On another chip than SM8650: what the same cases give there, where it is another result."""
+    newer: tuple[str, ...] = ()
+    """The tests of the suite rework-op that were measured, where `operators` and `values` measure nothing."""
+
+    def __str__(self) -> str:
+        """`whole 58 dB`, `whole 43 dB (1 DIES)`, or `part 38 dB: unsqueeze_copy`."""
+        figure = in_db(self.sqnr_db)
+        if self.float_db is not None:
+            figure += f",{in_db(self.float_db)} to float"
+        if self.loses_db is not None:
+            figure += f", loses{in_db(self.loses_db)}"
+        if self.in_float:
+            figure += f", {', '.join(self.in_float)} in fp16"
+        names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
+        beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
+        counts = Counter[str](self.others.values())
+        words = [f"{counts[each]} {word}" for each, (word, _) in MEANINGS.items() if each in counts]
+        others = f" ({', '.join(words)})" if words else ""
+        return f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Each result that one of its cases gave, from the best to the worst."""
+        bad = {case.result for case in self.bad.values()}
+        every = {self.result, *self.others.values(), *self.elsewhere.values(), *bad}
+        return tuple(result for result in MEANINGS if result in every)
+
+    @property
+    def good(self) -> bool:
+        """Whole on HTP and as exact as the quantized model on the CPU, in all cases."""
+        return (
+            self.result == "whole"
+            and {*FAILING, "bad_test"}.isdisjoint(self.results)
+            and (self.float_db is None or self.float_db >= LEAST_DB)
+            and self.loses_db is None
+        )
+
+
+EXACT = 200.0
+"""The SQNR in dB of outputs that are equal."""
+
+LOSES_DB = 20.0
+"""HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU is."""
+
+DIFFERS = "†"
+"""Marks what is not as ExecuTorch's files say."""
+
+Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
+ONLY: dict[str, Any] = {"additionalProperties": False}
+"""For JSON Schema: no other keys than those of the pattern."""
+Row = Mapping[MeasuredScheme, Cell]
+Rows = Annotated[Mapping[Chip, Row], Field(json_schema_extra=ONLY)]
+OnnxRows = Annotated[Mapping[Chip, Mapping[OnnxPrecision, Cell]], Field(json_schema_extra=ONLY)]
+
+
+class Onnx(Model):
+    """Operators of ONNX's opset, by ONNX's names, compiled by ONNX Runtime."""
+
+    opset: int = 0
+    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)] = {}
+    """What each chip was measured with."""
+    cells: Mapping[str, OnnxRows] = {}
+    """By operator, chip and precision."""
+    left_out: Mapping[str, str] = {}
+    """Operators that are not measured, each with the reason."""
+
+
+class Table(Model):
+    """The file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)]
+    """What each chip was measured with."""
+    upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]]
+    """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
+    cells: Mapping[str, Rows]
+    """By operator, chip and scheme."""
+    onnx: Onnx = Onnx()
+
+    def files(self, operator: str) -> tuple[str, ...]:
+        """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
+        words = {word for name in names_of(operator) for word in self.upstream.get(name, ())}
+        return tuple(sorted(words))
+
+    def contradiction(self, operator: str, scheme: str, cell: Cell) -> str:
+        """How the measurement differs from what ExecuTorch's files say; empty if it does not."""
+        files = self.files(operator)
+        if cell.result == "bad_test":
+            return ""
+        if scheme == "fp16":
+            return "has a builder, and is not whole" if "lowers" in files and cell.result != "whole" else ""
+        if "quantizes" in files and cell.result != "whole":
+            return "has a rule of the quantizer, and is not whole"
+        if files == ("lowers",) and cell.result == "whole":
+            return "has no rule of the quantizer, and runs quantized"
+        return ""
+
+    def marked(self, operator: str, scheme: str, cell: Cell) -> str:
+        """The cell in words, with DIFFERS where ExecuTorch's files say something else."""
+        return f"{cell} {DIFFERS}" if self.contradiction(operator, scheme, cell) else str(cell)
+
+    def as_json(self) -> str:
+        whole = self.model_dump(mode="json", by_alias=True, exclude={"cells", "onnx"})
+        brief = self.model_dump(mode="json", exclude_defaults=True)
+        fields = [*_fields(whole, 1), _lines("cells", brief["cells"], 1)]
+        if onnx := brief.get("onnx"):
+            rows = _lines("cells", onnx.pop("cells", {}), 2)
+            fields.append(' "onnx": {\n' + ",\n".join([*_fields(onnx, 2), rows]) + "\n }")
+        return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _fields(values: Mapping[str, object], indent: int) -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{' ' * indent}{json.dumps(key)}: {json.dumps(value, sort_keys=True)}"
+
+
+def _lines(key: str, values: Mapping[str, object], indent: int) -> str:
+    """A line for each value, sorted."""
+    margin = " " * indent
+    rows = [f"{margin} {json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(values.items())]
+    return f"{margin}{json.dumps(key)}: {{\n" + ",\n".join(rows) + f"\n{margin}}}"
+
+
+def read(path: Path = TABLE) -> Table:
+    if not path.is_file():
+        return Table.model_validate({"schema": 1, "measured": {}, "upstream": {}, "cells": {}})
+    try:
+        return Table.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestError(
+            path,
+            "cells",
+            expected="a table of operators",
+            found=str(error).splitlines()[0],
+            remedy="nox -s test_upstream -- operators values rework-op --table writes it again",
+        ) from error
+
+
+@cache
+def shipped() -> Table:
+    """The committed table."""
+    return read()
+
+
+def in_db(figure: float | None) -> str:
+    """With a space before it."""
+    return "" if figure is None else " exact" if figure >= EXACT else f" {round(figure)} dB"
+
+
+class Inexact(NamedTuple):
+    """An operator that loses accuracy or does not compile in a scheme for some inputs, and the command that
+    shows it."""
+
+    operator: str
+    message: str
+    command: str
+    compiles: bool = True
+
+
+DELEGATED = re.compile(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
+SCHEME = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])")
+
+
+def inexact_in(log: str) -> list[Inexact]:
+    """Those that a log of the partitioner delegates, in the schemes that it names."""
+    operators = DELEGATED.findall(log)
+    return [each for scheme in sorted(set(SCHEME.findall(log))) for each in inexact(operators, scheme)]
+
+
+def measured(operator: str, scheme: str) -> str:
+    """The table's cell in words; empty if there is none."""
+    name, chips = _row(operator)
+    cell = _cell(chips, DEFAULT_SOC, scheme)
+    return f"{name} at {scheme} on {DEFAULT_SOC}: {cell}" if cell else ""
+
+
+def _row(operator: str) -> tuple[str, Rows]:
+    """The row of the operator's own name, else the only one that has this name among its names."""
+    key, cells = key_of(operator), shipped().cells
+    own = [name for name in cells if key_of(name) == key]
+    names = own or [name for name in cells if key in names_of(name)]
+    return (names[0], cells[names[0]]) if len(names) == 1 else ("", {})
+
+
+def by_name(row: Row) -> Mapping[str, Cell]:
+    """For schemes that may not be among the measured ones."""
+    return dict[str, Cell](row.items())
+
+
+def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
+    return by_name(chips.get(soc, {})).get(scheme)
+
+
+def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+    """Those of these operators that lose accuracy, then those that do not compile, with the scheme to use
+    instead. Where all is well with a chip's own cases, those of SM8650 count: it has more."""
+    rows = {
+        name: (operator, chips) for operator in sorted(set(operators)) for name, chips in [_row(operator)]
+    }
+    for compiles in (True, False):
+        for name, (operator, chips) in rows.items():
+            own, usual = _cell(chips, soc, scheme), _cell(chips, DEFAULT_SOC, scheme)
+            place, cell, few = soc, own, ""
+            if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
+                few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
+                place, cell = DEFAULT_SOC, _without_plain(usual) if own else usual
+            results = ("wrong",) if compiles else NOT_COMPILED
+            words = cell and _where(cell, results)
+            if cell is None or not words:
+                continue
+            verb = "loses accuracy on the emulator of" if compiles else f"{_failure(cell)} for"
+            better = next((each for each in _better(scheme) if _is_good(chips, {soc, place}, each)), "")
+            instead = f": keep it at {better}" if better else ""
+            measured_on = _place(place, shipped().measured, few)
+            message = f"{name} at {scheme} {verb} {measured_on} {words}{instead}"
+            yield Inexact(operator, message, _command(name, scheme, soc, cell, results), compiles)
+
+
+def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
+    few = "" if soc == DEFAULT_SOC else f"{soc} was not measured"
+    place = _place(DEFAULT_SOC, shipped().onnx.measured, few)
+    for name in sorted(set(operators)):
+        cells = dict[str, Cell](shipped().onnx.cells.get(name, {}).get(DEFAULT_SOC, {}).items())
+        cell = cells.get(precision)
+        if cell is None or cell.result not in FAILING:
+            continue
+        compiles = cell.result not in NOT_COMPILED
+        verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'not finite'})" if compiles else _failure(cell)
+        order = ("u16u8", "u8u8", "fp16") if precision == "fp16" else ("u8u8", "u16u8", "fp16")
+        better = next((each for each in order if each in cells and cells[each].good), "")
+        instead = f": keep it at {better}" if better else ""
+        message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
+        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
+        yield Inexact(name, message, session("test_onnx", *words), compiles)
+
+
+BUILD = re.compile(r"\bQNN v?\d+\.\d+\.\d+")
+
+
+def _place(soc: str, versions: Mapping[str, str], few: str) -> str:
+    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`: your own QNN may be another one. Of several builds
+    none is named."""
+    builds = set(BUILD.findall(versions.get(soc, "")))
+    notes = [*(builds if len(builds) == 1 else ()), *([few] if few else ())]
+    return f"{soc} ({'; '.join(notes)})" if notes else soc
+
+
+def _says_more(usual: Cell | None, own: Cell) -> bool:
+    """Not where most cases fail on SM8650 and this chip is better."""
+    return usual is not None and usual.models > own.models and usual.result not in FAILING
+
+
+def _without_plain(cell: Cell | None) -> Cell | None:
+    bad = (
+        {} if cell is None else {name: case for name, case in cell.bad.items() if not name.startswith(PLAIN)}
+    )
+    return cell and cell.model_copy(update={"bad": bad})
+
+
+def _where(cell: Cell, results: tuple[str, ...]) -> str:
+    """The inputs and tests that gave one of these results; empty if none did."""
+    cases = [
+        f"{case}{f' ({figure.strip()})' if (figure := in_db(found.sqnr_db)) else ''}"
+        for case, found in sorted(cell.bad.items())
+        if found.result in results
+    ]
+    tests = sorted(name for name, each in cell.others.items() if each in results and name != PLAIN)
+    parts = [f"with inputs {', '.join(cases)}"] if cases else []
+    if cell.result in results:
+        parts.append("in most of its tests")
+    elif tests:
+        parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
+    return " and ".join(parts)
+
+
+def _failure(cell: Cell) -> str:
+    words = {"dies": "does not compile", "crash": "crashes"}
+    return " or ".join(words[each] for each in NOT_COMPILED if each in cell.results)
+
+
+def _better(scheme: str) -> Iterator[str]:
+    """What to use instead: activations of the same width, then wider ones, then 8 bits, then float."""
+    narrow = scheme.startswith("8a")
+    order = ("8a8w", "16a8w", "16a16w", "fp16") if narrow else ("16a8w", "16a16w", "8a8w", "fp16")
+    yield from (each for each in order if each != scheme)
+
+
+def _is_good(chips: Rows, socs: Iterable[str], scheme: str) -> bool:
+    """On each of these chips that was measured."""
+    cells = [cell for soc in socs if (cell := _cell(chips, soc, scheme))]
+    return bool(cells) and all(cell.good for cell in cells)
+
+
+def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, ...]) -> str:
+    """Our own cases show it if there is one; else ExecuTorch's tests."""
+    chip = [] if soc == DEFAULT_SOC else ["--soc", soc]
+    if cell.newer:
+        expression = " or ".join(f"{test}[" for test in cell.newer)
+        return session("test_upstream", "rework-op", "-k", expression, *chip)
+    own = any(case.result in results for case in cell.bad.values())
+    suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
+    flow = (own and cell.tried_in) or scheme
+    return session("test_upstream", suite, "--flow", flow, "-k", expression, *chip)

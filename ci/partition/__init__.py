@@ -1,0 +1,1 @@
+"""What the partitioner decides of a model, and which operators a partition fails at."""

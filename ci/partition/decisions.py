@@ -1,0 +1,233 @@
+"""The partitioner's decision on every operator, the reason, and the operator's place in the model."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.partition import qnn_partitioner
+from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
+
+from ci.artifacts.compiler_log import NATIVE_ERROR
+from ci.pipeline.models.model_lines import relative_path, user_frame
+from provisioning.base.diagnosis import with_names_of_data_types
+
+DELEGATE = "executorch_call_delegate"
+
+GLUE = ("getitem",)
+"""Takes one of a delegate's outputs: no work for the CPU."""
+
+LIBRARIES = tuple(
+    str(Path(module.__file__ or "").parent) + "/"
+    for module in (torch, sys.modules["executorch.backends.qualcomm.partition"])
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    operator: str
+    supported: bool
+    reason: str
+
+
+@dataclass
+class Watch:
+    """Collects decisions while it is installed; `printed` returns what native code printed meanwhile."""
+
+    printed: Callable[[], str]
+    on_cpu: Container[object] = ()
+    """Names of nodes that stay on the CPU, among them constants' dequantizers, which the partitioner's own
+    list does not cover."""
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    users: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    current: Any = None
+    """The node that the partitioner looks at now, or at which it failed."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        support = qnn_partitioner.QnnOperatorSupport
+        original = support.is_node_supported
+        messages: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+
+        def watched(checker: Any, submodules: Any, node: Any) -> bool:
+            messages.clear()
+            self.printed()
+            self.users[node.name] = tuple(user.name for user in node.users)
+            if node.name in self.on_cpu:
+                node.meta[QCOM_FALLBACK_NODE] = True
+            self.current = node
+            supported = bool(original(checker, submodules, node))
+            self.current = None
+            reason = "" if supported else _reason(messages, self.printed(), node)
+            self.decisions[node.name] = Decision(operator_name(node), supported, reason)
+            return supported
+
+        support.is_node_supported = watched
+        qnn_partitioner.logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            support.is_node_supported = original
+            qnn_partitioner.logger.removeHandler(handler)
+
+
+def _reason(messages: list[str], native: str, node: Any) -> str:
+    """The partitioner's words; after a failed validation also the backend's."""
+    message = next((line.partition(" | ")[2] for line in reversed(messages) if " | " in line), "")
+    if message == "False":
+        errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
+        detail = next((text for text in errors if not text.startswith("Requested")), "")
+        # Without the node's name, the same of several nodes is said once.
+        detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
+        return "QNN's validation refuses it" + (f": {detail}" if detail else "")
+    if message in ("Skipped", "Forced Fallback"):
+        return "it is kept on the CPU: cpu_nodes, cpu_operators, --keep-on-cpu or --keep-going"
+    if not message and node.op == "call_function":
+        return "the partitioner lists it as not supported"
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOperator:
+    """An operator that stays on the CPU."""
+
+    operator: str
+    node: str
+    reason: str
+    source: str
+    code: str
+    kernel: bool
+    """Whether ExecuTorch has a CPU kernel for it. Without one the program cannot run at all."""
+
+
+def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuOperator]:
+    """The operators outside the delegates. Those without a decision were added after the partitioner ran."""
+    operators = []
+    for node in graph.nodes:
+        if node.op != "call_function" or is_glue(node):
+            continue
+        decision = watch.decisions.get(node.name)
+        if decision is None:
+            reason = "it came into the graph after the partitioner had looked"
+        elif decision.supported:
+            reason = "the partitioner takes it, and it is in no delegate"
+        else:
+            reason = decision.reason
+        source, code = source_of(node)
+        name = operator_name(node)
+        kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
+        operators.append(CpuOperator(name, node.name, reason, source, code, kernel))
+    return operators
+
+
+def cpu_kernels() -> frozenset[str]:
+    """The operators that ExecuTorch's runtime has CPU kernels for, as `aten::add`."""
+    from executorch.runtime import Runtime
+
+    return frozenset(name.partition(".")[0] for name in Runtime.get().operator_registry.operator_names)
+
+
+def has_kernel(operator: str, kernels: Collection[str]) -> bool:
+    """Whether the runner can compute it. Python's runtime has only aten's kernels; the runner is linked with
+    more."""
+    library, _, rest = operator.partition(".")
+    return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
+
+
+def is_volume_convolution(node: Any) -> bool:
+    """ExecuTorch's CPU convolution accepts only inputs of three and four dimensions."""
+    value = node.args[0].meta.get("val") if operator_name(node) == "aten.convolution.default" else None
+    return value is not None and value.dim() > 4
+
+
+def is_glue(node: Any) -> bool:
+    return operator_name(node) in (DELEGATE, *GLUE)
+
+
+def is_quantizer(node: Any) -> bool:
+    return node.op == "call_function" and "quantize_per" in operator_name(node)
+
+
+def operator_name(node: Any) -> str:
+    name = getattr(node.target, "__name__", str(node.target))
+    return str(name)
+
+
+def source_of(node: Any) -> tuple[str, str]:
+    """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
+    if not (frame := user_frame(node.meta.get("stack_trace") or "")):
+        return "", ""
+    return f"{relative_path(frame.path)}:{frame.line}", frame.code
+
+
+def module_path(path: str) -> str:
+    """The module's name in named_modules(), without export's wrappers."""
+    path = re.sub(r"^L\['self'\]|^L__self__", "", path)
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
+
+
+def module_of(node: Any) -> str:
+    """The name in named_modules() of the node's module; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return module_path(stack[-1][0]) if stack else ""
+
+
+def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
+    """Operator, line and module of every node in a delegate, by QNN's name of the node."""
+    nodes = {}
+    for name, lowered in program.graph_module.named_children():
+        if not name.startswith("lowered_module"):
+            continue
+        for node in lowered.original_module.graph.nodes:
+            if node.op == "call_function":
+                nodes[node.name] = {
+                    "operator": operator_name(node),
+                    "line": source_of(node)[0],
+                    "module": module_of(node),
+                }
+    return nodes
+
+
+def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
+    """The lowered graph as runs of operators, in order: in a delegate or on the CPU, and which operators."""
+    graph = program.graph_module.graph
+    parts: list[dict[str, object]] = []
+    delegates = 0
+    for node in graph.nodes:
+        if node.op != "call_function" or operator_name(node) in GLUE:
+            continue
+        if operator_name(node) == DELEGATE:
+            lowered = getattr(program.graph_module, node.args[0].target)
+            inner = Counter(
+                operator_name(each)
+                for each in lowered.original_module.graph.nodes
+                if each.op == "call_function" and not is_quantizer(each) and operator_name(each) not in GLUE
+            )
+            parts.append(
+                {
+                    "where": f"{backend} {delegates}",
+                    "count": sum(inner.values()),
+                    "operators": dict(inner.most_common()),
+                }
+            )
+            delegates += 1
+            continue
+        if not parts or parts[-1]["where"] != "cpu":
+            parts.append({"where": "cpu", "count": 0, "operators": {}})
+        last = parts[-1]
+        operators = last["operators"]
+        assert isinstance(operators, dict) and isinstance(last["count"], int)
+        last["count"] += 1
+        operators[operator_name(node)] = operators.get(operator_name(node), 0) + 1
+    return parts

@@ -1,0 +1,386 @@
+"""Which operators a lowering fails at, proved by compiling parts of the partition alone.
+
+QNN's first error is often not the cause. It may concern an operator that falls back to the CPU without harm,
+while the partition that the fallback leaves behind has nothing but constants and cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from executorch.backends.qualcomm import qnn_preprocess
+from torch.fx import Node
+
+from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
+from ci.engine.workers.child import new_text, size_of, text_since
+from ci.partition.decisions import Watch, is_glue, is_quantizer, module_of, operator_name, source_of
+from ci.partition.parts import Partition, smallest_failing
+from provisioning.base.diagnosis import with_names_of_data_types
+
+VISITING = re.compile(r"Visiting: (\S+), ")
+NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
+BITS = re.compile(r"(\d+)-bit ")
+WRITE_INSTEAD = {
+    "aten.max_pool2d_with_indices.default": "write the stride, as in max_pool2d(x, 2, 2): the builder does"
+    " not know torch's default",
+}
+"""By operator, for those at which the backend's builder fails."""
+ASSIGNMENT = re.compile(r"\]\s*[-+*/]?=(?!=)|\]\.\w+_\(")
+WITHOUT_ASSIGNMENT = (
+    "assign to no part of a tensor: torch.cat of the parts, or a product with a mask that is a buffer"
+)
+WITHOUT_CAUSAL = (
+    "it is of no line of the model: where that calls scaled_dot_product_attention(is_causal=True), pass"
+    " attn_mask, a buffer that __init__ makes"
+)
+MANY = 3
+ATTEMPTS = 5
+"""How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
+SEARCHED_SECONDS = 60
+"""CPU seconds, since a busy machine must change no finding. After a longer compile, operators are tried alone
+and nothing is lowered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Nodes of the edge graph at which the compiler fails; the first one is in the model's own code."""
+
+    nodes: tuple[str, ...]
+    operator: str
+    module: str
+    line: str
+    reason: str
+    instead: str = ""
+
+    @property
+    def _alike(self) -> tuple[str, str, str]:
+        return self.operator, self.line, self.reason
+
+    @staticmethod
+    def in_words(suspects: Sequence[Suspect]) -> str:
+        """Nodes of one line, as in a loop, are named once."""
+        alike: dict[tuple[str, str, str], list[Suspect]] = {}
+        for one in suspects:
+            alike.setdefault(one._alike, []).append(one)
+        return "; and of ".join(_sentence(each) for each in alike.values())
+
+
+def _sentence(alike: Sequence[Suspect]) -> str:
+    one = alike[0]
+    names = [each.nodes[0] for each in alike]
+    node = names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
+    modules = list(dict.fromkeys(each.module for each in alike if each.module))
+    module = f" in {modules[0]}" if len(modules) == 1 else f" in {len(modules)} modules" if modules else ""
+    return f"{one.operator} ({node}){module}{one.line}: {one.reason}"
+
+
+class Search:
+    """Remembers the partition that is being compiled, and what QNN printed about it."""
+
+    def __init__(self, log: Path, watch: Watch) -> None:
+        self.log, self.watch = log, watch
+        self.partition: Partition | None = None
+        self.later: list[Any] = []
+        """The programs of the partitions that come after it, with what they are compiled for."""
+        self.visited = ""
+        self.begin = 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        backend = qnn_preprocess.QnnBackend
+        whole, build = backend.preprocess_multimethod, backend._build_op_wrappers
+        handler = logging.Handler()
+
+        def visit(record: logging.LogRecord) -> None:
+            if match := VISITING.match(record.getMessage()):
+                self.visited = match[1]
+
+        def preprocess(programs: Any, compile_specs: Any) -> Any:
+            self.later = [
+                each
+                for method, of_method in programs.items()
+                for each in zip(of_method, compile_specs[method], strict=True)
+            ]
+            return whole(programs, compile_specs)
+
+        def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
+            specs = [spec for program, spec in self.later if program is edge_program]
+            if not specs:
+                # It is a part that the search compiles.
+                return build(edge_program, *rest, **options)
+            self.begin, self.visited = size_of(self.log), ""
+            self.later = [each for each in self.later if each[0] is not edge_program]
+            self.partition = Partition(edge_program, specs[0])
+            wrappers = build(edge_program, *rest, **options)
+            self.visited = ""
+            return wrappers
+
+        handler.emit = visit  # type: ignore[method-assign]
+        backend.preprocess_multimethod = staticmethod(preprocess)
+        backend._build_op_wrappers = staticmethod(remembered)
+        qnn_preprocess.logger.addHandler(handler)
+        self.partition, self.watch.current = None, None
+        try:
+            yield
+        finally:
+            backend.preprocess_multimethod = staticmethod(whole)
+            backend._build_op_wrappers = staticmethod(build)
+            qnn_preprocess.logger.removeHandler(handler)
+            restore_builtins()
+
+    @property
+    def node(self) -> Node | None:
+        """The node that the backend's builder had at hand when it failed."""
+        if self.watch.current is not None or self.partition is None:
+            return self.watch.current
+        calls = (node for node in self.partition.calls if not is_glue(node))
+        return next((node for node in calls if node.name == self.visited), None)
+
+    def suspects(self, error: BaseException, *, alone: bool = False) -> list[Suspect]:
+        """The nodes at which the lowering with this error fails, and all others of their kind.
+
+        With `alone`, only those that fail alone are found: nothing larger is compiled."""
+        node, partition = self.node, self.partition
+        if node is not None:
+            reason = f"the backend's builder fails: {type(error).__name__}: {error}"
+            nodes = [node, *(partition.constants_of(node) if partition else ())]
+            return [_suspect(nodes, reason, WRITE_INSTEAD.get(operator_name(node), ""))]
+        if partition is None:
+            return []
+        calls = [node for node in partition.calls if not is_glue(node)]
+        if not partition.inputs:
+            reason = "QNN cannot compile a partition that holds nothing but constants"
+            return [self._handed_out(calls, reason), *self._later_constants()]
+        by_name = {node.name: node for node in calls}
+        words = self._errors(self.begin)
+        named = [node for error in words for name, node in by_name.items() if _names(error, name)]
+        messages: dict[str, str] = {}
+        deadline = time.process_time() + SEARCHED_SECONDS
+
+        def fails(nodes: Sequence[Node]) -> bool:
+            begin = size_of(self.log)
+            failed = bool(partition.error_of(nodes))
+            restore_builtins()
+            # Without an error of QNN's, it is not QNN that fails, but memory or our own part of a graph.
+            errors = self._errors(begin) if failed else []
+            if errors and len(nodes) == 1:
+                messages[nodes[0].name] = _in_words(errors)
+            return bool(errors)
+
+        if alone:
+            failing = []
+            for alike in _kinds(partition.operators):
+                if time.process_time() < deadline and fails(alike[:1]):
+                    failing += alike
+                    messages.update(dict.fromkeys((each.name for each in alike), messages[alike[0].name]))
+            return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
+        company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
+        if not company:
+            return []
+        guilty = company[-1]
+        failing = [guilty]
+        if len(company) == 1:
+            alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
+            failing += [node for node in alike if node is not guilty and fails([node])]
+        reason = "QNN compiles it neither in the model nor alone"
+        if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1]):
+            reason, messages = f"QNN does not compile it after {together}", {}
+        return self._all_proved(failing, messages, reason, partition)
+
+    def _all_proved(
+        self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
+    ) -> list[Suspect]:
+        suspects = [
+            self._proved(node, f"{reason}{messages.get(node.name, '')}", partition)
+            for node in sorted(nodes, key=partition.calls.index)
+        ]
+        return suspects if partition.live.issuperset(nodes) else [*suspects, *self._later_constants()]
+
+    def _later_constants(self) -> list[Suspect]:
+        """The constants that a partition which was not compiled yet hands out: it would fail next."""
+        partitions = [Partition(program, spec) for program, spec in self.later]
+        return [
+            self._proved(node, "", partition)
+            for partition in partitions
+            for node in partition.operators
+            if node not in partition.live
+        ]
+
+    def _proved(self, node: Node, reason: str, partition: Partition) -> Suspect:
+        nodes = [node, *partition.constants_of(node)]
+        if node not in partition.live:
+            return self._handed_out(nodes, "QNN cannot hand out a constant")
+        return _suspect(nodes, f"{reason}, with {_operands(node)}", _more_bits(node))
+
+    def _handed_out(self, nodes: Sequence[Node], reason: str) -> Suspect:
+        """Also says why the operator that uses the constant is on the CPU."""
+        users = [user for node in nodes for user in self.watch.users.get(node.name, ())]
+        for user in users:
+            decision = self.watch.decisions.get(user)
+            if decision and not decision.supported and user not in {node.name for node in nodes}:
+                reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
+                break
+        instead = "make the constant in __init__ with register_buffer, or an input"
+        if is_quantizer(nodes[0]):
+            instead = _more_bits(nodes[0])
+        suspect = _suspect(nodes, reason, instead)
+        if ASSIGNMENT.search(suspect.line):
+            suspect = replace(suspect, instead=WITHOUT_ASSIGNMENT)
+        elif not suspect.line:
+            suspect = replace(suspect, instead=WITHOUT_CAUSAL)
+        return suspect
+
+    def _errors(self, begin: int) -> list[str]:
+        return [each.strip() for each in NATIVE_ERROR.findall(text_since(self.log, begin))]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What must stay on the CPU, and the lowering that proves it."""
+
+    suspects: tuple[Suspect, ...]
+    cpu_nodes: list[str]
+    """As a suite names them."""
+    lowered: Any
+    """None: it is not known that the rest lowers."""
+    tried: str = ""
+    """What is known instead."""
+
+
+def remedy_of(
+    search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any], *, brief: bool
+) -> Remedy | None:
+    """What must stay on the CPU so that the rest lowers; None if not found.
+
+    Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
+    is called only after a `brief` lowering."""
+    chosen: list[Suspect] = []
+    lowered, tried = None, "not tried, as this lowering takes long"
+    begun = time.process_time()
+    for _ in range(ATTEMPTS):
+        names = {name for one in chosen for name in one.nodes}
+        suspects = [one for one in search.suspects(error, alone=not brief) if not names.issuperset(one.nodes)]
+        if not suspects:
+            break
+        chosen += suspects
+        names.update(name for one in suspects for name in one.nodes)
+        # For readers of the log, in case the compiler crashes next.
+        sys.stderr.write(f"{DIES_OF}{Suspect.in_words(chosen)}\n")
+        if not brief or time.process_time() - begun > SEARCHED_SECONDS:
+            break
+        try:
+            with search.installed():
+                lowered = lower(frozenset(names))
+            break
+        except Exception as another:
+            sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
+            error, tried = another, f"tried, and the rest does not lower either: {another}"
+    every = {name for one in chosen for name in one.nodes}
+    return Remedy(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
+
+
+@contextmanager
+def naming(log: Path) -> Iterator[None]:
+    """The error of a lowering that fails meanwhile says which operators fail alone."""
+    watch = Watch(new_text(log))
+    search, backend = Search(log, watch), qnn_preprocess.QnnBackend
+    with watch.installed(), search.installed():
+        lower = backend.preprocess_multimethod
+
+        def named(*programs: Any) -> Any:
+            try:
+                return lower(*programs)
+            except Exception as error:
+                if suspects := search.suspects(error, alone=True):
+                    error.args = (f"{str(error).rstrip('.')}: {DIES_OF}{Suspect.in_words(suspects)}",)
+                raise
+
+        backend.preprocess_multimethod = staticmethod(named)
+        yield
+
+
+def restore_builtins() -> None:
+    """The backend's error path imports all of torch into its module, and torch.range replaces Python's."""
+    vars(qnn_preprocess).pop("range", None)
+
+
+def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
+    line = module = ""
+    for node in nodes:
+        source, code = source_of(node)
+        if source:
+            line = f" at {source}" + (f" `{code}`" if code else "")
+            module = module_of(node)
+            break
+    names = tuple(node.name for node in nodes)
+    return Suspect(names, operator_name(nodes[0]), module, line, reason, instead)
+
+
+def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
+    """The names; many that differ only by their number become one pattern."""
+    patterns: dict[str, None] = {}
+    order = {name: number for number, name in enumerate(nodes)}
+    for name in sorted(names, key=lambda name: order.get(name, len(order))):
+        stem = re.sub(r"_\d+$", "", name)
+        alike = {each for each in nodes if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", each)}
+        all_of_them = len(alike) > MANY and alike <= set(names)
+        patterns[f"{stem}*" if all_of_them else name] = None
+    return list(patterns)
+
+
+def _kinds(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Nodes that differ in nothing but their place and the values of their constants are of one kind."""
+    kinds: dict[tuple[str, ...], list[Node]] = {}
+    for node in nodes:
+        rest = [each for each in node.args if not isinstance(each, Node)]
+        kind = operator_name(node), _operands(node), str(rest), str(node.kwargs)
+        kinds.setdefault(kind, []).append(node)
+    return list(kinds.values())
+
+
+def _names(error: str, name: str) -> bool:
+    return bool(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", error))
+
+
+def _in_words(errors: Sequence[str]) -> str:
+    """The first error that says more than that there is no kernel."""
+    for error in errors:
+        if not NO_KERNEL.search(error):
+            return f" ({with_names_of_data_types(error)[:200]})"
+    return " (the HTP's compiler has no kernel for it)" if errors else ""
+
+
+def _operands(node: Node) -> str:
+    return ", ".join(_operand(each) for each in node.all_input_nodes) or "no operand"
+
+
+def _operand(node: Node) -> str:
+    value = node.meta.get("val")
+    shape = list(getattr(value, "shape", ()))
+    source = node.all_input_nodes[0] if _dequantizes(node) else node
+    attributes = source.meta.get("quant_attrs") or node.meta.get("quant_attrs")
+    if attributes and {"quant_min", "quant_max"} <= attributes.keys():
+        bits = math.ceil(math.log2(attributes["quant_max"] - attributes["quant_min"] + 1))
+        return f"{bits}-bit {shape}"
+    return f"{str(getattr(value, 'dtype', '?')).removeprefix('torch.')} {shape}"
+
+
+def _more_bits(node: Node) -> str:
+    """HTP has the fewest kernels for weights of fewer than 8 bits."""
+    bits = [int(match[1]) for each in node.all_input_nodes if (match := BITS.match(_operand(each)))]
+    if not bits or min(bits) >= 8 or not (module := module_of(node)):
+        return ""
+    return f'modules = [{{ name = "{module}", scheme = "{bits[0]}a8w" }}] in the run, for weights of 8 bits'
+
+
+def _dequantizes(node: Node) -> bool:
+    return "dequantize_per" in operator_name(node) and bool(node.all_input_nodes)

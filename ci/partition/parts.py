@@ -1,0 +1,193 @@
+"""Parts of a partition, each as a program of its own that QNN compiles alone in a tenth of a second."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.qnn_preprocess import QnnBackend
+from executorch.backends.qualcomm.utils.qnn_manager_lifecycle import QnnManagerContext
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Node
+
+from ci.partition.decisions import GLUE, is_quantizer, operator_name
+
+
+class Partition:
+    """A partition as the partitioner produced it, before the backend's passes change it."""
+
+    def __init__(self, program: Any, specs: Sequence[Any]) -> None:
+        self.program = _copied(program)
+        self.specs = list(specs)
+        self.inputs = frozenset(program.graph_signature.user_inputs)
+
+    @cached_property
+    def calls(self) -> list[Node]:
+        return [node for node in self.program.graph.nodes if node.op == "call_function"]
+
+    @cached_property
+    def live(self) -> frozenset[Node]:
+        """The nodes that depend on an input."""
+        live: set[Node] = set()
+        for node in self.program.graph.nodes:
+            if node.name in self.inputs or any(each in live for each in node.all_input_nodes):
+                live.add(node)
+        return frozenset(live)
+
+    @cached_property
+    def operators(self) -> list[Node]:
+        """The operators at which the compiler may fail, without those that always belong to another node."""
+        return [
+            node
+            for node in self.calls
+            if operator_name(node) not in GLUE
+            and (self.hands_out(node) or (node in self.live and not is_quantizer(node)))
+        ]
+
+    def hands_out(self, node: Node) -> bool:
+        return any(user.op == "output" for user in node.users)
+
+    def constants_of(self, node: Node) -> list[Node]:
+        """The node's operands that are computed from constants alone, and their operands."""
+        constants: dict[Node, None] = {}
+        todo = [node]
+        while todo:
+            for each in todo.pop().all_input_nodes:
+                if each.op == "call_function" and each not in self.live and each not in constants:
+                    constants[each] = None
+                    todo.append(each)
+        return list(constants)
+
+    def error_of(self, nodes: Iterable[Node]) -> str:
+        """Why these nodes do not compile together with their quantizers and constants; empty if they do."""
+        program = self._program_of(self._closed(nodes))
+        with QnnManagerContext({"forward": self.specs}):
+            try:
+                QnnBackend.preprocess(program, self.specs)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _closed(self, nodes: Iterable[Node]) -> set[Node]:
+        members: set[Node] = set()
+        todo = list(nodes)
+        while todo:
+            node = todo.pop()
+            if node in members or node.op != "call_function":
+                continue
+            members.add(node)
+            todo += [each for each in node.all_input_nodes if is_quantizer(each) or each not in self.live]
+            if operator_name(node) in GLUE:
+                todo += node.all_input_nodes
+            if node in self.live:
+                todo += [user for user in node.users if operator_name(user) in GLUE or _ends(node, user)]
+        return members
+
+    def _program_of(self, chosen: Collection[Node]) -> Any:
+        """A program of these nodes: outside values become inputs, values that are used outside become
+        outputs."""
+        ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        graph, copies = torch.fx.Graph(), dict[Node, Node]()
+        needed = [
+            node
+            for node in self.program.graph.nodes
+            if node not in chosen and any(user in chosen for user in node.users)
+        ]
+        needed.sort(key=lambda node: node.op != "placeholder" or node.name in self.inputs)
+        inputs = []
+        for node in needed:
+            copies[node] = place = graph.placeholder(node.name)
+            place.meta = _own(node.meta)
+            spec = ours.get(node.name) if node.op == "placeholder" else None
+            if spec is None or spec.kind == InputKind.USER_INPUT:
+                inputs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(place.name), None))
+            else:
+                inputs.append(InputSpec(spec.kind, TensorArgument(place.name), spec.target, spec.persistent))
+        outputs = []
+        for node in self.calls:
+            if node not in chosen:
+                continue
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = _own(node.meta)
+            several = isinstance(node.meta.get("val"), tuple | list)
+            if not several and (not node.users or any(user not in chosen for user in node.users)):
+                outputs.append(copies[node])
+        graph.output(tuple(outputs)).meta = {}
+        results = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
+        return _program(self.program, graph, ExportGraphSignature(inputs, results))
+
+
+def smallest_failing(
+    nodes: Sequence[Node], fails: Callable[[Sequence[Node]], bool], named: Sequence[Node] = ()
+) -> list[Node]:
+    """The smallest set of nodes that fails, with the node at fault last.
+
+    This is a single node if one fails alone, if possible one of `named`. Empty if all of them together do not
+    fail."""
+    for node in named:
+        if fails([node]):
+            return [node]
+    if not fails(nodes):
+        return []
+    low, high = 0, len(nodes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(nodes[:middle]) else (middle, high)
+    last = nodes[high - 1]
+    company = [last]
+    for node in reversed(nodes[: high - 1]):
+        if fails(company):
+            break
+        company.insert(0, node)
+    for node in company[:-1]:
+        fewer = [each for each in company if each is not node]
+        if fails(fewer):
+            company = fewer
+    return company
+
+
+def _ends(node: Node, user: Node) -> bool:
+    """Whether the consumer of the node's output quantizes it."""
+    return is_quantizer(user) and not ("dequantize" in operator_name(user) and is_quantizer(node))
+
+
+def _copied(program: Any) -> Any:
+    graph, copies = torch.fx.Graph(), dict[Node, Node]()
+    output = graph.graph_copy(program.graph, copies)
+    for original, ours in copies.items():
+        ours.meta = _own(original.meta)
+    graph.output(output).meta = {}
+    return _program(program, graph, copy.deepcopy(program.graph_signature))
+
+
+def _program(original: Any, graph: Any, signature: Any) -> Any:
+    root = torch.nn.Module()
+    for name, module in original.graph_module._modules.items():
+        root.add_module(name, module)
+    verifiers = original.verifiers
+    return ExportedProgram(
+        root=root,
+        graph=graph,
+        graph_signature=signature,
+        state_dict=dict(original.state_dict),
+        range_constraints=original.range_constraints,
+        module_call_graph=[],
+        constants=dict(original.constants),
+        verifiers=verifiers,
+    )
+
+
+def _own(meta: dict[str, Any]) -> dict[str, Any]:
+    """A copy: the backend's passes write into the dictionaries in it."""
+    return {key: dict(value) if type(value) is dict else value for key, value in meta.items()}

@@ -1,0 +1,268 @@
+"""What programs cost and how accurate they were when somebody last accepted the figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from ci.pipeline.accuracy import at_worst
+from ci.pipeline.costs import TITLES, cost_rule
+from ci.pipeline.suite import AnyProgram
+from provisioning.base.documents import Model, load, parse
+from provisioning.base.errors import CheckFailed, ManifestError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import MANIFESTS
+
+DIRECTORY = MANIFESTS / "baselines"
+
+
+class Costs(Model):
+    """One program's costs; None if not measured. Titles are for tables, descriptions for messages."""
+
+    ddr_read: int | None = Field(None, title=TITLES["ddr_read"], description="bytes read from DDR")
+    ddr_written: int | None = Field(None, title=TITLES["ddr_written"], description="bytes written to DDR")
+    ddr_spilled: int | None = Field(None, title=TITLES["ddr_spilled"], description="bytes spilled to DDR")
+    ddr_filled: int | None = Field(None, title=TITLES["ddr_filled"], description="bytes filled from DDR")
+    pte_bytes: int | None = Field(None, title=TITLES["pte_bytes"], description="bytes of the .pte")
+    context_bytes: int | None = Field(
+        None, title=TITLES["context_bytes"], description="bytes of the context and its .onnx"
+    )
+    cpu_seconds: float | None = Field(None, title=TITLES["cpu_seconds"], description="seconds of compiling")
+
+
+COSTS = Costs.model_fields
+"""The only list of costs: tolerances, baselines, findings and the page use these names."""
+
+
+def _is_cost(name: str) -> str:
+    if name not in COSTS:
+        raise ValueError(f"one of {', '.join(COSTS)}")
+    return name
+
+
+CostName = Annotated[str, AfterValidator(_is_cost), Field(json_schema_extra={"enum": list(COSTS)})]
+
+
+class Tolerance(Model):
+    """A cost may grow by the part `relative` and by `absolute` on top."""
+
+    relative: Annotated[float, Field(ge=0)]
+    absolute: Annotated[float, Field(ge=0)] = 0
+    severity: Literal["error", "warning", "note"] = "error"
+
+    def most(self, agreed: float) -> float:
+        return agreed * (1 + self.relative) + self.absolute
+
+
+class Tolerances(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    costs: dict[CostName, Tolerance]
+    sqnr_margin_db: Annotated[float, Field(gt=0)]
+    """Thresholds are the measured figures less this margin."""
+    cross_check_db: Annotated[float, Field(gt=0)]
+    """How much the SQNR of the same model may differ between the lanes."""
+
+
+Failed = Literal["", "bad_test", "wrong", "dies", "crash"]
+
+
+class Recorded(Costs):
+    """The accepted figures of one program."""
+
+    build_id: str = ""
+    """The QNN that compiled it."""
+    accuracy: dict[str, float] = Field(default_factory=dict)
+    reason: str = ""
+    """Why a lower top-1 agreement was accepted."""
+    peak_mb: int | None = None
+    run_seconds: float | None = None
+    refused: tuple[str, ...] = ()
+    """Operators that QNN does not take, as the suite says of this program."""
+    taken: tuple[str, ...] = ()
+    """The program's others."""
+    failed: Failed = ""
+    """How a program went wrong whose failures are results."""
+    message: str = ""
+    """The first line of that failure, without what differs from run to run."""
+    in_float: bool = False
+    """Whether nothing of a program with floats was quantized, although its precision says so."""
+
+    def cost(self, name: str) -> float | None:
+        value: float | None = getattr(self, name)
+        return value
+
+    def updated(self, fields: Mapping[str, object]) -> Recorded:
+        """With these fields, among them `build_id`. Fields measured with another build are dropped."""
+        same = self.build_id == fields["build_id"]
+        kept = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
+        return kept.model_copy(update=dict(fields))
+
+
+KEPT = ("peak_mb", "run_seconds", "reason")
+"""What is kept when another build compiles the program: time estimates, and the reason."""
+
+
+class _File(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    build_id: str = ""
+    """The old format: one file for all programs."""
+    programs: dict[str, Recorded]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    path: Path
+    programs: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def of(self, program: str) -> Recorded | None:
+        return self.programs.get(program)
+
+    def with_values(self, values: Mapping[str, Mapping[str, object]]) -> Baseline:
+        """With these fields of these programs replaced; other programs stay unchanged."""
+        programs = dict(self.programs)
+        for name, fields in values.items():
+            programs[name] = programs.get(name, Recorded()).updated(fields)
+        return replace(self, programs=programs)
+
+    def rewritten(self, values: Mapping[str, Mapping[str, object]], runs: Collection[str]) -> Baseline:
+        """With these values, without programs whose run the suite does not have any more; also on disk.
+
+        Chips do not matter, because --soc may name others than the suite."""
+        updated = self.with_values(values)
+        programs = {n: each for n, each in updated.programs.items() if n.rpartition("/")[0] in runs}
+        updated = replace(updated, programs=programs)
+        updated.write()
+        sys.stderr.write(f"wrote {len(values)} programs to {updated.path}\n")
+        return updated
+
+    def with_reasons(self, figures: Mapping[str, Mapping[str, float]], reason: str, again: str) -> Baseline:
+        """Accept the top-1 agreement of these programs. A lower one needs a reason, which the baseline keeps.
+
+        Raises CheckFailed if there is none; `again` is the command that updates."""
+        lost = {name: values["top1"] for name, values in figures.items() if self._loses_top1(name, values)}
+        if lost and not reason:
+            named = ", ".join(f"{name} ({value:g})" for name, value in lost.items())
+            raise CheckFailed(
+                f"{len(lost)} programs do not choose as the float model does, or less often than agreed: the"
+                f" top-1 agreement of {named}",
+                remedy=f"find out why; if it is meant, {again} --reason TEXT",
+            )
+        programs = dict(self.programs)
+        for name, values in figures.items():
+            recorded = programs.get(name, Recorded())
+            if name in lost:
+                programs[name] = recorded.model_copy(update={"reason": reason})
+            elif at_worst("top1", values.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0):
+                programs[name] = recorded.model_copy(update={"reason": ""})
+        return replace(self, programs=programs)
+
+    def _loses_top1(self, name: str, figures: Mapping[str, float]) -> bool:
+        recorded = self.programs.get(name, Recorded())
+        value = figures.get("top1", 1.0)
+        agreed = recorded.accuracy.get("top1", value)
+        return round(value, 6) < agreed or (value == 0 and not recorded.reason)
+
+    def write(self) -> None:
+        programs = {
+            name: each.model_dump(exclude_defaults=True) for name, each in sorted(self.programs.items())
+        }
+        lines = ",\n".join(
+            f"    {json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in programs.items()
+        )
+        replace_text(self.path, f'{{\n  "schema": 1,\n  "programs": {{\n{lines}\n  }}\n}}\n')
+
+
+def baseline_path(suite: Path, profile: str) -> Path:
+    """In manifests/baselines/ for a shipped suite, else beside the user's suite."""
+    if suite.parent == MANIFESTS / "suites":
+        return DIRECTORY / f"{suite.stem}-{profile}.json"
+    return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
+
+
+def load_baseline(path: Path) -> Baseline:
+    """Empty if there is none yet."""
+    if not path.is_file():
+        return Baseline(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestError(
+            path, "(syntax)", expected="JSON", found=str(error), remedy="remove it, then --update-baseline"
+        ) from error
+    read = parse(data, _File, path)
+    programs = {
+        name: each if each.build_id else each.model_copy(update={"build_id": read.build_id})
+        for name, each in read.programs.items()
+    }
+    return Baseline(path, programs)
+
+
+def load_tolerances() -> Tolerances:
+    return load(DIRECTORY / "tolerances.toml", Tolerances)
+
+
+def agree(
+    baselines: MutableMapping[Path, Baseline],
+    programs: Sequence[AnyProgram[Any, Any]],
+    figures: Mapping[str, Mapping[str, float]],
+    reason: str,
+    command: str,
+) -> None:
+    """Refuse to accept a lower top-1 agreement without a reason; with one, keep it in the baselines."""
+    for suite, baseline in list(baselines.items()):
+        mine = {each.name for each in programs if each.suite == suite}
+        of_suite = {name: values for name, values in figures.items() if name in mine}
+        agreed = baseline.with_reasons(of_suite, reason, command)
+        if agreed.programs != baseline.programs:
+            agreed.write()
+        baselines[suite] = agreed
+
+
+def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Any]:
+    """The accepted costs, for the row of a report, with their build if it is another."""
+    if agreed is None:
+        return {"baseline": {}}
+    other = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
+    return {"baseline": {name: agreed.cost(name) for name in costs}, **other}
+
+
+def growth(
+    program: str,
+    costs: Mapping[str, float],
+    build_id: str,
+    baseline: Baseline,
+    tolerances: Tolerances,
+    again: str,
+) -> Iterator[Finding]:
+    """Costs above the baseline and its tolerances; the command `again` accepts them."""
+    agreed = baseline.of(program)
+    if agreed is None or all(agreed.cost(name) is None for name in COSTS):
+        yield Finding(
+            "cost-no-baseline",
+            Severity.WARNING,
+            program,
+            f"{baseline.path.name} has nothing to compare with",
+            again,
+        )
+        return
+    other = "" if build_id == agreed.build_id else f", of QNN {agreed.build_id or 'unknown'}"
+    for name, value in costs.items():
+        tolerance, before = tolerances.costs.get(name), agreed.cost(name)
+        if tolerance is None or before is None or value <= tolerance.most(before):
+            continue
+        now = f" with QNN {build_id}" if other else ""
+        yield Finding(
+            cost_rule(name),
+            Severity(tolerance.severity),
+            program,
+            f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
+            f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}",
+            f"see what changed in the graph; if it is meant, {again}",
+        )

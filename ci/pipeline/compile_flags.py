@@ -1,0 +1,167 @@
+"""The command lines for one model of either lane; imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from ci.pipeline.flags import RUN_TIMEOUT, add_again, require_host
+from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base.command_line import Parser, add_timeout, count, duration, repeatable
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
+
+PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized, as it is]"
+OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
+
+PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
+ONLY = {
+    "keep_going": ("--keep-going", PYTORCH),
+    "keep_on_cpu": ("--keep-on-cpu", PYTORCH),
+    "backend": ("--backend", PYTORCH),
+    "python": ("--python", PYTORCH),
+    "jobs": ("--jobs", PYTORCH),
+    "run_timeout": ("--run-timeout", PYTORCH),
+    "per_channel": ("--per-channel", ONNX),
+    "embed": ("--embed", ONNX),
+    "profile_run": ("--profile-run", ONNX),
+    "and_soc": ("--and-soc", ONNX),
+    "dimension": ("--dimension", ONNX),
+    "option": ("--option", ONNX),
+    "through": ("--through", CHECKPOINT),
+    "source": ("--source", ONNX),
+    "context": ("--context", CHECKPOINT),
+    "prefill": ("--prefill", CHECKPOINT),
+    "parts": ("--parts", CHECKPOINT),
+    "shared_weights": ("--shared-weights", CHECKPOINT),
+}
+"""Flags that one lane alone has."""
+
+
+def is_onnx(model: str) -> bool:
+    return model.endswith(".onnx")
+
+
+def lane_of(model: str | None, folder: Path) -> str:
+    """The kind of model that MODEL names for a user in this folder."""
+    if model is None:
+        return PYTORCH
+    if is_onnx(model):
+        return ONNX
+    # A folder in the Hugging Face format, or what is often taken for one.
+    files = (folder / model / name for name in ("config.json", "adapter_config.json"))
+    return CHECKPOINT if any(file.is_file() for file in files) else PYTORCH
+
+
+def require_lane(args: argparse.Namespace) -> None:
+    """Refuse flags that this kind of model ignores: the user would believe that they worked."""
+    wanted = lane_of(args.model, Parser.user_folder())
+    if wanted == CHECKPOINT and getattr(args, "suite", None):
+        raise UsageError("--suite does nothing for a checkpoint", remedy="leave --suite out")
+    for name, (flag, lane) in ONLY.items():
+        if getattr(args, name, None) and lane != wanted:
+            raise UsageError(f"{flag} is for {lane}, and {args.model} is none", remedy=f"leave {flag} out")
+
+
+def one_chip(args: argparse.Namespace) -> Selection:
+    """For commands that look at a program for one chip."""
+    require_host(args)
+    selection = replace(selection_of(args), target=DEFAULT_TARGET)
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"expected one chip, found {chips}", remedy="name one --soc, and repeat the command")
+    return selection
+
+
+def add_model(
+    parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
+) -> argparse._ArgumentGroup:
+    """What all commands for one model have alike; returns the group of ONNX models' flags."""
+    parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
+    parser.add_argument(
+        "--calibrate",
+        metavar="DIR",
+        help="samples, a file each: .npy, .npz, of PyTorch models .pt; of ONNX models also MODULE:FUNCTION"
+        " [drawn]",
+    )
+    add_selection(parser)
+    onnx = parser.add_argument_group("ONNX models")
+    onnx.add_argument(
+        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
+    )
+    repeatable(onnx, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
+    return onnx
+
+
+def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._ArgumentGroup:
+    """What `compile` and `quantize` have alike; `output` says what is written. Returns the group of PyTorch
+    models' flags."""
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
+    pytorch = parser.add_argument_group("PyTorch models")
+    pytorch.add_argument(
+        "--python",
+        type=Path,
+        metavar="PYTHON",
+        help="export the model with this Python, which has the packages that it needs: .venv/bin/python",
+    )
+    pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
+    return pytorch
+
+
+def add_option(group: argparse._ActionsContainer) -> None:
+    repeatable(group, "--option", "NAME=VALUE", OPTION_HELP)
+
+
+def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("how")
+    add_timeout(group, "a step")
+    add_again(group)
+    return group
+
+
+def add_language(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--through", choices=("genie", "executorch"), help="what runs it [genie]")
+    group.add_argument("--context", type=count, metavar="N", help="tokens [128]")
+    group.add_argument("--prefill", type=count, metavar="N", help="tokens that are read at once [32]")
+    group.add_argument("--parts", type=count, metavar="N", help="Genie's binaries [1 GB each at most]")
+    group.add_argument(
+        "--shared-weights",
+        action="store_true",
+        help="half the size: prefill and decode in one binary, for devices alone (the emulator refuses it)",
+    )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    onnx = add_model(parser)
+    pytorch = add_output(parser, "where the program and its record go")
+    parser.add_argument("--precision", help=PRECISION_HELP)
+    parser.add_argument(
+        "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
+    )
+    parser.add_argument(
+        "--suite",
+        type=Path,
+        metavar="FILE.toml",
+        help="also write the model to this suite, with thresholds and a baseline from what was measured",
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="leave on the CPU what the compiler dies of, and say what that costs",
+    )
+    repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
+    parser.add_argument("--embed", action="store_true", help="put the context into the .onnx, not beside it")
+    parser.add_argument("--profile-run", action="store_true", help="also write what each operator took")
+    repeatable(
+        parser,
+        "--and-soc",
+        "CHIP",
+        "one file for this chip too, a flexible context (QNN 2.50 or later)",
+    )
+    add_option(onnx)
+    add_language(parser.add_argument_group(CHECKPOINT))
+    add_how(parser)
+    help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
+    pytorch.add_argument("--run-timeout", type=duration, metavar="S", help=help)
+    pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")

@@ -1,0 +1,180 @@
+"""`compile --suite`: add a model to a new or an existing suite, as its author would."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import tomlkit
+
+from ci.engine.repository import repository_of
+from ci.pipeline.baseline import load_tolerances
+from ci.pipeline.models.imports import module_file
+from ci.pipeline.models.user_model import UserModel
+from ci.pipeline.suite import AnyProgram, Suites
+from ci.pipeline.thresholds import derived, rewritten
+from provisioning.base import toml
+from provisioning.base.documents import parse
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.files import replace_text
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+WORKFLOW = """\
+name: QNN
+on: {{pull_request: {{}}, merge_group: {{}}, push: {{branches: [main]}}}}
+permissions: {{}}
+jobs:
+  qnn:
+    permissions: {{contents: read}}
+    uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION
+    with:
+      suite: {suite}
+"""
+
+
+OURS = ("socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
+"""Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
+
+
+def require_place(suite: Path, *, measured: bool) -> None:
+    """Before anything is compiled."""
+    if not measured:
+        raise UsageError(
+            "--suite writes thresholds from what the emulator measured, and nothing is measured here",
+            remedy="leave out --suite, or what keeps it from being run: --verify, --backend, --and-soc",
+        )
+    if suite.suffix != ".toml" or suite.is_dir():
+        raise UsageError(f"--suite {suite}: expected a .toml file", remedy="--suite models.toml")
+    if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
+        raise UsageError(f"--suite {suite}: its folder cannot be written", remedy="name another file")
+
+
+def factory_in(named: UserModel, suite: Path) -> str:
+    """The model's name in this suite: a file relative to the suite, or a module as it is imported there."""
+    if named.factory.endswith(".pt2"):
+        return os.path.relpath(named.search_path / named.factory, suite.parent)
+    module, _, function = named.factory.partition(":")
+    if suite.parent == named.search_path:
+        return named.factory
+    file = module_file(module, [named.search_path])
+    if file is None:
+        # An installed package.
+        return named.factory
+    if module_file(module, [suite.parent]) == file:
+        return named.factory
+    below = named.file is not None and file.is_relative_to(suite.parent)
+    words = file.relative_to(suite.parent).with_suffix("").parts if below else ()
+    if words and all(word.isidentifier() for word in words):
+        return f"{'.'.join(words)}:{function}"
+    raise UsageError(
+        f"{suite}: a suite's modules are looked for in its folder, and {module} is in {named.search_path}",
+        remedy=f"--suite {named.search_path / suite.name}",
+    )
+
+
+def suite_with(
+    suite: Path,
+    name: str,
+    case: Mapping[str, Any],
+    kind: str,
+    same: Callable[[str], str],
+    run: Mapping[str, Any],
+    socs: Sequence[str],
+) -> tuple[str, int]:
+    """The suite's text with this run of this case, and the run's number in the case.
+
+    An existing run with the same precision (`kind` is its key, and `same` normalizes its name) is updated,
+    and keeps its chips and tags. Comments and everything else stay."""
+    text = _text(suite)
+    document: Any = tomlkit.parse(text or "schema = 1\n")
+    cases = document.setdefault("case", tomlkit.table(is_super_table=True))
+    if name not in cases:
+        cases[name] = tomlkit.table()
+        cases[name].update(case)
+    for key, value in case.items():
+        if cases[name].get(key) != value:
+            raise UsageError(
+                f"{suite}: case.{name} is there with {key} = {cases[name].get(key)!r}, not {value!r}",
+                remedy="rename that case, or name another suite",
+            )
+    runs = cases[name].setdefault("run", tomlkit.aot())
+    number = next(
+        (
+            index
+            for index, each in enumerate(runs)
+            if kind in each and same(each[kind]) == run[kind] and set(each) <= {kind, *OURS, *run}
+        ),
+        len(runs),
+    )
+    if number == len(runs):
+        runs.append(tomlkit.table())
+    mine = runs[number]
+    chips = tuple(dict.fromkeys([*mine.get("socs", ()), *socs]))
+    for key, value in {**run, "socs": list(chips)}.items():
+        if value in (None, [], ()):
+            mine.pop(key, None)
+        else:
+            mine[key] = value
+    return tomlkit.dumps(document), number
+
+
+@dataclass(frozen=True)
+class Extension(Generic[P]):
+    """A run of a model that a suite is to have, and that the emulator is to measure first."""
+
+    suites: Suites[P]
+    path: Path
+    name: str
+    case: Mapping[str, Any]
+    kind: str
+    same: Callable[[str], str]
+    run: Mapping[str, Any]
+    socs: Sequence[str]
+    profile: str
+
+    def _text(self, run: Mapping[str, Any], socs: Sequence[str]) -> tuple[str, int]:
+        return suite_with(self.path, self.name, self.case, self.kind, self.same, run, socs)
+
+    @cached_property
+    def programs(self) -> list[P]:
+        """For all chips of the run: of one that is there already, the thresholds hold for each."""
+        text, number = self._text(self.run, self.socs)
+        suite = parse(toml.loads(text), self.suites.schema, self.path)
+        run = suite.cases[self.name].runs[number]
+        every = self.suites.programs_in(suite, self.path, profile=self.profile)
+        return [program for program in every if program.run is run]
+
+    def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, Any]) -> None:
+        """Write the run to the suite, with `more` in it and thresholds from its programs' figures."""
+        run = self.programs[0].run
+        text, number = self._text({**self.run, **more}, run.socs)
+        thresholds = derived(run.held, run.thresholds, figures, load_tolerances().sqnr_margin_db)
+        replace_text(self.path, rewritten(text, {(self.name, number): thresholds}))
+        held = ", ".join(f"{name} = {value:g}" for name, value in thresholds.items())
+        sys.stdout.write(
+            f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
+            "a workflow that holds pull requests to it:\n\n"
+        )
+        sys.stdout.write(workflow_for(self.path, repository_of(self.path)))
+
+
+def _text(suite: Path) -> str:
+    if not suite.exists():
+        return ""
+    try:
+        text = suite.read_text(encoding="utf-8")
+        toml.loads(text)
+        return text
+    except (toml.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ManifestError(suite, "(syntax)", expected="TOML", found=str(error)) from error
+
+
+def workflow_for(suite: Path, repository: Path) -> str:
+    inside = suite.is_relative_to(repository)
+    return WORKFLOW.format(suite=suite.relative_to(repository) if inside else suite.name)

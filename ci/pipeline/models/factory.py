@@ -1,0 +1,495 @@
+"""Build a model: import the factory, call it, and check what it returns."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ci.engine.repository import repository_of
+from ci.pipeline.models.imports import search_first
+from ci.pipeline.models.model_lines import clones, relative_path, user_frame
+from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
+from provisioning.base.settings import ROOT
+
+CALIBRATION_SEED = 1000
+"""Samples from this number on are for calibration. Those that are compared are numbered from 0."""
+
+Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
+
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/pipeline/models/shipped/"
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+
+MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
+
+
+NOT_COMPILABLE = (
+    (
+        "data.dependent",
+        "the model branches on the value of a tensor, or takes a size from one, which a compiled program"
+        " cannot do",
+        "use torch.where there; sizes must not depend on values",
+    ),
+    (
+        r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero"
+        r"|TensorWrapper[\s\S]*Invoked with:[^\n]*\[(?:\d+, )*None",
+        "the size of a tensor depends on values, but a compiled program has fixed sizes",
+        "keep the full size: torch.where(condition, values, 0.0)",
+    ),
+    (
+        r"\bcomplex(?:64|128)\b",
+        "the model computes with complex numbers, which ExecuTorch does not have",
+        "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of"
+        " the signal with the cosines and with the sines",
+    ),
+    (
+        r"Constraints violated \(([^)]+)\)",
+        "the export says that the size {0} varies, and the model does not allow that",
+        "leave dynamic_shapes out: a compiled program has fixed sizes",
+    ),
+    (
+        r"Guard failed: (.+)",
+        "an exported model gets sizes for which it was not exported: expected {0}",
+        "export with an example of these sizes, or give inputs of the sizes of its example",
+    ),
+    (
+        r"target (\w+)\.\S+ references nonexistent attribute",
+        "a module of the model is called {0}, a name that torch.export keeps for itself",
+        "give that module another name",
+    ),
+    (
+        r"serialization name for <class '([\w.]+)'>",
+        "the model returns a {0}, which a program does not have",
+        "return its tensors: values, indices = ...; return values, indices",
+    ),
+    (
+        "min nan should be less than max nan",
+        "a value of the model is NaN for samples that calibrate it",
+        "give samples that the model is made for; look for what it divides by or takes the logarithm of",
+    ),
+    (
+        r"Missing out variants: \{([^}]+)\}",
+        "ExecuTorch has no operator {0} and no decomposition of it",
+        "write it with other operators of torch",
+    ),
+)
+"""What torch or ExecuTorch print, what it means, and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the model takes, by its own example."""
+
+    example: tuple[Tensor, ...]
+    names: tuple[str, ...]
+
+    def require(self, sample: Sequence[Tensor], where: str) -> None:
+        if len(sample) != len(self.example):
+            raise BadFactory(f"{where}: expected {len(self.example)} inputs, found {len(sample)}")
+        for index, (wanted, tensor) in enumerate(zip(self.example, sample, strict=True)):
+            if (wanted.dtype, wanted.shape) != (tensor.dtype, tensor.shape):
+                raise BadFactory(
+                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(tensor)}: a compiled"
+                    " program has fixed sizes and types"
+                )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws inputs from the user's data, which replaces the factory's own inputs."""
+
+    draw: Callable[[torch.Generator, Signature | None], tuple[Tensor, ...]]
+    wanted: Signature | None = None
+
+    def __call__(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return self.draw(generator, self.wanted)
+
+    def fitting(self, loaded: ModelWithInputs) -> Samples:
+        """The same, refusing what the model does not take."""
+        names = tuple(inspect.signature(loaded.model.forward).parameters)
+        example = loaded.sample(0)
+        return replace(self, wanted=Signature(example, names[: len(example)]))
+
+
+@dataclass(frozen=True)
+class ModelWithInputs:
+    model: nn.Module
+    inputs: Inputs
+    first: tuple[Tensor, ...] | None = None
+    """The fixed sample of a factory that returns no input function."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rule and message of what the author should know."""
+
+    def sample(self, number: int) -> tuple[Tensor, ...]:
+        sample = self._drawn(number)
+        if number:
+            self._signature.require(sample, "another sample")
+        return sample
+
+    @cached_property
+    def _signature(self) -> Signature:
+        return Signature(self._drawn(0), ())
+
+    def _drawn(self, number: int) -> tuple[Tensor, ...]:
+        if number == 0 and self.first is not None:
+            return _tensors(self.first)
+        try:
+            return _tensors(self.inputs(torch.Generator().manual_seed(seed_of("inputs", number))))
+        except BadFactory:
+            raise
+        except Exception as error:
+            message = f"its function for inputs raises {described(error)}"
+            raise BadFactory(message, where_paths_begin(error)) from error
+
+
+def seed_of(stream: str, number: int = 0) -> int:
+    """Each stream has its own random numbers: with the weights' seed, the inputs would repeat the weights."""
+    return int.from_bytes(hashlib.sha256(f"{stream} {number}".encode()).digest()[:4], "big")
+
+
+def make(
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | None = None
+) -> ModelWithInputs:
+    """Call the factory with a fixed seed, so that it always draws the same numbers.
+
+    With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
+    if dotted.endswith(".pt2"):
+        _begin(search_path)
+        return _exported(search_path / dotted, arguments, inputs)
+    return model_of(dotted, call(dotted, arguments, search_path), inputs)
+
+
+def _begin(search_path: Path) -> None:
+    clones.append(repository_of(search_path / "suite"))
+    torch.manual_seed(seed_of("weights"))
+    # In eval mode torch's attention and encoder layers become fused operators, which no compiler takes.
+    torch.backends.mha.set_fastpath_enabled(False)
+
+
+def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
+    """What the factory returns, called with a fixed seed."""
+    _begin(search_path)
+    function = find(dotted, search_path)
+    try:
+        with torch.enable_grad():
+            return function(**arguments)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if is_memory(error):
+            raise
+        if not_compilable(str(error)):
+            message, remedy = explained(error)
+            raise BadFactory(f"{dotted}: {message}", remedy) from error
+        raise BadFactory(f"{dotted} raises {described(error)}", where_paths_begin(error)) from error
+
+
+def model_of(dotted: str, product: Any, inputs: Inputs | None = None) -> ModelWithInputs:
+    """The model that a factory returned, in eval mode, with its inputs."""
+    loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
+    modules = list(loaded.model.modules())
+    notes: list[tuple[str, str]] = []
+    if any(EXPORTED in vars(module) for module in modules):
+        from ci.pipeline.models.exported import into_eval
+
+        notes = into_eval(loaded.model, "a module that the factory exports")
+    elif any(module.training for module in modules):
+        loaded.model.eval()
+        note = "the factory gives the model in training mode; eval mode is what was compiled: call .eval()"
+        notes = [("training-mode", note)]
+    return replace(loaded, notes=(*loaded.notes, *notes))
+
+
+def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -> ModelWithInputs:
+    from ci.pipeline.models.exported import load_exported
+
+    if arguments:
+        raise BadFactory(f"{path} is a model, which takes no arguments")
+    model, tensors, notes = load_exported(path)
+    loaded = fixed_inputs(model, tensors)
+    if inputs is None:
+        return replace(loaded, notes=(*loaded.notes, *notes))
+    fitting = inputs.fitting(loaded) if isinstance(inputs, Samples) else inputs
+    return ModelWithInputs(model, fitting, notes=tuple(notes))
+
+
+def find(dotted: str, search_path: Path) -> Callable[..., Any]:
+    """The function `module:name`. The module may be beside the suite, and so may everything it
+    imports later."""
+    module_name, _, name = dotted.partition(":")
+    search_first(search_path)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        message = f"importing {module_name} raises {described(error)}"
+        raise BadFactory(message, where_paths_begin(error)) from error
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        actual = "nothing of that name" if function is None else f"a {type(function).__name__}"
+        raise BadFactory(f"expected a function {name} in {module_name}, found {actual}")
+    return function
+
+
+def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
+    wanted = "a pair of an nn.Module and its inputs"
+    if isinstance(product, nn.Module):
+        raise BadFactory(f"{dotted}: expected {wanted}, found a module alone, and the suite names no inputs")
+    if not isinstance(product, tuple) or len(product) != 2:
+        kind = f"a tuple of {len(product)}" if isinstance(product, tuple) else f"a {type(product).__name__}"
+        raise BadFactory(f"{dotted}: expected {wanted}, found {kind}")
+    model, inputs = product
+    if not isinstance(model, nn.Module):
+        raise BadFactory(f"{dotted}: expected {wanted}, found a {type(model).__name__} for the module")
+    if callable(inputs):
+        return ModelWithInputs(model, inputs)
+    return fixed_inputs(model, inputs)
+
+
+def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
+    """A model with one sample; other samples are drawn to resemble it."""
+    fixed = _tensors(inputs)
+    note = (
+        "the model comes with one fixed sample; all others were drawn between its smallest and largest "
+        "value: give samples, or a function of a torch.Generator that draws real ones"
+    )
+    return ModelWithInputs(
+        model,
+        lambda generator: tuple(_like(each, generator) for each in fixed),
+        fixed,
+        (("fixed-inputs", note),),
+    )
+
+
+def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Values drawn evenly between the smallest and largest of each input; a constant stays the same."""
+    if not tensor.numel() or not torch.isfinite(tensor).all():
+        return tensor
+    low, high = tensor.min(), tensor.max()
+    if tensor.dtype.is_floating_point:
+        even = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return (low + (high - low) * even).to(tensor.dtype)
+    drawn = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    return drawn.to(tensor.dtype)
+
+
+def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
+    if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
+        own = _with_own_inputs(dotted, product)
+        inputs, product = inputs.fitting(own), own.model
+    if not isinstance(product, nn.Module):
+        pair = isinstance(product, tuple) and len(product) == 2
+        actual = "a pair" if pair else f"a {type(product).__name__}"
+        raise BadFactory(
+            f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
+        )
+    return ModelWithInputs(product, inputs)
+
+
+def _tensors(sample: Any) -> tuple[Tensor, ...]:
+    """Copies, so that a model that changes its inputs does not change other samples."""
+    if not isinstance(sample, tuple | list) or not sample:
+        raise BadFactory(
+            f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
+        )
+    for index, each in enumerate(sample):
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"input {index}: expected a tensor, found {type(each).__name__} {each!r:.60}")
+    return tuple(each.detach().clone(memory_format=torch.contiguous_format) for each in sample)
+
+
+def require_float32(tensors: Iterable[Tensor]) -> None:
+    """Refuse what a compiled program would read or write as another type."""
+    for each in tensors:
+        if each.dtype in (torch.float64, torch.bfloat16):
+            kind = str(each.dtype).removeprefix("torch.")
+            raise BadFactory(
+                f"the model takes or gives {kind}, which the compiler does not have: give it in float32"
+                " (model.float(), and its inputs); fp16 then computes it in fp16"
+            )
+
+
+def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs of one inference, in their own storage. The sample stays unchanged.
+
+    Raises BadFactory for a model that keeps state: its outputs would depend on how often it ran before."""
+    before = _state(model)
+    outputs = run_copied(model, sample)
+    for name, (tensor, version) in _state(model).items():
+        if name in before and (tensor is not before[name][0] or version != before[name][1]):
+            where = _where_changed(model, sample, name)
+            raise BadFactory(
+                f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs: "
+                "make the state an input and an output"
+            )
+    return outputs
+
+
+def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """The outputs of one inference for each sample.
+
+    Raises BadFactory for a model that gives other outputs the second time: state may be in a list, dict or
+    number, where `infer` does not see it."""
+    outputs = [infer(model, sample) for sample in samples]
+    again = infer(model, samples[0])
+    if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
+        raise BadFactory(
+            "the model gives other outputs for the same inputs: it keeps state outside its buffers, or draws "
+            "random numbers; make both inputs"
+        )
+    return outputs
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Equal except for rounding, which may differ from run to run with many threads."""
+    if one.shape != other.shape:
+        return False
+    one, other = one.double(), other.double()
+    largest = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 0.0
+    return bool(torch.allclose(one, other, rtol=0, atol=largest * 1e-3, equal_nan=True))
+
+
+def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """A module's outputs, copied; the module gets copies of its inputs."""
+    with torch.no_grad():
+        outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
+    for each in outputs:
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"the model returns a {type(each).__name__}: expected tensors alone")
+    return [each.detach().clone(memory_format=torch.contiguous_format) for each in outputs]
+
+
+def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A copy for a model that may change its inputs."""
+    return tuple(each.clone() for each in sample)
+
+
+def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Parameters, buffers and plain tensors of every module, each with its count of in-place changes."""
+    versions = {}
+    for prefix, module in model.named_modules():
+        tensors = {**module._parameters, **module._buffers, **vars(module)}
+        for name, each in tensors.items():
+            if isinstance(each, Tensor):
+                versions[f"{prefix}.{name}".lstrip(".")] = (each, each._version)
+    return versions
+
+
+def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
+    """The line that changes a tensor of the model in place; empty if the tensor is assigned anew."""
+    with _Changes(lambda: _state(model)[name][1]) as changes:
+        run_copied(model, sample)
+    return str(changes.line)
+
+
+def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | None:
+    """The line (` (file:line)`) where the model changes one of its inputs in place; None if it does not."""
+    inputs = copied(sample)
+    with _Changes(lambda: [each._version for each in inputs]) as changes, torch.no_grad():
+        model(*inputs)
+    return str(changes.line) if any(each._version for each in inputs) else None
+
+
+class _Changes(TorchFunctionMode):
+    """Finds the first line that changes `version`."""
+
+    def __init__(self, version: Callable[[], object]) -> None:
+        super().__init__()
+        self._version = version
+        self.line: str = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._version()
+        result = func(*args, **(kwargs or {}))
+        if not self.line and self._version() != before:
+            self.line = _users_line(traceback.extract_stack())
+        return result
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether it is a graph with quantizing operators in it."""
+    graph = getattr(model, "graph", None) or getattr(getattr(model, "model", None), "graph", None)
+    return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
+
+
+def is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or bool(MEMORY.search(str(error)))
+
+
+def described(error: BaseException) -> str:
+    """The exception and the line of the user's code that raised it."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return f"{text[:600]}{_users_line(traceback.extract_tb(error.__traceback__))}"
+
+
+def explained(error: BaseException) -> tuple[str, str]:
+    """The cause of an error in torch's export or a compiler, with the user's line, and a remedy if known.
+
+    The full text belongs in the log."""
+    errors = [error]
+    while errors[-1].__cause__ is not None:
+        errors.append(errors[-1].__cause__)
+    text = "\n".join(str(each).strip() for each in errors)
+    places = [f" ({relative_path(file)}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
+    place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
+    if known := not_compilable(text):
+        return known[0] + place, known[1]
+    if not places and (at := _node_at(errors[-1])):
+        return (
+            f"the compiler fails at {at}: {type(errors[-1]).__name__}: {errors[-1]}",
+            "write that line with other operators of torch",
+        )
+    cause = text.splitlines()[0].strip()[:600] if text else ""
+    if explanation := EXPLANATION.search(text):
+        cause += f": {explanation[1].strip()}"
+    return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+def _node_at(error: BaseException) -> str:
+    """The operator, and the model's line, that a pass of the compiler had at hand when it failed."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for node in frame.f_locals.values():
+            if isinstance(node, torch.fx.Node) and (line := user_frame(node.meta.get("stack_trace") or "")):
+                operator = getattr(node.target, "__name__", node.target)
+                return f"{operator} ({relative_path(line.path)}:{line.line} `{line.code}`)"
+    return ""
+
+
+def not_compilable(text: str) -> tuple[str, str] | None:
+    """What such an error means and what to write instead, if it is known."""
+    for pattern, message, remedy in NOT_COMPILABLE:
+        if match := re.search(pattern, text, re.IGNORECASE):
+            return message.format(*match.groups()), remedy
+    return None
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither a library's nor ours. The shipped models count as a user's."""
+    return not file.startswith((*INSTALLED, "<")) and (file.startswith(MODELS) or not file.startswith(OURS))
+
+
+def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """` (file:line)` of the innermost frame of the user's code; empty without one."""
+    for frame in reversed(frames):
+        if _is_users(frame.filename):
+            return f" ({relative_path(frame.filename)}:{frame.lineno})"
+    return ""

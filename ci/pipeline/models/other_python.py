@@ -1,0 +1,53 @@
+"""`--python`: the user's Python exports a model that needs its own packages, and ours lowers it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from ci.pipeline.models.user_model import SAMPLE_FILES, UserModel
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import captured
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+
+SCRIPT = Path(__file__).with_name("other_python_export.py")
+
+
+def export_with(
+    python: Path, named: UserModel, samples: Path | None, folder: Path, seed: int, timeout: float
+) -> Path:
+    """The model's .pt2 in `folder`."""
+    if named.factory.endswith(".pt2"):
+        raise UsageError(
+            f"{named.file} is exported already", remedy="leave --python out, or give file.py:function"
+        )
+    bare = python.parent in (Path(), Parser.user_folder())
+    program = str(python) if python.is_file() else shutil.which(python.name) if bare else None
+    if program is None:
+        raise UsageError(f"--python {python}: there is no such program", remedy="--python .venv/bin/python")
+    file = folder / f"{named.name}.pt2"
+    files = sorted(path for path in samples.iterdir() if path.suffix in SAMPLE_FILES) if samples else []
+    sample = str(files[0]) if files else ""
+    script, modules = SCRIPT.read_text(encoding="utf-8"), str(named.search_path)
+    command = [program, "-c", script, modules, named.factory, str(seed), sample, str(file)]
+    try:
+        done = captured(command, cwd=Parser.user_folder(), timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailed(
+            f"{python}: not exported after {timeout:g} s", remedy="allow more with --timeout"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"--python {python}: {error.strerror}", remedy="name a Python") from error
+    if done.returncode or not file.is_file():
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        if "No module named 'torch'" in last:
+            raise EnvironmentLacking(
+                f"{python} has no torch", remedy="name the Python of an environment that has torch"
+            )
+        raise CheckFailed(
+            f"{python} cannot export {named.factory}: {last}",
+            remedy="run the same there: torch.export.export(model.eval(), inputs); --debug shows all it said",
+            output=done.stderr,
+        )
+    return file

@@ -1,0 +1,60 @@
+"""The user's samples in a folder, one per file: `.npy`, `.npz` with an array for each input, or `.pt`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ci.pipeline.models.factory import Samples, Signature, described, seed_of
+from ci.pipeline.models.user_model import SAMPLE_FILES, BadFactory
+
+COMPARED = 2
+"""How many samples are compared and not used to calibrate, if a folder has enough."""
+
+
+def samples_of(folder: Path) -> Samples:
+    files = (
+        sorted(path for path in folder.iterdir() if path.suffix in SAMPLE_FILES) if folder.is_dir() else []
+    )
+    if not files:
+        raise BadFactory(f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}, found none")
+    held = min(COMPARED, len(files) // 2)
+    compared = {seed_of("inputs", number): files[number] for number in range(held)}
+    rest = files[held:]
+
+    def draw(generator: torch.Generator, wanted: Signature | None) -> tuple[Tensor, ...]:
+        own = compared.get(generator.initial_seed())
+        path = own or rest[int(torch.randint(len(rest), (1,), generator=generator))]
+        return _sample(path, wanted)
+
+    return Samples(draw)
+
+
+def _sample(path: Path, wanted: Signature | None) -> tuple[Tensor, ...]:
+    try:
+        if path.suffix == ".pt":
+            loaded: Any = torch.load(path, weights_only=True)
+            tensors: Sequence[Any] = loaded if isinstance(loaded, tuple | list) else [loaded]
+        elif path.suffix == ".npz":
+            with np.load(path) as arrays:
+                # By name where the names are the model's, else in the order of the file.
+                named = wanted is not None and sorted(wanted.names) == sorted(arrays.files)
+                order = wanted.names if wanted is not None and named else arrays.files
+                tensors = [torch.from_numpy(arrays[name]) for name in order]
+        else:
+            tensors = [torch.from_numpy(np.load(path))]
+    except Exception as error:
+        raise BadFactory(f"{path} cannot be read: {described(error)}") from error
+    for each in tensors:
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"{path}: expected tensors, found a {type(each).__name__}")
+        if each.dtype.is_floating_point and not torch.isfinite(each).all():
+            raise BadFactory(f"{path} holds NaN or infinity")
+    if wanted is not None:
+        wanted.require(tensors, str(path))
+    return tuple(tensors)

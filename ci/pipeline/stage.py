@@ -1,0 +1,190 @@
+"""What the stages that run a suite have in common: choosing programs, baselines, and the report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ci.engine.inputs import roots_of
+from ci.engine.jobs import Job, shard_named
+from ci.engine.memo import Memo
+from ci.engine.work import Result, cached_from
+from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
+from ci.pipeline.findings import verdict
+from ci.pipeline.history import add_history
+from ci.pipeline.models.own_packages import OwnPackages, installed
+from ci.pipeline.suite import AnyProgram, Suites
+from ci.pipeline.thresholds import update_suite
+from provisioning.base.findings import Finding, Metric, Report
+from provisioning.base.rendering import terminal
+from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+V = TypeVar("V")
+
+
+def chosen(
+    suites: Suites[P],
+    args: argparse.Namespace,
+    selection: Selection,
+    jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
+) -> list[P]:
+    """The programs that the flags select. `jobs_of` gives the job of each program, for --shard: programs of
+    one job stay together."""
+    paths = [path.absolute() for path in args.suite or ()]
+    programs = suites.choose(
+        suites.all_programs(paths, selection.named_socs, profile=selection.profile),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
+    if args.shard:
+        jobs = jobs_of(programs)
+        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), args.shard)
+        programs = [program for program in programs if jobs[program.name] in mine]
+    return programs
+
+
+def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
+    """Print names and tags; returns the exit code."""
+    for program in programs:
+        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+    return 0
+
+
+def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackages, list[P]]]:
+    """The programs of suites with equal packages of their own, with these packages installed."""
+    for needs in dict.fromkeys(program.needs for program in programs):
+        yield installed(needs, store), [program for program in programs if program.needs == needs]
+
+
+def memos_of(
+    programs: Iterable[AnyProgram[Any, Any]],
+    kind: str,
+    store: Path,
+    environ: Mapping[str, str],
+    *,
+    reuse: bool,
+    own: OwnPackages | None = None,
+) -> dict[Path, Memo]:
+    """One memo for each suite, because each has other roots."""
+    packages = own.folder if own else None
+    return {
+        suite: Memo(store, kind, roots_of(suite, store, packages), environ=environ, reuse=reuse)
+        for suite in dict.fromkeys(program.suite for program in programs)
+    }
+
+
+def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
+    """By suite."""
+    suites = dict.fromkeys(program.suite for program in programs)
+    return {suite: load_baseline(baseline_path(suite, profile)) for suite in suites}
+
+
+def update_baselines(
+    suites: Suites[P],
+    baselines: dict[Path, Baseline],
+    programs: Sequence[P],
+    values: Mapping[str, Mapping[str, object]],
+) -> None:
+    """Replace what the baselines have of these programs, and drop runs that their suites have no more."""
+    for suite, baseline in list(baselines.items()):
+        runs = {program.run_name for program in suites.all_programs([suite])}
+        baselines[suite] = baseline.rewritten(_of_suite(suite, programs, values), runs)
+
+
+def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
+    return {each.name: values[each.name] for each in programs if each.suite == suite and each.name in values}
+
+
+def accepted(
+    args: argparse.Namespace,
+    suites: Suites[P],
+    programs: tuple[P, ...],
+    baselines: dict[Path, Baseline],
+    figures: Mapping[str, Mapping[str, float]],
+    update: Callable[[], None],
+    stage: StageRun,
+) -> tuple[P, ...]:
+    """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
+    with their thresholds of now."""
+    if args.update_baseline or args.update_thresholds:
+        agree(baselines, programs, figures, args.reason, stage.command)
+    if args.update_baseline:
+        update()
+    if not args.update_thresholds:
+        return programs
+    # In the order of the programs.
+    changed = {
+        program.name: program
+        for suite in dict.fromkeys(program.suite for program in programs)
+        for program in _with_thresholds(suites, suite, programs, figures, stage.stage)
+    }
+    return tuple(changed[program.name] for program in programs)
+
+
+def _with_thresholds(
+    suites: Suites[P],
+    suite: Path,
+    programs: Sequence[P],
+    figures: Mapping[str, Mapping[str, float]],
+    stage: str,
+) -> list[P]:
+    """Write the figures to the suite as thresholds; returns its programs with them."""
+
+    def again(program: P) -> str:
+        return f"{suites.repeat(program, stage, every_chip=True)} --update-thresholds"
+
+    mine, margin_db = _of_suite(suite, programs, figures), load_tolerances().sqnr_margin_db
+    profile = programs[0].profile
+    update_suite(suite, partial(suites.programs_of, profile=profile), mine, margin_db, again)
+    runs = {program.run_name: program for program in suites.programs_of(suite)}
+    return [
+        replace(each, case=runs[each.run_name].case, run=runs[each.run_name].run)
+        for each in programs
+        if each.suite == suite
+    ]
+
+
+def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str) -> dict[str, Metric]:
+    """What every lane's row of a program has in a report."""
+    return {
+        "suite": str(program.suite),
+        "case": program.case_name,
+        "run": program.run.name,
+        "soc": program.soc,
+        "tags": list(program.run.tags),
+        "verdict": verdict(findings),
+        "command": command,
+    }
+
+
+def counts(
+    rows: Mapping[str, Metric], results: Iterable[Result], earlier: Iterable[Result] = ()
+) -> dict[str, Metric]:
+    """The report's figures about its programs; `earlier` are results that these are built on."""
+    results = list(results)
+    return {
+        "selected": len(rows),
+        "cached": sum(result.cached for result in results),
+        **cached_from([*earlier, *results]),
+        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        "programs": dict(rows),
+    }
+
+
+def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
+    """Write and show the report; returns the exit code. For `lacking` see StageRun.close."""
+    add_history(stage.metrics, stage.stage, selection.profile, selection.store)
+
+    def show(report: Report) -> None:
+        figures = {name: value for name, value in report.metrics.items() if name != "programs"}
+        terminal.show(replace(report, metrics=figures, artifacts=()))
+
+    return stage.close(selection.reports, show=show, lacking=lacking)

@@ -1,0 +1,310 @@
+"""A case is one model; a run of it is one way to compute it; a program is one run for one chip."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from ci.pipeline.expression import matcher
+from ci.pipeline.models.own_packages import NONE, Needs, needs_of
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import session
+from provisioning.base.documents import Model, load
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import DEFAULT_PROFILE
+from provisioning.manifest import soc_named
+
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
+"""A function that returns a model, or a file of torch.export.save, relative to the suite."""
+Scalar = bool | int | float | str
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Outputs that are all zero have an SQNR of 0 dB, so a lower threshold could not be missed."""
+
+
+class Thresholds(Model):
+    """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
+
+    cosine: Share | None = None
+    """For older suites. sqnr_db says more: the cosine does not see outputs of another magnitude."""
+    sqnr_db: NotNegative | None = None
+    max_abs: NotNegative | None = None
+    max_rel: NotNegative | None = None
+    """As a part of the largest absolute expected value."""
+    top1: Share | None = None
+    """The share of rows whose largest value is at the same place."""
+    reference_cosine: Share | None = None
+    reference_sqnr_db: NotNegative | None = None
+    """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
+    error."""
+
+    @property
+    def placeholder(self) -> bool:
+        """Outputs that are all zero would pass."""
+        return not self.sqnr_db and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Thresholds:
+        if self.cosine is None and self.sqnr_db is None:
+            raise ValueError("cosine or sqnr_db, or nothing would be compared")
+        return self
+
+
+NEAR = 8
+"""Names that are suggested if one matches nothing."""
+
+NO_SUITE = "no-suite.toml"
+"""The name in place of a suite's for a model of a command line. There is no such file."""
+
+PLACEHOLDER = Thresholds(sqnr_db=0)
+"""For a run without thresholds: any outputs pass, with a warning."""
+
+
+class AnyRun(Model):
+    judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
+    """Fields that the work does not get, so no result depends on them. All others are in its key."""
+
+    label: Word | None = None
+    """Tells this run from others of the same kind; [the kind]."""
+    socs: tuple[str, ...] = Field(min_length=1)
+    tags: tuple[Word, ...] = ("pr", "nightly")
+    """When the run takes place; without tags always."""
+    thresholds: Thresholds | None = None
+    """None until --update-thresholds writes measured ones."""
+
+    @property
+    def effective_thresholds(self) -> Thresholds | None:
+        """None for a run that is not measured."""
+        return self.thresholds or PLACEHOLDER
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Figures that get a threshold even if the suite does not name them."""
+        return ("sqnr_db",)
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Its name without a label."""
+
+    @property
+    def name(self) -> str:
+        return self.label or self.kind
+
+    @field_validator("socs")
+    @classmethod
+    def _are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for soc in value:
+            try:
+                soc_named(soc)
+            except UsageError as error:
+                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({error.remedy})") from None
+        return value
+
+
+class AnyCase(Model):
+    judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
+    """As of a run."""
+
+    non_finite: bool = False
+    """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
+    runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> AnyCase:
+        names = [run.name for run in self.runs]
+        if again := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"a label for the second run named {again[0]}")
+        return self
+
+
+class AnySuite(Model):
+    requirements: str = ""
+    """A file, relative to the suite: packages that its models import beside the locked ones."""
+    project: str = ""
+    """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
+
+
+C = TypeVar("C", bound=AnyCase)
+R = TypeVar("R", bound=AnyRun)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyProgram(Generic[C, R]):
+    """One model, computed in one way, for one chip."""
+
+    suite: Path
+    case_name: str
+    case: C
+    run: R
+    soc: str
+    profile: str = DEFAULT_PROFILE
+    needs: Needs = NONE
+
+    @property
+    def run_name(self) -> str:
+        """Without the chip."""
+        return f"{self.case_name}/{self.run.name}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.run_name}/{self.soc}"
+
+    @property
+    def search_path(self) -> Path:
+        """Where a factory's module is searched first, and where relative file names begin."""
+        return self.suite.parent
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What the work gets of the suite, as JSON. All of it is in the key of the work."""
+        return {
+            "case": self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
+            "run": self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
+            "soc": self.soc,
+        }
+
+    @property
+    def working_folder(self) -> Path:
+        """Where relative paths in the user's code begin: the suite's folder, or for a model that no suite has
+        the user's."""
+        return Parser.user_folder() if self.suite.name == NO_SUITE else self.suite.parent
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """For the process that works on it, as JSON."""
+        return {
+            **self.request,
+            "search_path": str(self.search_path),
+            "working_folder": str(self.working_folder),
+        }
+
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Suites(Generic[P]):
+    """The suites of a stage, as programs."""
+
+    stage: str
+    shipped: Path
+    program: type[P]
+    schema: type[Any]
+    """The file's form: a Model with `cases`."""
+
+    def load(self, path: Path) -> Any:
+        return load(path, self.schema)
+
+    def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
+        """Every program of a suite; with `socs`, every run for these chips instead of its own."""
+        for soc in socs:
+            soc_named(soc)
+        return self.programs_in(self.load(path), path.absolute(), socs, profile=profile)
+
+    def programs_in(
+        self, suite: Any, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[P]:
+        """As `programs_of`, of what the file says or will say."""
+        needs = Needs()
+        if isinstance(suite, AnySuite) and path != self.shipped:
+            needs = needs_of(path, suite.requirements, suite.project)
+        return [
+            self.program(path, name, case, run, soc, profile, needs)
+            for name, case in suite.cases.items()
+            for run in case.runs
+            for soc in socs or run.socs
+        ]
+
+    def all_programs(
+        self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[P]:
+        """All programs of the named suites, or of the shipped one; no two may have the same name."""
+        programs = [
+            program
+            for path in paths or [self.shipped]
+            for program in self.programs_of(path, socs, profile=profile)
+        ]
+        seen: dict[str, P] = {}
+        for program in programs:
+            if other := seen.get(program.name):
+                raise ManifestError(
+                    program.suite,
+                    f"case.{program.case_name}",
+                    expected="a name that no other suite has",
+                    found=f"the one of {other.suite}",
+                )
+            seen[program.name] = program
+        return programs
+
+    def choose(
+        self,
+        programs: Sequence[P],
+        *,
+        tags: Collection[str] = (),
+        words: Sequence[str] = (),
+        cases: Collection[str] = (),
+    ) -> list[P]:
+        """The programs of one of the cases, with one of the tags, and with a name that one of the words
+        matches, which may be expressions.
+
+        Every value must match a program: a misspelt one must not pass."""
+        matchers = {word: matcher([word]) for word in words}
+
+        def matches(flag: str, value: str, program: P) -> bool:
+            if flag == "-k":
+                return matchers[value](program.name)
+            return program.case_name == value if flag == "--case" else value in program.run.tags
+
+        choice = {"--case": cases, "--tag": tags, "-k": words}
+        for flag, values in choice.items():
+            for value in values:
+                if not any(matches(flag, value, program) for program in programs):
+                    raise self._nothing(programs, f"{flag} {value} matches no program", flag, value)
+        chosen = [
+            program
+            for program in programs
+            if all(
+                not values or any(matches(flag, value, program) for value in values)
+                for flag, values in choice.items()
+            )
+        ]
+        if not chosen:
+            flags = " ".join(f"{flag} {value}" for flag, values in choice.items() for value in values)
+            raise self._nothing(programs, f"no program is left by {flags}", "--tag")
+        return chosen
+
+    def _nothing(self, programs: Sequence[P], message: str, flag: str, value: str = "") -> UsageError:
+        names = {
+            "--tag": {tag for program in programs for tag in program.run.tags},
+            "--case": {program.case_name for program in programs},
+            "-k": {program.name for program in programs},
+        }[flag]
+        near = difflib.get_close_matches(value, names)
+        shown = list(dict.fromkeys([*near, *sorted(names)]))[:NEAR]
+        others = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]
+        return UsageError(
+            f"{message}; {kind} are {', '.join(shown) or 'on no run'}{others}",
+            remedy=session(self.stage, "--list"),
+        )
+
+    def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> str:
+        """The command that runs this program again; with `every_chip`, its run for each chip of the suite."""
+        suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
+        name = f"{program.run_name}/" if every_chip else program.name
+        soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
+        profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
+        return shlex.join(["nox", "-s", stage or self.stage, "--", *suite, "-k", name, *soc, *profile])

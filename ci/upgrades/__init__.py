@@ -1,0 +1,1 @@
+"""What an upgrade of QNN or ExecuTorch changes, and which pairs work."""

@@ -1,0 +1,106 @@
+"""Which of two measurements of a program is worse, by the tolerances of baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ci.pipeline.baseline import COSTS, Tolerances
+from provisioning.base.findings import Metric, Severity
+
+Verdict = Literal["better", "same", "worse"]
+RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
+
+ACCURACY = ("sqnr_db", "reference_sqnr_db", "top1")
+NODES = ("cpu_operators", "delegates", "graphs")
+"""Each additional delegate is another transfer between CPU and NPU."""
+TITLES = {
+    "sqnr_db": "SQNR in dB",
+    "reference_sqnr_db": "SQNR in dB to the quantized model",
+    "top1": "top-1 agreement",
+    "cpu_operators": "operators on the CPU",
+    **{name: field.description or name for name, field in COSTS.items()},
+}
+
+Row = Mapping[str, Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    figure: str
+    before: float | str
+    after: float | str
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{TITLES.get(self.figure, self.figure)}: {_number(self.before)} → {_number(self.after)}"
+
+
+def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
+    """Differences beyond the tolerances. If only one build takes the program, that is the only difference.
+
+    The `error` of a row is what its lane found wrong with the program, costs aside."""
+    taken = [bool(row.get("figures")) for row in (before, after)]
+    if taken[0] != taken[1]:
+        old, new = ("runs" if each else "is refused" for each in taken)
+        return [Difference("the program", old, new, "better" if taken[1] else "worse")]
+    if not all(taken):
+        return []
+    changes: list[Difference] = []
+    for name, was, now in _pairs(before, after, "figures", ACCURACY):
+        # Another answer is a difference, however small the error that gives it.
+        if abs(now - was) > (1e-6 if name == "top1" else tolerances.sqnr_margin_db):
+            changes.append(Difference(name, was, now, "worse" if now < was else "better"))
+    for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
+        tolerance = tolerances.costs[name]
+        if now > tolerance.most(was):
+            changes.append(Difference(name, was, now, "worse"))
+        elif was > tolerance.most(now):
+            changes.append(Difference(name, was, now, "better"))
+    for name, was, now in _pairs({"nodes": dict(before)}, {"nodes": dict(after)}, "nodes", NODES):
+        # Older providers do not report how many graphs there are, so they are not compared.
+        if was != now and (name != "graphs" or (was and now)):
+            changes.append(Difference(name, was, now, "worse" if now > was else "better"))
+    errors = [str(row.get("error", "")) for row in (before, after)]
+    if bool(errors[0]) != bool(errors[1]):
+        old, new = (f"fails ({each})" if each else "passes" for each in errors)
+        change: Verdict = "worse" if errors[1] else "better"
+        # A figure that says so already is not said twice.
+        if change not in {each.verdict for each in changes}:
+            changes.append(Difference("the program", old, new, change))
+    return changes
+
+
+def verdict_of(changes: Sequence[Difference]) -> Verdict:
+    return min((each.verdict for each in changes), key=RANK.__getitem__, default="same")
+
+
+def severity_of(changes: Sequence[Difference], tolerances: Tolerances) -> Severity:
+    """The worst severity of what became worse; a cost has that of its tolerance."""
+    worse = [each.figure for each in changes if each.verdict == "worse"]
+    grave = {
+        Severity(tolerances.costs[name].severity) if name in tolerances.costs else Severity.ERROR
+        for name in worse
+    }
+    return next(severity for severity in Severity if severity in grave)
+
+
+def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tuple[str, float, float]]:
+    pairs = []
+    for name in names:
+        values = [
+            part.get(name) if isinstance(part := row.get(group), dict) else None for row in (before, after)
+        ]
+        old, new = values
+        if isinstance(old, int | float) and isinstance(new, int | float):
+            pairs.append((name, float(old), float(new)))
+    return pairs
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"

@@ -1,0 +1,365 @@
+"""Run one suite on each build, each in a process with that build's packages, and compare the reports."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from ci.pipeline.baseline import COSTS, Tolerances, load_tolerances
+from ci.pipeline.costs import cost_rule
+from ci.upgrades import releases
+from ci.upgrades.compare.judge import RANK, Difference, Row, differences, severity_of, verdict_of
+from provisioning import compat
+from provisioning.base import progress
+from provisioning.base.commands import logged
+from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
+from provisioning.base.files import replace_text, with_table
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
+from provisioning.base.settings import ROOT, Selection
+from provisioning.base.stage_run import StageRun
+from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
+from provisioning.components import QNN_SDK
+from provisioning.environment import HOST_LIBRARIES
+from provisioning.manifest import load_profile
+from provisioning.store import Store, Want
+
+STAGES: Mapping[str, Sequence[str]] = {
+    "onnx": ("test_onnx",),
+    "executorch": ("test_lowering", "test_emulator"),
+}
+
+PAGE = ROOT / "docs" / "compare.md"
+TABLES = {
+    "onnx": "measured builds",
+    "executorch": "measured executorch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    lane: str
+    builds: tuple[str, ...]
+    """QNN versions; the others are compared with the first."""
+    executorch: tuple[str, ...]
+    suite: Path | None
+    flags: tuple[str, ...]
+    """Flags for the lane's stages."""
+    write_docs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One QNN build, in the ExecuTorch lane with one executorch version."""
+
+    build: Build
+    executorch: str = ""
+    """Empty: the lane has none, or all stacks use the installed one."""
+    release: Release | None = None
+    """None: the installed one."""
+    several_builds: bool = True
+
+    @property
+    def name(self) -> str:
+        if not self.executorch:
+            return self.build.qnn
+        beside = f" with QNN {self.build.qnn}" if self.several_builds else ""
+        return f"executorch {self.executorch}{beside}"
+
+    @property
+    def age(self) -> tuple[Version, Version]:
+        return Version(self.executorch or "0"), Version(self.build.qnn)
+
+
+def title_of(name: str) -> str:
+    return name if name.startswith("executorch ") else f"QNN {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    stack: Stack
+    programs: Mapping[str, Row]
+
+
+def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) -> int:
+    stage = StageRun.as_typed("compare", selection.profile, selection.target)
+    with stage.reported(selection.reports, "compare-not-measured"):
+        measurements = [measure(each, selection, choice, environ, stage) for each in stacks(choice)]
+        judge(stage, measurements, choice)
+        table = Path(selection.reports).absolute() / "compare" / "table.md"
+        replace_text(table, f"`{stage.command}` gives:\n\n{table_of(stage.metrics)}")
+        stage.artifacts.append(Artifact.of("table", table))
+        if choice.write_docs:
+            page = with_table(PAGE, TABLES[choice.lane], table_of(stage.metrics))
+            replace_text(PAGE, page)
+    return stage.close(selection.reports)
+
+
+def stacks(choice: Choice) -> list[Stack]:
+    if choice.lane == "onnx":
+        if choice.executorch:
+            raise UsageError("--executorch chooses for the ExecuTorch lane: add --lane executorch")
+        return [Stack(build) for build in chosen(choice.builds)]
+    if len(choice.builds) > 1 and not choice.executorch:
+        return [Stack(build) for build in chosen(choice.builds)]
+    table = compat.load_builds()
+    names = list(dict.fromkeys(choice.executorch)) or releases.versions(table)
+    builds = chosen(choice.builds, least=1) if choice.builds else [own_build(table)]
+    candidates = [
+        Stack(build, name, releases.release_named(name, table), len(builds) > 1)
+        for name in names
+        for build in builds
+    ]
+    if len(candidates) < 2:
+        known = ", ".join(releases.versions(table))
+        raise UsageError("one stack cannot be compared", remedy=f"name a second --executorch of: {known}")
+    return candidates
+
+
+def own_build(table: Builds) -> Build:
+    """The one that the profile pins."""
+    pinned = load_profile(table.profile).components[QNN_SDK]
+    return next(build for build in table.builds if build.build_id == pinned.build_id)
+
+
+def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
+    builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
+    if unknown := [name for name in names if name not in builds]:
+        raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
+    selected_builds = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
+    if len(selected_builds) < least:
+        raise UsageError(
+            "one build cannot be compared", remedy=f"name a second --qnn of: {', '.join(builds)}"
+        )
+    return selected_builds
+
+
+def measure(
+    stack: Stack, selection: Selection, choice: Choice, environ: Mapping[str, str], stage: StageRun
+) -> Measurement:
+    title = title_of(stack.name)
+    sys.stderr.write(f"{title}\n")
+    variables = environment_of(stack.build, selection, choice.lane, environ)
+    variables = releases.variables_of(stack.release, Store(selection.store), variables)
+    folder = folder_of(selection, stack)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    programs: dict[str, Row] = {}
+    for name in STAGES[choice.lane]:
+        command = [sys.executable, "-m", "ci", name, "--reports", str(folder)]
+        command += ["--store", str(selection.store)]
+        command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
+        command += [*(["--suite", str(choice.suite)] if choice.suite else []), *choice.flags]
+        log = folder / f"{name}.log"
+        logged(command, log, variables, cwd=ROOT)
+        stage.artifacts.append(Artifact.of("stage-log", log))
+        report = _report(folder / f"{name}.json", log)
+        if unmeasured := _of_this_machine(report):
+            raise EnvironmentLacking(f"{title}: {unmeasured}", remedy=f"read {log}")
+        if other := another_build(report, stack.build):
+            raise EnvironmentLacking(
+                f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
+                remedy=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
+            )
+        for program, row in rows_of(report).items():
+            merged = {**programs.get(program, {}), **row}
+            if (error := error_of(program, report)) and "error" not in merged:
+                merged["error"] = error
+            programs[program] = merged
+    return Measurement(stack, programs)
+
+
+def another_build(report: Report, build: Build) -> str:
+    """The QNN that the programs were compiled with, where it is not this build's."""
+    build_id = str(report.metrics.get("build_id", "unknown"))
+    return "" if build_id in (build.build_id, "unknown") else build_id
+
+
+def error_of(program: str, report: Report) -> str:
+    """Why the program failed; empty if it did not. Costs are compared as figures, not with a baseline."""
+    errors = (
+        finding.message.partition("\n")[0]
+        for finding in report.findings
+        if finding.subject == program
+        and finding.severity is Severity.ERROR
+        and finding.rule not in map(cost_rule, COSTS)
+    )
+    return next(errors, "")
+
+
+def folder_of(selection: Selection, stack: Stack) -> Path:
+    return Path(selection.reports).absolute() / "compare" / stack.name.replace(" ", "-")
+
+
+def environment_of(
+    build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of a process that uses only this build."""
+    store, want = Store(selection.store), Want(targets=frozenset({"x86_64-linux"}))
+    others = {
+        name: value for name, value in environ.items() if name not in ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
+    }
+    if lane == "onnx":
+        tree = store.provision(
+            ONNX_PACKAGES, build.packages(), want, locked=True, progress=progress.for_stream()
+        )
+        return releases.first_on_path(tree.root, build.package, build.version, others)
+    pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
+    tree = store.provision(
+        QNN_SDK, build.component(pinned), want, locked=True, progress=progress.for_stream()
+    )
+    libraries = str(tree.root / "lib" / HOST_LIBRARIES)
+    return {**others, "QNN_SDK_ROOT": str(tree.root), "LD_LIBRARY_PATH": libraries}
+
+
+def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) -> None:
+    """Compare each stack with the first: what the later of the two does worse is an error."""
+    base, *others = measurements
+    tolerances = load_tolerances()
+    counts = {other.stack.name: {"better": 0, "same": 0, "worse": 0} for other in others}
+    programs: dict[str, Metric] = {}
+    names = dict.fromkeys(name for each in measurements for name in each.programs)
+    if not names:
+        raise UsageError("nothing gave a single program", remedy="read the logs below reports/compare/")
+    for name in names:
+        before = base.programs.get(name, {})
+        row: dict[str, Metric] = {base.stack.name: _shown(before)}
+        for other in others:
+            after = other.programs.get(name, {})
+            changes = differences(before, after, tolerances)
+            verdict = verdict_of(changes)
+            counts[other.stack.name][verdict] += 1
+            row[other.stack.name] = {
+                **_shown(after),
+                "judgement": verdict,
+                "differences": [str(each) for each in changes],
+                "worse": [each.figure for each in changes if each.verdict == "worse"],
+            }
+            earlier, later = sorted((base, other), key=lambda each: each.stack.age)
+            stage.findings += _losses(name, earlier, later, tolerances)
+            if later is base and verdict == "worse":
+                # A worse earlier build is an argument for the upgrade.
+                stage.add(
+                    "compare-worse",
+                    Severity.NOTE,
+                    f"{name} on {title_of(other.stack.name)}",
+                    _words(changes) + _reason(after),
+                    f"{title_of(base.stack.name)} does better",
+                )
+            if not before.get("figures") and not after.get("figures"):
+                stage.add(
+                    "compare-refused",
+                    Severity.NOTE,
+                    f"{name} on {title_of(other.stack.name)}",
+                    "neither of the two runs it" + (_reason(after) or ", as the suite expects"),
+                    f"read reports/compare/{other.stack.name.replace(' ', '-')}/",
+                )
+        programs[name] = row
+    stage.metrics |= {
+        "lane": choice.lane,
+        "base": base.stack.name,
+        "order": [each.stack.name for each in measurements],
+        "builds": {each.stack.name: each.stack.build.build_id for each in measurements},
+        "verdicts": {name: dict(each) for name, each in counts.items()},
+        "comparison": programs,
+    }
+    for other_name, each in counts.items():
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in each.items())
+        sys.stderr.write(f"{title_of(other_name)} against {title_of(base.stack.name)}: {verdicts}\n")
+
+
+def _losses(name: str, earlier: Measurement, later: Measurement, tolerances: Tolerances) -> Iterator[Finding]:
+    """What the later of two stacks does worse with a program."""
+    after = later.programs.get(name, {})
+    changes = differences(earlier.programs.get(name, {}), after, tolerances)
+    if verdict_of(changes) == "worse":
+        yield Finding(
+            "compare-worse",
+            severity_of(changes, tolerances),
+            f"{name} on {title_of(later.stack.name)}",
+            f"beside {title_of(earlier.stack.name)}: {_words(changes)}{_reason(after)}",
+            f"stay with {title_of(earlier.stack.name)} for it, or measure it on a device: the emulator"
+            " does not show everything; reports/compare/ has both reports",
+        )
+
+
+def _reason(row: Row) -> str:
+    """Why a program was refused, as the end of a message; empty if it ran."""
+    return f": {row['error']}" if "error" in row and not row.get("figures") else ""
+
+
+def _words(changes: Sequence[Difference]) -> str:
+    return "; ".join(str(each) for each in changes if each.verdict == "worse")
+
+
+def _shown(row: Row) -> dict[str, Metric]:
+    """A program on one build, as the page and the table show it."""
+    parts = {
+        name: row[name]
+        for name in ("figures", "costs", "cpu_operators", "delegates", "graphs", "error")
+        if name in row
+    }
+    return {**parts, "verdict": row.get("verdict", "absent")}
+
+
+def _report(file: Path, log: Path) -> Report:
+    try:
+        return Report.read(file)
+    except FileNotFoundError as error:
+        last = (log.read_text("utf-8", errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        raise EnvironmentLacking(f"{file.stem} wrote no report: {last}", remedy=f"read {log}") from error
+
+
+def _of_this_machine(report: Report) -> str:
+    """Why a report says nothing about the build; empty if it does."""
+    for finding in report.findings:
+        if finding.rule.endswith(("-memory", "-timeout")):
+            return f"{finding.subject}: {finding.message}"
+    if report.outcome is Outcome.ERROR and not rows_of(report):
+        return next((each.message for each in report.findings), "it measured nothing")
+    return ""
+
+
+def rows_of(report: Report) -> dict[str, Row]:
+    rows = report.metrics.get("programs")
+    return (
+        {name: row for name, row in rows.items() if isinstance(row, dict)} if isinstance(rows, dict) else {}
+    )
+
+
+def table_of(metrics: Mapping[str, Metric]) -> str:
+    """One row for each program, the worst first: accuracy on the first build, then how the others differ."""
+    base, builds, programs = metrics["base"], metrics["builds"], metrics["comparison"]
+    assert isinstance(base, str) and isinstance(builds, dict) and isinstance(programs, dict)
+    others = [name for name in builds if name != base]
+    lines = [
+        f"| program | {base} | " + " | ".join(others) + " |",
+        "| --- | --- |" + " --- |" * len(others),
+    ]
+    for name in sorted(programs, key=lambda name: (_rank(programs[name]), name)):
+        row = programs[name]
+        assert isinstance(row, dict)
+        first = row[base]
+        figures = first.get("figures") if isinstance(first, dict) else None
+        sqnr = figures.get("sqnr_db") if isinstance(figures, dict) else None
+        cells = [f"{sqnr:.1f} dB" if isinstance(sqnr, int | float) else "refused"]
+        for other in others:
+            each = row[other]
+            assert isinstance(each, dict)
+            changes = each["differences"]
+            assert isinstance(changes, list)
+            cells.append(
+                "same" if not changes else f"**{each['judgement']}**: " + "; ".join(map(str, changes))
+            )
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _rank(row: Metric) -> int:
+    assert isinstance(row, dict)
+    judgements = {each.get("judgement") for each in row.values() if isinstance(each, dict)}
+    return min((rank for verdict, rank in RANK.items() if verdict in judgements), default=RANK["same"])

@@ -1,0 +1,63 @@
+"""`compare`: one suite on two or more stacks, side by side: QNN builds, or executorch versions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
+  nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
+  nox -s compare -- --lane executorch --executorch 1.4.1 --executorch 1.5.1 --tag pr
+  nox -s compare -- --tag pr --write-docs          every build of manifests/compat.toml, into docs/compare.md
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    repeatable(
+        parser,
+        "--qnn",
+        "VERSION",
+        "a build of manifests/compat.toml [onnx: all, the newest first; executorch: the profile's];"
+        " the others are compared with the first",
+    )
+    repeatable(
+        parser,
+        "--executorch",
+        "VERSION",
+        "for --lane executorch: the profile's version or one of manifests/compat.toml [all, newest first];"
+        " the others are compared with the first",
+    )
+    parser.add_argument(
+        "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
+    )
+    parser.add_argument("--suite", type=Path, metavar="FILE", help="the suite [the lane's own]")
+    repeatable(parser, "--case", "NAME", "only this case")
+    repeatable(parser, "--tag", "TAG", "only programs with this tag")
+    add_timeout(parser, "a program", 600)
+    parser.add_argument("--no-cache", action="store_true", help="do unchanged programs again too")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"
+    )
+    parser.epilog = (parser.epilog or "") + (
+        "\nEach version is compared with the first.\n"
+        "Exit code: 0 the later of the two is never worse, 1 it is; 3 a version could not be measured.\n"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upgrades.compare.stage import Choice, compare
+    from provisioning.base.settings import selection_of
+
+    flags = [flag for name in args.case for flag in ("--case", name)]
+    flags += [flag for name in args.tag for flag in ("--tag", name)]
+    flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
+    choice = Choice(
+        args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.write_docs
+    )
+    return compare(selection_of(args), choice, os.environ)

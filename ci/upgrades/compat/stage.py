@@ -1,0 +1,255 @@
+"""Measure each QNN build: provision it, ask it for a device, lower and run two programs with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ci.engine.workers.parent import tail
+from ci.upgrades import releases
+from provisioning import compat
+from provisioning.base import progress
+from provisioning.base.commands import logged
+from provisioning.base.diagnosis import causes
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UnknownName
+from provisioning.base.files import replace_text, with_table
+from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.settings import MANIFESTS, ROOT, Selection
+from provisioning.base.stage_run import StageRun
+from provisioning.build_id import build_ids
+from provisioning.compat import STEPS, Build, Measured, Pair, Step
+from provisioning.components import QNN_SDK
+from provisioning.environment import HOST_LIBRARIES
+from provisioning.manifest import Component, load_profile, soc_named
+from provisioning.store import Store, Want
+from provisioning.validation import probe
+
+PAGE = ROOT / "docs" / "compat.md"
+
+SUITE = MANIFESTS / "suites" / "compat.toml"
+CASE, SCHEMES = "convolution", ("fp16", "8a8w")
+"""The programs of the suite."""
+
+LOWER, RUN = "test_lowering", "test_emulator"
+
+
+def measure_all(
+    selection: Selection,
+    only: Sequence[str],
+    executorch: Sequence[str],
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+) -> int:
+    """Measure and write. The stage fails if the profile's own build and executorch do not work together."""
+    stage = StageRun.as_typed("compat", selection.profile, selection.target)
+    with stage.reported(selection.reports, "compat-not-measured"):
+        table, store = compat.load_builds(), Store(selection.store)
+        for version in dict.fromkeys(executorch or releases.versions(table)):
+            release = releases.release_named(version, table)
+            variables = releases.variables_of(release, store, environ)
+            report_builds(stage, selection, only, flags, variables, release)
+    return stage.close(selection.reports)
+
+
+def report_builds(
+    stage: StageRun,
+    selection: Selection,
+    only: Sequence[str],
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    release: compat.Release | None = None,
+) -> None:
+    """Measure the builds, all of them if `only` is empty.
+
+    `flags` go to the stages that lower and run. `release` is another executorch than the installed one;
+    `environ` makes processes import it."""
+    table = compat.load_builds()
+    profile = load_profile(table.profile)
+    versions = [build.qnn for build in table.builds]
+    if unknown := sorted(set(only) - {*versions}):
+        raise UnknownName(
+            f"--build {unknown[0]}: manifests/compat.toml has no such build", unknown[0], versions
+        )
+    installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
+    beside = f"executorch {release.version} with " if release else ""
+    if release:
+        installed["executorch"] = release.version
+    soc = (*selection.named_socs, table.soc)[0]
+    soc_named(soc)
+    flags = ["--profile", table.profile, "--store", str(selection.store), *flags]
+    pinned = profile.components[QNN_SDK]
+    measured = compat.load_measured()
+    for build in table.builds:
+        if only and build.qnn not in only:
+            continue
+        sdk = provision(build, pinned, Store(selection.store))
+        sys.stderr.write(f"{beside}QNN {build.qnn} ({build.build_id}): ")
+        sys.stderr.flush()
+        folder = Path(selection.reports).absolute() / "compat"
+        folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
+        steps = measure(soc, variables(environ, sdk), folder, flags)
+        pair = Pair(
+            **installed,
+            qnn=build.qnn,
+            build_id=build.build_id,
+            package=f"{build.package} {build.version}",
+            soc=soc,
+            works=all(step.result == "passed" for step in steps.values()),
+            steps=steps,
+        )
+        sys.stderr.write(("works" if pair.works else pair.error) + "\n")
+        # Written after each build, so that an interrupted run keeps what it measured.
+        measured = measured.with_pair(pair)
+        replace_text(compat.path(), measured.as_json())
+        stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.glob("*.log"))]
+        stage.metrics[f"{beside}{build.qnn}"] = "works" if pair.works else "broken"
+        if not pair.works:
+            log = folder / f"{log_of(steps)}.log"
+            error, read = pair.error + causes(tail(log)), f"read {log}"
+            own = build.build_id == pinned.build_id and release is None
+            stage.add(
+                "compat-profile-broken" if own else "compat-broken",
+                Severity.ERROR if own else Severity.NOTE,
+                f"{beside}QNN {build.qnn}",
+                f"the build that profile {profile.name} pins does not work: {error}" if own else error,
+                f"pin a build that works in manifests/profiles: docs/compat.md lists them; {read}"
+                if own
+                else read,
+            )
+    if lane := profile.onnx.get("onnxruntime-qnn"):
+        stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
+    write_docs(measured)
+    stage.artifacts.append(Artifact.of("compat", compat.path()))
+
+
+def variables(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
+    """The variables of a process that uses this SDK. With QNN_CI_PROFILE, stages would use the profile's own
+    SDK."""
+    others = {name: value for name, value in environ.items() if name != "QNN_CI_PROFILE"}
+    return {**others, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(sdk / "lib" / HOST_LIBRARIES)}
+
+
+def log_of(steps: Mapping[str, Step]) -> str:
+    """The log of the first step that failed."""
+    failed = next(name for name in STEPS if steps[name].result == "failed")
+    return {"device": "device", "lower": LOWER, "run": RUN}[failed.partition("_")[0]]
+
+
+def provision(build: Build, pinned: Component, store: Store) -> Path:
+    """The root of this build's tree. The profile's own build is the tree that everything else uses too."""
+    component = build.component(pinned)
+    tree = store.provision(
+        QNN_SDK,
+        component,
+        Want(targets=frozenset({"x86_64-linux"})),
+        locked=True,
+        progress=progress.for_stream(),
+    )
+    library = tree.root / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
+    ids = build_ids(library)
+    if ids != (build.build_id,):
+        raise IntegrityError(
+            f"{build.package} {build.version}: expected build id {build.build_id}, found {', '.join(ids)}",
+            remedy="correct build_id in manifests/compat.toml",
+        )
+    return tree.root
+
+
+def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequence[str]) -> dict[str, Step]:
+    """Run every step in order. A step that depends on a failed one counts as not reached.
+
+    The device is requested in a process of its own; the ExecuTorch lane lowers and runs the programs."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    steps = dict.fromkeys(STEPS, Step(result="not_reached"))
+    answer = probe.ask(soc, variables)
+    (folder / "device.log").write_text(
+        "\n".join([f"step: {answer.step}", *answer.detail.split("; "), ""]), encoding="utf-8"
+    )
+    if answer.step == "soc":
+        raise EnvironmentLacking(
+            f"nothing can be measured for {soc}: {answer.detail}", remedy="choose another --soc"
+        )
+    steps["device"] = _step("" if answer.made_device else answer.detail.partition("; ")[0] or answer.step)
+    if not answer.made_device:
+        return steps
+    lowered, ran = (run_lane(stage, soc, variables, folder, flags) for stage in (LOWER, RUN))
+    for scheme in SCHEMES:
+        steps[f"lower_{scheme}"] = step_of(lowered, scheme, soc)
+        if steps[f"lower_{scheme}"].result == "passed":
+            steps[f"run_{scheme}"] = step_of(ran, scheme, soc)
+    return steps
+
+
+def run_lane(
+    stage: str, soc: str, variables: Mapping[str, str], folder: Path, flags: Sequence[str]
+) -> Report:
+    """The report of one stage of the ExecuTorch lane on the two programs."""
+    command = [sys.executable, "-m", "ci", stage, "--suite", str(SUITE), "--soc", soc]
+    command += ["--reports", str(folder), *flags]
+    logged(command, folder / f"{stage}.log", variables, cwd=ROOT)
+    report = Report.read(folder / f"{stage}.json")
+    for finding in report.findings:
+        # These are about this machine, not about the pair.
+        if report.outcome is Outcome.ERROR or finding.rule.endswith(("-memory", "-timeout")):
+            raise EnvironmentLacking(
+                f"{stage} could not measure: {finding.subject}: {finding.message}", remedy=finding.remedy
+            )
+    return report
+
+
+def step_of(report: Report, scheme: str, soc: str) -> Step:
+    name = f"{CASE}/{scheme}/{soc}"
+    errors = [f for f in report.findings if f.subject == name and f.severity is Severity.ERROR]
+    if errors:
+        return _step(first_line(errors[0].message))
+    programs = report.metrics.get("programs")
+    row = programs.get(name) if isinstance(programs, dict) else None
+    passed = isinstance(row, dict) and row.get("verdict") == "pass"
+    return _step("" if passed else f"{report.stage} has no verdict of {name}")
+
+
+def first_line(message: str) -> str:
+    """The first line of a message, without addresses and folders, which differ from run to run."""
+    line = re.sub(r"0x[0-9a-f]{6,}", "0x…", message.strip().partition("\n")[0])
+    return re.sub(r"(?<![\w.])/\S+/", "…/", line)[:200]
+
+
+def write_docs(measured: Measured | None = None) -> None:
+    replace_text(PAGE, page(measured or compat.load_measured()))
+
+
+def page(measured: Measured) -> str:
+    """docs/compat.md."""
+    return with_table(PAGE, "measured pairs", table_of(measured))
+
+
+def table_of(measured: Measured) -> str:
+    rows = [
+        "| executorch | QNN | build id | from | chip | " + " | ".join(STEPS) + " | first error |",
+        "| --- | --- | --- | --- | --- | " + "--- | " * len(STEPS) + "--- |",
+    ]
+    marks = {"passed": "yes", "failed": "**no**", "not_reached": "–"}
+    for pair in measured.pairs:
+        results = [marks[pair.steps[name].result if name in pair.steps else "not_reached"] for name in STEPS]
+        error = pair.error.partition(": ")[2].replace("|", "\\|")
+        cells = [pair.executorch, pair.qnn, f"`{pair.build_id}`", pair.package, pair.soc, *results]
+        rows.append("| " + " | ".join(cells) + f" | {error} |")
+    return "\n".join(rows) + "\n"
+
+
+def _step(error: str) -> Step:
+    return Step(result="failed" if error else "passed", error=error)
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        raise EnvironmentLacking(
+            f"{package} is not installed in this Python", remedy="nox -s compat, which installs it"
+        ) from None

@@ -1,0 +1,40 @@
+"""`compat`: measure which QNN builds each executorch can drive, and write down what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  python -m ci compat
+  python -m ci compat --build 2.51.0 --build 2.50.40
+  python -m ci compat --executorch 1.4.1
+  python -m ci compat --render
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    repeatable(parser, "--build", "QNN", "only this QNN version")
+    repeatable(
+        parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing: only write the table of docs/compat.md"
+    )
+    add_timeout(parser, "a program", 600)
+    parser.add_argument("--no-cache", action="store_true", help="lower and run unchanged programs too")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upgrades.compat.stage import measure_all, write_docs
+    from provisioning.base.settings import selection_of
+
+    if args.render:
+        write_docs()
+        return 0
+    flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
+    return measure_all(selection_of(args), args.build, args.executorch, flags, os.environ)

@@ -1,0 +1,197 @@
+"""Programs (.pte) of each executorch version, run by the runtime of each version that has one for C++."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from ci.artifacts.program import Program, TensorInfo, read
+from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.workers.parent import how_it_ended, in_words, killed
+from ci.upgrades import releases
+from ci.upgrades.compare.stage import environment_of, own_build, rows_of
+from ci.upgrades.compat.stage import SUITE, first_line
+from ci.upgrades.golden.stage import Golden, MakerResult, RuntimeResult, held, keep, show, sqnr, take
+from provisioning import compat
+from provisioning.base.commands import logged
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import hash_file
+from provisioning.base.findings import Report, Severity
+from provisioning.base.settings import ROOT, Selection, outputs_path
+from provisioning.store import Store
+
+PROGRAM, INPUTS, OWN = "model.pte", "inputs", "own"
+RUNNER = "QNN_EXECUTOR_RUNNER"
+
+BACKEND = Path("executorch/lib/libexecutorch_backend_qnn.so")
+"""In wheels from 1.5.0 on: the C++ runtime that a runner links."""
+
+
+def measure_all(
+    golden: Golden,
+    versions: Sequence[str],
+    selection: Selection,
+    folder: Path,
+    timeout: float,
+    environ: Mapping[str, str],
+    kept: Path | None = None,
+) -> dict[str, dict[str, MakerResult]]:
+    table, store = compat.load_builds(), Store(selection.store)
+    chosen = list(dict.fromkeys(versions)) or releases.versions(table)
+    makers = {name: releases.release_named(name, table) for name in sorted(chosen, key=Version)}
+    variables = environment_of(own_build(table), selection, "executorch", environ)
+    runners = {
+        name: runner
+        for name, release in makers.items()
+        if (runner := _runner(name, release, store, environ, folder / name))
+    }
+    if not runners:
+        raise EnvironmentLacking(
+            f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
+            remedy=f"add --executorch {releases.own_version(table)}",
+        )
+    results: dict[str, dict[str, MakerResult]] = {program: {} for program in golden.executorch}
+    for maker, release in makers.items():
+        # The wheels of earlier versions have no runtime; the oldest one there is stands in.
+        own = runners.get(maker) or next(iter(runners.values()))
+        places = {program: folder / maker / program for program in golden.executorch}
+        stored = {program: kept / "executorch" / maker / program if kept else None for program in places}
+        missing = [program for program, place in places.items() if not take(stored[program], place)]
+        if missing:
+            compiler = {**releases.variables_of(release, store, variables), RUNNER: str(own)}
+            compiled = _compile(maker, missing, compiler, selection, folder / maker, timeout)
+        for program in missing:
+            place = places[program]
+            place.mkdir(parents=True)
+            shutil.copyfile(compiled[program], place / PROGRAM)
+            _draw_inputs(place)
+            if error := _run(own, variables, place, place / OWN, timeout):
+                raise EnvironmentLacking(
+                    f"{program}: the runner does not run what executorch {maker} compiled: {error}",
+                    remedy=f"read {place}",
+                )
+            keep(stored[program], place, (PROGRAM, INPUTS, OWN))
+        for program, place in places.items():
+            met = {}
+            for name, runner in runners.items():
+                outputs = place / f"on-{name}"
+                error = _run(runner, variables, place, outputs, timeout)
+                met[name] = (
+                    RuntimeResult(result="refused", message=error)
+                    if error
+                    else held(sqnr(_outputs(place, place / OWN), _outputs(place, outputs)), golden)
+                )
+            show(program, f"executorch {maker}", met)
+            results[program][maker] = MakerResult(sha256=hash_file(place / PROGRAM), runtimes=met)
+    return results
+
+
+def _runner(
+    version: str, release: compat.Release | None, store: Store, environ: Mapping[str, str], reports: Path
+) -> Path | None:
+    """The runner that links this version's runtime, built for it; None if its wheel has nothing to link."""
+    reports.mkdir(parents=True)
+    build, log = outputs_path() / "build" / "golden" / version, reports / "build_runner.log"
+    command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
+    command += ["--build-dir", str(build / "build"), "--output", str(build / "dist")]
+    if release is not None:
+        root = releases.tree_of(release, store)
+        if not (root / BACKEND).is_file():
+            return None
+        command += ["--executorch", str(root)]
+    if logged(command, log, environ, cwd=ROOT):
+        raise EnvironmentLacking(
+            f"the runner of executorch {version} could not be built", remedy=f"read {log}"
+        )
+    linked = str(Report.read(reports / "build_runner.json").metrics.get("executorch"))
+    if linked.partition("+")[0] != version:
+        raise EnvironmentLacking(
+            f"expected a runner of executorch {version}, found one of {linked}",
+            remedy="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
+        )
+    return build / "dist" / "bin" / "qnn_executor_runner"
+
+
+def _compile(
+    maker: str,
+    programs: Sequence[str],
+    variables: Mapping[str, str],
+    selection: Selection,
+    place: Path,
+    timeout: float,
+) -> dict[str, Path]:
+    """The .pte files that this version makes. They run and are near the float model, or it is an error."""
+    for verb in ("test_lowering", "test_emulator"):
+        command = [sys.executable, "-m", "ci", verb, "--suite", str(SUITE), "--timeout", f"{timeout:g}"]
+        command += ["--reports", str(place), "--store", str(selection.store)]
+        command += [flag for program in programs for flag in ("-k", program)]
+        logged(command, place / f"{verb}.log", variables, cwd=ROOT)
+        _need(place, verb, programs, maker)
+    rows = rows_of(Report.read(place / "test_lowering.json"))
+    return {program: Path(str(rows[program]["program"])) for program in programs}
+
+
+def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
+    """A failure to compile, or on the maker's own runtime, says nothing about later runtimes."""
+    log = place / f"{verb}.log"
+    try:
+        report = Report.read(place / f"{verb}.json")
+    except FileNotFoundError as error:
+        raise EnvironmentLacking(
+            f"{verb} of executorch {maker} wrote no report", remedy=f"read {log}"
+        ) from error
+    if wrong := next((each for each in report.findings if each.severity is Severity.ERROR), None):
+        raise EnvironmentLacking(
+            f"executorch {maker}: {wrong.subject}: {wrong.message}", remedy=f"read {log}"
+        )
+    if absent := [program for program in programs if program not in rows_of(report)]:
+        raise EnvironmentLacking(
+            f"executorch {maker}: {verb} has no {', '.join(absent)}", remedy="correct manifests/golden.toml"
+        )
+
+
+def _draw_inputs(place: Path) -> None:
+    """Inputs that are the same for every runtime: from a seed, in the shapes of the program."""
+    import numpy as np
+
+    generator, folder = np.random.default_rng(0), place / INPUTS
+    folder.mkdir()
+    for index, tensor in enumerate(_tensors(place, "inputs")):
+        array = generator.standard_normal(tensor.shape).astype(tensor.dtype)
+        (folder / f"{index}.raw").write_bytes(array.tobytes())
+
+
+def _tensors(place: Path, which: str) -> list[TensorInfo]:
+    program = read(place / PROGRAM)
+    assert isinstance(program, Program)
+    (method,) = program.methods
+    return [tensor for tensor in getattr(method, which) if isinstance(tensor, TensorInfo)]
+
+
+def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path, timeout: float) -> str:
+    """Write the program's outputs to a folder; returns why it did not run, if so."""
+    outputs.mkdir()
+    log = Path(f"{outputs}.log")
+    inputs = sorted((place / INPUTS).glob("*.raw"), key=lambda path: int(path.stem))
+    listed = write_inputs(place / "input_list.txt", [inputs])
+    command = runner_command(runner, place / PROGRAM, listed, outputs)
+    code = logged(command, log, variables, place, timeout=timeout)
+    if not code:
+        return ""
+    if killed(how := how_it_ended(code)):
+        raise EnvironmentLacking(f"{place}: {in_words('runner', how)}", remedy=f"read {log}")
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {code}"]
+    return first_line(errors[-1])
+
+
+def _outputs(place: Path, folder: Path) -> dict[str, Any]:
+    import numpy as np
+
+    files = {folder / f"output_0_{index}.raw": each for index, each in enumerate(_tensors(place, "outputs"))}
+    return {path.name: np.fromfile(path, each.dtype) for path, each in files.items() if path.is_file()}

@@ -1,0 +1,354 @@
+"""Compile each golden program with each build, run it with every build, and compare with the accepted
+results.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.version import Version
+from pydantic import Field, ValidationError
+
+from ci.artifacts.compiled_onnx import read_model
+from ci.pipeline.accuracy import Unusable, compare
+from ci.upgrades.compare.stage import chosen, environment_of
+from provisioning.base.commands import logged
+from provisioning.base.diagnosis import nearest
+from provisioning.base.documents import Model
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError
+from provisioning.base.files import hash_file, replace_text, with_table
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import MANIFESTS, ROOT, Selection
+from provisioning.base.stage_run import StageRun
+
+MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
+PAGE = ROOT / "docs" / "golden.md"
+TABLES: Mapping[Lane, str] = {
+    "onnx": "measured contexts",
+    "executorch": "measured programs",
+}
+
+MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own.npz"
+SUMS = "SHA256SUMS"
+
+AGE = "context-binary-newer"
+"""What `diagnose` says of the one refusal that is no fault: the runtime is older than the program."""
+
+Result = Literal["same", "differs", "refused"]
+Lane = Literal["onnx", "executorch"]
+
+
+class Golden(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    programs: tuple[str, ...] = Field(min_length=1)
+    executorch: tuple[str, ...] = Field(min_length=1)
+    """Programs of manifests/suites/compat.toml."""
+    least_sqnr_db: float = Field(gt=0)
+
+
+class RuntimeResult(Model):
+    """One program of one maker on one runtime."""
+
+    result: Result
+    message: str = ""
+    """The runtime's message, if it refused the program."""
+
+
+class MakerResult(Model):
+    sha256: str
+    """The digest of the context or the .pte."""
+    runtimes: dict[str, RuntimeResult]
+
+
+class Measured(Model):
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    programs: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
+    """Program → the build that made it → each runtime's result."""
+    executorch: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
+    """The same for .pte files: the executorch version that made it → the version whose runtime ran it."""
+
+    def lane(self, name: Lane) -> dict[str, dict[str, MakerResult]]:
+        return self.programs if name == "onnx" else self.executorch
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    qnn: str
+    variables: Mapping[str, str]
+
+
+def load_measured() -> Measured:
+    try:
+        return Measured.model_validate_json(MEASURED.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Measured(schema=1)
+    except ValidationError as error:
+        raise ManifestError(
+            MEASURED,
+            "(content)",
+            expected="what this command wrote",
+            found=f"{error.error_count()} differences",
+            remedy="nox -s test_golden -- --update",
+        ) from error
+
+
+def measure_all(
+    golden: Golden,
+    versions: Sequence[str],
+    selection: Selection,
+    folder: Path,
+    timeout: float,
+    environ: Mapping[str, str],
+    kept: Path | None = None,
+) -> dict[str, dict[str, MakerResult]]:
+    runtimes = [
+        Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
+        for build in reversed(chosen(versions))
+    ]
+    return {program: measure(program, runtimes, folder, golden, timeout, kept) for program in golden.programs}
+
+
+def measure(
+    program: str,
+    runtimes: Sequence[Runtime],
+    folder: Path,
+    golden: Golden,
+    timeout: float,
+    kept: Path | None = None,
+) -> dict[str, MakerResult]:
+    """Each build's result with the contexts of all. Contexts that are in `kept` are not compiled again."""
+    results: dict[str, MakerResult] = {}
+    for maker in runtimes:
+        place = folder / maker.qnn / program
+        context = place / "context" / MODEL
+        stored = kept / "onnx" / maker.qnn / program if kept else None
+        if not take(stored, place):
+            place.mkdir(parents=True)
+            _compile(program, maker, place, timeout)
+            _inputs(context, place)
+            own = _run(context, place / OWN, maker, place, timeout)
+            if own.result != "same":
+                raise EnvironmentLacking(
+                    f"{program}: QNN {maker.qnn} does not run what it compiled: {own.message}",
+                    remedy=f"read {place}",
+                )
+            keep(stored, place, ("context", INPUTS, OWN))
+        met: dict[str, RuntimeResult] = {}
+        for runtime in runtimes:
+            output = place / f"on-{runtime.qnn}.npz"
+            result = _run(context, output, runtime, place, timeout)
+            if result.result == "same":
+                result = held(_sqnr(place / OWN, output), golden)
+            met[runtime.qnn] = result
+        show(program, f"QNN {maker.qnn}", {qnn: each for qnn, each in met.items() if qnn != maker.qnn})
+        binary = next(iter(context.parent.glob("*.bin")), context)
+        results[maker.qnn] = MakerResult(sha256=hash_file(binary), runtimes=met)
+    return results
+
+
+def take(stored: Path | None, place: Path) -> bool:
+    """Copy what was kept of a program to `place`; False if nothing was."""
+    if stored is None or not stored.is_dir():
+        return False
+    try:
+        listed = (stored / SUMS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        listed = ""
+    if listed != (sums := _sums(stored)):
+        changed = {line.partition("  ")[2] for line in {*listed.splitlines()} ^ {*sums.splitlines()}}
+        raise CheckFailed(
+            f"{stored}: not what {SUMS} lists: {', '.join(sorted(changed))}",
+            remedy="take the files of the release again, or remove the folder: they are then made anew",
+        )
+    shutil.copytree(stored, place)
+    return True
+
+
+def keep(stored: Path | None, place: Path, names: Sequence[str]) -> None:
+    """Put these files and folders of `place` where the next run takes them from, all of them or none."""
+    if stored is None:
+        return
+    partial = stored.with_name(f"{stored.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name in names:
+        copy = shutil.copytree if (place / name).is_dir() else shutil.copyfile
+        copy(place / name, partial / name)
+    replace_text(partial / SUMS, _sums(partial))
+    partial.rename(stored)
+
+
+def _sums(folder: Path) -> str:
+    """As sha256sum prints them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
+    return "".join(f"{hash_file(path)}  {path.relative_to(folder)}\n" for path in files)
+
+
+def held(sqnr: float, golden: Golden) -> RuntimeResult:
+    if sqnr >= golden.least_sqnr_db:
+        return RuntimeResult(result="same")
+    return RuntimeResult(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+
+
+def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:
+    words = ", ".join(f"{runtime} {each.result}" for runtime, each in met.items())
+    sys.stderr.write(f"{program} of {maker}: {words}\n")
+
+
+def judge(
+    stage: StageRun,
+    results: Mapping[str, Mapping[str, MakerResult]],
+    agreed: Mapping[str, Mapping[str, MakerResult]],
+) -> None:
+    """An error for a program that ran before and does not any more, that a runtime no older than itself does
+    not run, or that a runtime refuses for another reason than its own age."""
+    counts = dict.fromkeys(("same", "differs", "refused"), 0)
+    for program, makers in results.items():
+        for maker, maker_result in makers.items():
+            known = agreed.get(program, {}).get(maker)
+            for runtime, met in maker_result.runtimes.items():
+                counts[met.result] += 1
+                before = known.runtimes.get(runtime) if known else None
+                if finding := _judged(f"{program} of {maker} on {runtime}", maker, runtime, before, met):
+                    stage.findings.append(finding)
+    stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in results.items()}}
+
+
+def _judged(
+    subject: str, maker: str, runtime: str, before: RuntimeResult | None, met: RuntimeResult
+) -> Finding | None:
+    if met.result == "same":
+        if before is None or before.result == "same":
+            return None
+        message = f"it runs now, and before it {_words(before)}"
+        return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --update")
+    if before is not None and before.result == "same":
+        message = f"it ran before, and now it {_words(met)}"
+        remedy = "compile the program again with the new build, or stay with the old runtime"
+        return Finding("golden-lost", Severity.ERROR, subject, message, remedy)
+    if met.result == "differs":
+        remedy = "compile the program again with the build that runs it"
+        return Finding("golden-differs", Severity.ERROR, subject, met.message, remedy)
+    if before is None and Version(runtime) >= Version(maker):
+        message = f"a runtime that is no older than the program does not run it: {met.message}"
+        remedy = "stay with the older runtime, or agree to it: nox -s test_golden -- --update"
+        return Finding("golden-lost", Severity.ERROR, subject, message, remedy)
+    known = nearest(met.message)
+    if known is None or known.id != AGE:
+        message = f"refused, and not for the age of the runtime: {met.message}"
+        remedy = (
+            "read its log below reports/golden/; if the message is new, add it to manifests/diagnose.toml"
+        )
+        return Finding("golden-unexplained", Severity.ERROR, subject, message, remedy)
+    return None
+
+
+def _words(met: RuntimeResult) -> str:
+    return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
+
+
+def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> None:
+    """Write the context that this build compiles from the suite's program to context/."""
+    _, _, soc = program.rpartition("/")
+    flags = ["-k", program, "--soc", soc, "--keep", "--reports", str(place / "compile")]
+    code = _process(["test_onnx", *flags], maker, place / "compile.log", timeout)
+    compiled = place / "compile" / "onnx" / program / "beside"
+    if not (compiled / MODEL).is_file():
+        raise EnvironmentLacking(
+            f"{program}: QNN {maker.qnn} compiled nothing ({code})", remedy=f"read {place / 'compile.log'}"
+        )
+    shutil.copytree(compiled, place / "context")
+
+
+def _inputs(context: Path, place: Path) -> None:
+    """Inputs that are the same for every build: from a seed, in the shapes of the context."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for name, tensor in read_model(context).inputs:
+        drawn = generator.standard_normal(tensor.shape)
+        arrays[name] = drawn.astype(tensor.dtype)
+    np.savez(place / INPUTS, **arrays)
+
+
+def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> RuntimeResult:
+    flags = ["--input", str(place / INPUTS), "--output", str(output), "--as-it-is"]
+    flags += ["--timeout", f"{timeout:g}"]
+    log = place / f"on-{runtime.qnn}.log"
+    code = _process(["onnx", "run", str(context), *flags], runtime, log, 2 * timeout)
+    if code == 0 and output.is_file():
+        return RuntimeResult(result="same")
+    text = log.read_text(encoding="utf-8", errors="replace")
+    line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
+    if code != CheckFailed.exit_code:
+        raise EnvironmentLacking(f"{context}: QNN {runtime.qnn}: {line}", remedy=f"read {log}")
+    return RuntimeResult(
+        result="refused", message=line.rpartition("cannot be loaded: ")[2].removeprefix("error: ")[:200]
+    )
+
+
+def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: float) -> int:
+    command = [sys.executable, "-m", "ci", *arguments]
+    return logged(command, log, runtime.variables, f"QNN {runtime.qnn}", timeout=timeout, cwd=ROOT)
+
+
+def _sqnr(reference: Path, other: Path) -> float:
+    import numpy as np
+
+    with np.load(reference) as wanted, np.load(other) as actual:
+        return sqnr({name: wanted[name] for name in wanted}, {name: actual[name] for name in actual})
+
+
+def sqnr(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
+    """In dB, the worst of all outputs; -infinite where one is absent or not finite."""
+    if wanted.keys() != actual.keys():
+        return -math.inf
+    try:
+        figures = compare([(name, array, actual[name]) for name, array in wanted.items()])
+    except Unusable:
+        return -math.inf
+    return figures["sqnr_db"]
+
+
+def write(agreed: Measured, results: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
+    programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in results}
+    for name, makers in results.items():
+        for maker, maker_result in makers.items():
+            before = programs.setdefault(name, {}).get(maker)
+            runtimes = {**(before.runtimes if before else {}), **maker_result.runtimes}
+            programs[name][maker] = MakerResult(sha256=maker_result.sha256, runtimes=runtimes)
+    measured = agreed.model_copy(update={"programs" if lane == "onnx" else "executorch": programs})
+    text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
+    replace_text(MEASURED, text)
+    replace_text(PAGE, with_table(PAGE, TABLES[lane], table_of(programs)))
+
+
+def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
+    """One row a maker, one column a runtime: the worst of all programs."""
+    makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
+    measured = [(maker, maker_result) for each in programs.values() for maker, maker_result in each.items()]
+    runtimes = sorted({name for _, maker_result in measured for name in maker_result.runtimes}, key=Version)
+    lines = ["| made by | " + " | ".join(f"on {name}" for name in runtimes) + " |"]
+    lines.append("| --- |" + " --- |" * len(runtimes))
+    order: Sequence[Result] = ("refused", "differs", "same")
+    marks = {"same": "runs", "differs": "**differs**", "refused": "refused"}
+    for maker in makers:
+        cells = []
+        for runtime in runtimes:
+            met = [
+                maker_result.runtimes[runtime].result
+                for name, maker_result in measured
+                if name == maker and runtime in maker_result.runtimes
+            ]
+            worst = next((result for result in order if result in met), None)
+            cells.append(marks[worst] if worst else "not measured")
+        lines.append(f"| {maker} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,69 @@
+"""`test_golden`: do programs of earlier QNN builds still load and run on later ones?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s test_golden
+  nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
+  nox -s test_golden -- --lane executorch
+  nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
+  nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/golden.md
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    repeatable(parser, "--qnn", "VERSION", "only this build of manifests/compat.toml [all]")
+    parser.add_argument(
+        "--lane",
+        choices=("onnx", "executorch"),
+        default="onnx",
+        help="context binaries by QNN builds, or .pte files by executorch versions [%(default)s]",
+    )
+    repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
+    parser.add_argument(
+        "--update", action="store_true", help="write what was measured to manifests/golden.json and docs"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="take the programs that lie there instead of compiling them; put the others there",
+    )
+    add_timeout(parser, "a step", 300)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upgrades.golden import executorch, stage
+    from provisioning.base.documents import load
+    from provisioning.base.findings import Artifact, Severity
+    from provisioning.base.stage_run import StageRun
+
+    wrong = args.qnn if args.lane == "executorch" else args.executorch
+    if wrong:
+        other = "--executorch" if args.lane == "executorch" else "--qnn"
+        raise UsageError(f"--lane {args.lane} has other versions", remedy=f"name them by {other}")
+    selection = selection_of(args)
+    kept = args.keep.absolute() if args.keep else None
+    run = StageRun.as_typed("test_golden", selection.profile, selection.target)
+    with run.reported(selection.reports, "golden-not-measured"):
+        golden, agreed = load(stage.MANIFEST, stage.Golden), stage.load_measured()
+        folder = Path(selection.reports).absolute() / "golden"
+        shutil.rmtree(folder, ignore_errors=True)
+        measure_all = stage.measure_all if args.lane == "onnx" else executorch.measure_all
+        versions = args.qnn or args.executorch
+        results = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
+        stage.judge(run, results, results if args.update else agreed.lane(args.lane))
+        run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
+        if args.update and not any(finding.severity is Severity.ERROR for finding in run.findings):
+            stage.write(agreed, results, args.lane)
+    return run.close(selection.reports)
