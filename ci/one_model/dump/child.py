@@ -60,7 +60,7 @@ def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
             f"{output.parent}: {error.strerror}", remedy="-o names another place"
         ) from error
     with folder as name:
-        module, arguments = f"ci.{lane}.dump", [kind, *arguments]
+        module, arguments = f"ci.lanes.{lane}.dump", [kind, *arguments]
         done = captured_module(module, arguments, environ, args.timeout, args.model, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):

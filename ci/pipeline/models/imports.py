@@ -14,7 +14,7 @@ from typing import Any
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.settings import ROOT
 
-OURS = tuple(f"{Path(__file__).parents[2] / name}/" for name in OWN_PACKAGES)
+OURS = tuple(f"{ROOT / name}/" for name in OWN_PACKAGES)
 
 _first: Path | None = None
 _end_sharing: Callable[[], None] | None = None
