@@ -83,7 +83,7 @@ def _model(name: str) -> Callable[[Path], None]:
 
 FILES: dict[str, Callable[[Path], object]] = {
     "net": _text(NET),
-    "net that QNN dies of": _model("recurrent"),
+    "net with an operator that stays on the CPU": _model("with_erf"),
     "net with a logarithm that the emulator computes wrongly": _model("logarithm"),
     "suite": _text(SUITE),
     "suite of ONNX": _text(SUITE.replace('scheme = "8a8w"', 'precision = "u8u8"')),
