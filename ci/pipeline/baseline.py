@@ -18,6 +18,7 @@ from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed, ManifestError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.rendering.text import plural
 from provisioning.base.settings import MANIFESTS
 
 DIRECTORY = MANIFESTS / "baselines"
@@ -139,7 +140,7 @@ class Baseline:
         programs = {n: each for n, each in updated.programs.items() if n.rpartition("/")[0] in runs}
         updated = replace(updated, programs=programs)
         updated.write()
-        sys.stderr.write(f"wrote {len(values)} programs to {updated.path}\n")
+        sys.stderr.write(f"wrote {plural(len(values), 'program')} to {updated.path}\n")
         return updated
 
     def with_reasons(self, figures: Mapping[str, Mapping[str, float]], reason: str, again: str) -> Baseline:

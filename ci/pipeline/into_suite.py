@@ -97,7 +97,8 @@ def suite_with(
     if name not in cases:
         cases[name] = tomlkit.table()
         cases[name].update(case)
-    for key, value in case.items():
+    # As a suite has them: a list for a tuple.
+    for key, value in tomlkit.item(dict(case)).unwrap().items():
         if cases[name].get(key) != value:
             raise UsageError(
                 f"{suite}: case.{name} is there with {key} = {cases[name].get(key)!r}, not {value!r}",

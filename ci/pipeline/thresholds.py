@@ -16,6 +16,7 @@ from ci.pipeline.accuracy import at_worst, rounded
 from ci.pipeline.suite import AnyProgram, Thresholds
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text
+from provisioning.base.rendering.text import plural
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
@@ -58,7 +59,7 @@ def update_suite(
         raise CheckFailed("; ".join(messages), remedy="; ".join(dict.fromkeys(fixes)))
     sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
     replace_text(path, rewritten(path.read_text(encoding="utf-8"), wanted))
-    sys.stderr.write(f"wrote thresholds of {len(wanted)} runs to {path}\n")
+    sys.stderr.write(f"wrote thresholds of {plural(len(wanted), 'run')} to {path}\n")
 
 
 def _is_measured(name: str, measured: Sequence[Mapping[str, float]]) -> bool:

@@ -70,13 +70,14 @@ def _checkpoint(path: Path) -> None:
     write_checkpoint(path)
 
 
-def _model(name: str) -> Callable[[Path], None]:
-    """One of tests/support/lowering_models.py, which `make` makes."""
+def _model(name: str, read: str = "") -> Callable[[Path], None]:
+    """One of tests/support/lowering_models.py, which `make` makes after it has read a file beside it."""
 
     def write(path: Path) -> None:
         shutil.copyfile(ROOT / "tests/support/lowering_models.py", path)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"\n\nmake = {name}\n")
+            reading = f"open({read!r}).close()" if read else "pass"
+            file.write(f"\n\ndef make():\n    {reading}\n    return {name}()\n")
 
     return write
 
@@ -84,7 +85,8 @@ def _model(name: str) -> Callable[[Path], None]:
 FILES: dict[str, Callable[[Path], object]] = {
     "net": _text(NET),
     "net with an operator that stays on the CPU": _model("with_erf"),
-    "net with a logarithm that the emulator computes wrongly": _model("logarithm"),
+    "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
+    "number": _text("1"),
     "suite": _text(SUITE),
     "suite of ONNX": _text(SUITE.replace('scheme = "8a8w"', 'precision = "u8u8"')),
     "program of torch.export": _exported,

@@ -46,6 +46,14 @@ def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
     assert (program.name, program.run.cpu_nodes) == ("net/16a8w/SM8750", ("x",))
 
 
+def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:
+    suite, case = tmp_path / "models.toml", {"model": "net.onnx", "dimensions": {"x": (1, 3, 64, 64)}}
+    for _ in range(2):
+        text, number = suite_with(suite, "net", case, "precision", str, {"precision": "fp16"}, ["SM8650"])
+        suite.write_text(text)
+        assert number == 0 and "x = [1, 3, 64, 64]" in text
+
+
 def test_an_authors_suite_keeps_everything_but_the_run_that_is_the_same(tmp_path: Path) -> None:
     suite = tmp_path / "models.toml"
     suite.write_text(AUTHORS)

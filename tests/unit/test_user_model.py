@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ci.pipeline.models.user_model import user_model
+from ci.lanes.executorch.user_program import program_of
+from ci.pipeline.models.user_model import user_model, where_paths_begin
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.settings import Selection
 
 
 @pytest.fixture
@@ -68,3 +72,32 @@ def test_a_precision_of_one_lane_alone_is_refused_in_the_other() -> None:
     ):
         with pytest.raises(UsageError):
             refused()
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (lambda: open("width.txt"), True),
+        (lambda: open(b"width.txt"), True),
+        (lambda: open("/nowhere/width.txt"), False),
+        (lambda: subprocess.run(["no-such-program"], check=False), False),
+    ],
+    ids=["relative", "in bytes", "absolute", "a program"],
+)
+def test_where_paths_begin_is_told_of_relative_files_alone(found: Callable[[], object], told: bool) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        found()
+    assert bool(where_paths_begin(error.value)) == told
+
+
+def test_relative_paths_of_a_single_model_begin_where_its_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "net.py").write_text("def make(): ...")
+    monkeypatch.chdir(tmp_path)
+    named = user_model("models/net.py:make", tmp_path)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
+    assert program_of(named, "fp16", "SM8650", selection).working_folder == tmp_path
+    in_suite = program_of(named, "fp16", "SM8650", selection, suite=tmp_path / "models" / "suite.toml")
+    assert in_suite.working_folder == tmp_path / "models"

@@ -191,5 +191,7 @@ def _run(
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    answer = _search(json.loads((place / "order.json").read_text(encoding="utf-8")), place)
+    order = json.loads((place / "order.json").read_text(encoding="utf-8"))
+    os.chdir(order["working_folder"])
+    answer = _search(order, place)
     (place / "answer.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -241,7 +241,7 @@ def make_plain(model: onnx.ModelProto) -> bool:
 
 
 def _fold_constants(graph: onnx.GraphProto) -> bool:
-    """A Constant that is an output of the graph stays a node, and so does one of text or without zeros."""
+    """A Constant that is an output of the graph stays a node, and so does one of text or a sparse one."""
     outputs = {value.name for value in graph.output}
     kept, before = [], len(graph.node)
     for node in graph.node:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -30,12 +32,22 @@ class BadFactory(Exception):
 
 def where_paths_begin(error: Exception) -> str:
     """A remedy for user code that did not find a file by a relative path; empty for other errors."""
-    if not isinstance(error, FileNotFoundError) or not error.filename or Path(error.filename).is_absolute():
+    if not isinstance(error, FileNotFoundError) or not error.filename or _is_of_subprocess(error):
+        return ""
+    if Path(os.fsdecode(error.filename)).is_absolute():
         return ""
     return (
         f"put it below {Path.cwd()}, where relative paths begin: the suite's folder, or yours for a single"
         " model; Path(__file__).parent is the module's own"
     )
+
+
+def _is_of_subprocess(error: Exception) -> bool:
+    """Whether a program was not found, which is searched on PATH."""
+    last = None
+    for last, _ in walk_tb(error.__traceback__):
+        pass
+    return last is not None and last.f_globals.get("__name__") == "subprocess"
 
 
 @dataclass(frozen=True, slots=True)
