@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -77,9 +78,9 @@ def test_a_precision_of_one_lane_alone_is_refused_in_the_other() -> None:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (lambda: open("width.txt"), True),
-        (lambda: open(b"width.txt"), True),
-        (lambda: open("/nowhere/width.txt"), False),
+        (lambda: Path("width.txt").read_text(), True),
+        (lambda: os.open(b"width.txt", os.O_RDONLY), True),
+        (lambda: Path("/nowhere/width.txt").read_text(), False),
         (lambda: subprocess.run(["no-such-program"], check=False), False),
     ],
     ids=["relative", "in bytes", "absolute", "a program"],

@@ -44,10 +44,8 @@ def where_paths_begin(error: Exception) -> str:
 
 def _is_of_subprocess(error: Exception) -> bool:
     """Whether a program was not found, which is searched on PATH."""
-    last = None
-    for last, _ in walk_tb(error.__traceback__):
-        pass
-    return last is not None and last.f_globals.get("__name__") == "subprocess"
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__") == "subprocess"
 
 
 @dataclass(frozen=True, slots=True)
