@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.pipeline.profile import Cost, Measured, OnCpu
@@ -209,11 +210,17 @@ HOSTILE = st.one_of(
 )
 
 
+def harmless(text: str) -> str:
+    """Letters in its place: a dot still divides names of modules."""
+    return re.sub(r"[^\s.]", "x", text)
+
+
 @given(HOSTILE)
+@example(".0")
 def test_a_text_in_any_place_is_never_markup(text: str) -> None:
     page = html(with_text_everywhere(text), Path())
     shown = read_page(page)
-    assert structure_of(shown) == structure_of(read_page(html(with_text_everywhere("x"), Path())))
+    assert structure_of(shown) == structure_of(read_page(html(with_text_everywhere(harmless(text)), Path())))
     assert visible(page) == page
     places = {each.get("id") for each in shown.iter()}
     # Nothing but places of the page itself, or files beside it by a quoted name.
@@ -256,7 +263,7 @@ def test_names_of_a_profiled_model_are_never_markup(text: str) -> None:
         costs = [Cost("add" + name, 1, 1.0, 0.5, 1.0, line="net.py:1" + name, module="(top)" + name)]
         return profile_page("net" + name, Measured(costs, [OnCpu("mul" + name, 1, 1)]))
 
-    assert structure_of(read_page(page(text))) == structure_of(read_page(page("x")))
+    assert structure_of(read_page(page(text))) == structure_of(read_page(page(harmless(text))))
     assert "//" not in page("x")
 
 
