@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Sequence
@@ -25,6 +24,20 @@ TARGETS = ("aarch64-android", "aarch64-linux", WINDOWS)
 
 
 @dataclass(frozen=True, slots=True)
+class BundleOptions:
+    """What `bundle` was asked for; None where the user left the choice to us."""
+
+    models: Sequence[Path]
+    files: Sequence[Path]
+    dist: Path | None
+    runner: str | None
+    lpai: bool
+    signed: Path | None
+    root: Path | None
+    output: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """What the models need on the device, before it is checked."""
 
@@ -36,27 +49,27 @@ class Draft:
     """Of run.sh, where they are always the same."""
 
 
-def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> None:
     """Write the bundle, unless a check finds an error."""
     target = selection.target
     if target not in TARGETS:
         raise UsageError(f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {target}")
     soc = soc_named(selection.soc)
     if target == WINDOWS:
-        draft = _windows(args, selection, soc)
-    elif any(path.is_dir() for path in args.models):
-        draft = _dialog(args, selection, soc)
+        draft = _windows(options, selection, soc)
+    elif any(path.is_dir() for path in options.models):
+        draft = _dialog(options, selection, soc)
     else:
-        draft = _programs(args, selection, soc)
-    items = [*draft.items, *contents.file_items(args.file)]
+        draft = _programs(options, selection, soc)
+    items = [*draft.items, *contents.file_items(options.files)]
     stage.findings += checks.check(items, draft.models, target, selection.soc, soc)
     if signed := [item.path for item in items if item.kind == _signed_kind(items)]:
-        stage.findings += signature_findings(signed, args.root)
+        stage.findings += signature_findings(signed, options.root)
     build_id = checks.sdk_build(items)
     stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
-    into = (args.output or ROOT / "dist" / "bundles" / f"{target}-{selection.soc}").absolute()
+    into = (options.output or ROOT / "dist" / "bundles" / f"{target}-{selection.soc}").absolute()
     bundle = write(items, into, selection, build_id, draft)
     stage.artifacts += [
         Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
@@ -72,35 +85,35 @@ def _sdk(selection: Selection) -> Path:
     return resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
 
 
-def _programs(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
+def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     """Programs, and ExecuTorch's runner."""
-    if args.root and not args.lpai:
+    if options.root and not options.lpai:
         raise UsageError("--root is about LPAI's skel, and --lpai is missing", remedy="add --lpai")
-    if args.root and not args.root.is_file():
-        raise UsageError(f"--root {args.root}: there is no such file", remedy="name the root certificate")
-    models = contents.read_models(args.models)
-    dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
-    runner = args.runner or RUNNER.name
+    if options.root and not options.root.is_file():
+        raise UsageError(f"--root {options.root}: there is no such file", remedy="name the root certificate")
+    models = contents.read_models(options.models)
+    dist = options.dist.absolute() if options.dist else ROOT / "dist" / selection.target
+    runner = options.runner or RUNNER.name
     items = list(contents.built_items(dist, selection.target, runner))
     # Models may be added to a bundle later.
-    if args.lpai or not models or any(model.for_qnn for model in models):
+    if options.lpai or not models or any(model.for_qnn for model in models):
         sdk = _sdk(selection)
         online = any(model.online for model in models)
         gpu = any("gpu" in model.processors for model in models)
         items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
-        if args.lpai:
-            signed = args.signed.absolute() if args.signed else ROOT / "dist" / "overlay"
+        if options.lpai:
+            signed = options.signed.absolute() if options.signed else ROOT / "dist" / "overlay"
             items += contents.lpai_items(sdk, selection, soc, signed)
     items += [Item("model", model.path, f"models/{model.path.name}") for model in models]
     return Draft(items, models, runner)
 
 
-def _dialog(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
+def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     """A language model, and Genie, which runs it."""
-    _refuse_runner(args, "a language model, which Genie runs")
-    if len(args.models) > 1:
+    _refuse_runner(options, "a language model, which Genie runs")
+    if len(options.models) > 1:
         raise UsageError("a language model is bundled alone", remedy="name one folder")
-    sdk, [folder] = _sdk(selection), args.models
+    sdk, [folder] = _sdk(selection), options.models
     items = list(contents.dialog_items(folder))
     models = contents.read_models([item.path for item in items if item.kind == "context"])
     items += contents.qnn_items(sdk, selection.target, soc)
@@ -108,16 +121,22 @@ def _dialog(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
     return Draft(items, models, contents.SPEAKER, f"-c {contents.DIALOG} -p 'The answer is'")
 
 
-def _windows(args: argparse.Namespace, selection: Selection, soc: Soc) -> Draft:
+def _windows(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     """The folder that an application with ONNX Runtime ships."""
-    _refuse_runner(args, f"{WINDOWS}, where the application itself is the runner")
-    models = contents.windows_models(args.models)
+    _refuse_runner(options, f"{WINDOWS}, where the application itself is the runner")
+    models = contents.windows_models(options.models)
     return Draft(list(contents.windows_items(_sdk(selection), soc, models)), models)
 
 
-def _refuse_runner(args: argparse.Namespace, what: str) -> None:
-    flags = ("lpai", "root", "runner", "dist", "signed")
-    if named := [f"--{name}" for name in flags if getattr(args, name)]:
+def _refuse_runner(options: BundleOptions, what: str) -> None:
+    flags = {
+        "--lpai": options.lpai,
+        "--root": options.root,
+        "--runner": options.runner,
+        "--dist": options.dist,
+        "--signed": options.signed,
+    }
+    if named := [flag for flag, value in flags.items() if value]:
         raise UsageError(f"{', '.join(named)}: not for {what}", remedy=f"leave out {' '.join(named)}")
 
 

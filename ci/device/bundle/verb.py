@@ -45,15 +45,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.device.bundle.assemble import assemble
+    from ci.device.bundle.assemble import BundleOptions, assemble
     from provisioning.base.disk import disk_errors
     from provisioning.base.stage_run import StageRun
 
+    options = BundleOptions(
+        models=args.models,
+        files=args.file,
+        dist=args.dist,
+        runner=args.runner,
+        lpai=args.lpai,
+        signed=args.signed,
+        root=args.root,
+        output=args.output,
+    )
     selection = selection_of(args)
     stage = StageRun.as_typed("bundle", selection.profile, selection.target)
     with (
         stage.reported(selection.reports, "bundle", selection.soc),
         disk_errors("choose another folder with --output"),
     ):
-        assemble(args, selection, stage)
+        assemble(options, selection, stage)
     return stage.close(selection.reports)
