@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,7 +26,6 @@ from ci.engine.memo import Entry, Memo, Miss
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
-from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import (
@@ -36,7 +34,6 @@ from provisioning.base.settings import (
     ROOT,
     Selection,
     outputs_path,
-    selection_of,
 )
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
@@ -109,28 +106,27 @@ class RunnerPlan:
         }
 
 
-def run(args: argparse.Namespace) -> int:
-    from provisioning.manifest import load_profile
-
-    selection = selection_of(args)
-    stage = StageRun.as_typed("build_runner", selection.profile, selection.target)
-    reported = stage.reported(selection.reports, "runner-build", selection.target)
-    with reported, disk_errors("choose other folders with --build-dir and --output"):
-        plan = plan_of(args, selection)
-        if args.dry_run:
-            sys.stdout.write(_described(plan))
-            return 0
-        qemu = None if plan.target == DEFAULT_TARGET else find_program("qemu-aarch64")
-        glibc = args.glibc or load_profile(selection.profile).host["glibc"].floor
-        if build(plan, stage, glibc, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean):
-            if qemu is None:
-                stage.metrics["backends"] = _backends(plan.dist / RUNNER)
-            else:
-                _compare_with_this_machine(plan, _plan_here(args, selection), qemu, stage, glibc)
-    return stage.close(selection.reports)
+def build_and_try(
+    plan: RunnerPlan, selection: Selection, stage: StageRun, glibc: str, *, jobs: int, clean: bool
+) -> None:
+    """Build the runner, and run it: another machine's in QEMU, compared with the same for this machine."""
+    qemu = None if plan.target == DEFAULT_TARGET else find_program("qemu-aarch64")
+    if build(plan, stage, glibc, jobs=jobs, clean=clean):
+        if qemu is None:
+            stage.metrics["backends"] = _backends(plan.dist / RUNNER)
+        else:
+            _compare_with_this_machine(plan, _plan_here(selection, plan.remap), qemu, stage, glibc)
 
 
-def plan_of(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
+def plan_of(
+    selection: Selection,
+    *,
+    executorch: Path | None = None,
+    build_type: str = RUNNER_BUILD_TYPES[0],
+    build_dir: Path | None = None,
+    output: Path | None = None,
+    remap: Sequence[str] = (),
+) -> RunnerPlan:
     from provisioning.manifest import load_profile
 
     target = selection.target
@@ -139,24 +135,24 @@ def plan_of(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
             f"--target: expected {' or '.join(TARGETS)}, found {target}",
             remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
         )
-    for pair in args.remap:
+    for pair in remap:
         if "=" not in pair or ";" in pair:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
-    if args.output:
-        refuse_foreign(args.output, str(RUNNER), "--output", FOLDERS)
-    if args.build_dir:
-        refuse_foreign(args.build_dir, RECORD, "--build-dir")
-    suffix = "" if args.build_type == RUNNER_BUILD_TYPES[0] else f"-{args.build_type}"
+    if output:
+        refuse_foreign(output, str(RUNNER), "--output", FOLDERS)
+    if build_dir:
+        refuse_foreign(build_dir, RECORD, "--build-dir")
+    suffix = "" if build_type == RUNNER_BUILD_TYPES[0] else f"-{build_type}"
     return RunnerPlan(
         target=target,
-        build_type=args.build_type,
-        executorch=find_executorch(args.executorch, selection),
+        build_type=build_type,
+        executorch=find_executorch(executorch, selection),
         compiler=find_compiler() if target == DEFAULT_TARGET else find_program("aarch64-linux-gnu-g++"),
         cmake=find_cmake(load_profile(selection.profile).host["cmake"].floor),
         ninja=find_ninja(),
-        remap=tuple(args.remap),
-        folder=(args.build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
-        dist=(args.output or outputs_path() / "dist" / target).absolute(),
+        remap=tuple(remap),
+        folder=(build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
+        dist=(output or outputs_path() / "dist" / target).absolute(),
         store=selection.store,
     )
 
@@ -209,7 +205,7 @@ def _package(root: Path) -> Executorch:
     return Executorch(root, version.group(1) if version else "unknown")
 
 
-def _described(plan: RunnerPlan) -> str:
+def described(plan: RunnerPlan) -> str:
     entry = _memo(plan).find(plan.subject, plan.key())
     if isinstance(entry, Miss):
         state = f"to be built: {entry.why}"
@@ -345,14 +341,12 @@ def _backends(runner: Path) -> list[Metric]:
     return [*backends.group(1).split()]
 
 
-def _plan_here(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
+def _plan_here(selection: Selection, remap: Sequence[str]) -> RunnerPlan:
     """The plan of the same runner for this machine, to compare another machine's outputs with."""
     # Do not overwrite a build from source in dist/: it has a backend beside its runner.
     from_source = (outputs_path() / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
     aside = outputs_path() / "build" / "runner" / "dist" if from_source else None
-    changed = {"executorch": None, "output": aside, "build_dir": None, "build_type": RUNNER_BUILD_TYPES[0]}
-    here = argparse.Namespace(**{**vars(args), **changed})
-    return plan_of(here, replace(selection, target=DEFAULT_TARGET))
+    return plan_of(replace(selection, target=DEFAULT_TARGET), output=aside, remap=remap)
 
 
 def _compare_with_this_machine(

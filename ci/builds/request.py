@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.builds import toolchain
@@ -33,50 +32,69 @@ HEADER = Path("include/QNN/QnnInterface.h")
 LAUNCHERS = ("ccache", "sccache")
 
 
-def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:
-    if args.build_dir:
-        refuse_foreign(args.build_dir, RECORD, "--build-dir")
-    if args.output:
-        refuse_foreign(args.output, str(RUNNER), "--output", OURS)
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What a build from source was asked for; None where the user left the choice to us."""
+
+    executorch: Path | None
+    build_type: str
+    jobs: int | None
+    clean: bool
+    build_dir: Path | None
+    output: Path | None
+    glibc: str | None
+    cmake_arguments: Sequence[str]
+    target_only: bool
+    install: bool
+    compiler: str | None
+    sysroot: Path | None
+    toolchain_file: Path | None
+
+
+def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:
+    if options.build_dir:
+        refuse_foreign(options.build_dir, RECORD, "--build-dir")
+    if options.output:
+        refuse_foreign(options.output, str(RUNNER), "--output", OURS)
         if selection.target == DEFAULT_TARGET:
-            refuse_foreign(args.output / overlay.FOLDER, overlay.DESCRIPTION, "--output")
+            refuse_foreign(options.output / overlay.FOLDER, overlay.DESCRIPTION, "--output")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
-    needs = tuple(_needs(args, recipe))
+    needs = tuple(_needs(options, recipe))
     _check_headers(profile, selection, environ, needs)
     environment = resolve(selection, environ, needs=needs)
     environment.explain()
-    suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
+    suffix = "" if options.build_type == "RelWithDebInfo" else f"-{options.build_type}"
     launcher = next((path for name in LAUNCHERS if (path := shutil.which(name))), None)
     tree = open_tree(
-        args.executorch.absolute() if args.executorch else environment.root(EXECUTORCH_SOURCE).path
+        options.executorch.absolute() if options.executorch else environment.root(EXECUTORCH_SOURCE).path
     )
     return SourcePlan(
         target=selection.target,
         recipe=for_tree(recipe, tree.root),
         tree=tree,
         sdk=sdk_at(environment.root(QNN_SDK).path),
-        toolchain=_toolchain(args, recipe, environment, environ),
+        toolchain=_toolchain(options, recipe, environment, environ),
         cmake=find_cmake(profile.host["cmake"].floor),
         ninja=find_ninja(),
         python=Path(sys.executable),
         python_identity=f"{sys.implementation.cache_tag} {platform.python_version()} at {sys.executable}",
-        build_type=args.build_type,
+        build_type=options.build_type,
         launcher=Path(launcher) if launcher else None,
-        extra=tuple(args.cmake_arg),
-        jobs=args.jobs or default_jobs(),
+        extra=tuple(options.cmake_arguments),
+        jobs=options.jobs or default_jobs(),
         root=(
-            args.build_dir or outputs_path() / "build" / "executorch" / f"{selection.target}{suffix}"
+            options.build_dir or outputs_path() / "build" / "executorch" / f"{selection.target}{suffix}"
         ).absolute(),
-        dist=(args.output or outputs_path() / "dist" / selection.target).absolute(),
+        dist=(options.output or outputs_path() / "dist" / selection.target).absolute(),
     )
 
 
-def _needs(args: argparse.Namespace, recipe: Recipe) -> Iterator[str]:
+def _needs(options: BuildOptions, recipe: Recipe) -> Iterator[str]:
     yield QNN_SDK
     if recipe.toolchain == "ndk":
         yield ANDROID_NDK
-    if not args.executorch:
+    if not options.executorch:
         yield EXECUTORCH_SOURCE
 
 
@@ -155,10 +173,10 @@ def notes_of(plan: SourcePlan, profile: Profile) -> list[Finding]:
 
 
 def _toolchain(
-    args: argparse.Namespace, recipe: Recipe, environment: Environment, environ: Mapping[str, str]
+    options: BuildOptions, recipe: Recipe, environment: Environment, environ: Mapping[str, str]
 ) -> Toolchain:
     if recipe.toolchain == "ndk":
         return toolchain.ndk(environment.root(ANDROID_NDK).path)
     if recipe.toolchain == "cross":
-        return toolchain.cross(recipe, environ, args.compiler, args.sysroot, args.toolchain_file)
+        return toolchain.cross(recipe, environ, options.compiler, options.sysroot, options.toolchain_file)
     return toolchain.host(environ)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 from ci.builds.verb import RUNNER_BUILD_TYPES, add_build_flags
 from provisioning.base.command_line import repeatable
+from provisioning.base.settings import selection_of
 
 EXAMPLES = """\
   python -m ci build_runner
@@ -28,6 +31,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.builds import emulator_runner
+    from ci.builds.emulator_runner import build_and_try, described, plan_of
+    from provisioning.base.disk import disk_errors
+    from provisioning.base.stage_run import StageRun
+    from provisioning.manifest import load_profile
 
-    return emulator_runner.run(args)
+    selection = selection_of(args)
+    stage = StageRun.as_typed("build_runner", selection.profile, selection.target)
+    with (
+        stage.reported(selection.reports, "runner-build", selection.target),
+        disk_errors("choose other folders with --build-dir and --output"),
+    ):
+        plan = plan_of(
+            selection,
+            executorch=args.executorch,
+            build_type=args.build_type,
+            build_dir=args.build_dir,
+            output=args.output,
+            remap=args.remap,
+        )
+        if args.dry_run:
+            sys.stdout.write(described(plan))
+            return 0
+        glibc = args.glibc or load_profile(selection.profile).host["glibc"].floor
+        jobs = args.jobs or os.cpu_count() or 1
+        build_and_try(plan, selection, stage, glibc, jobs=jobs, clean=args.clean)
+    return stage.close(selection.reports)

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ci.builds import link_tree, loadable
 from ci.builds.cmake import STEERING
 from ci.builds.install import assemble, collect, describe, patterns, strip_program
 from ci.builds.output_folders import BILL_OF_MATERIALS, alone_in, part_of, replace_build
-from ci.builds.request import notes_of, plan_of
+from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
 from ci.builds.tree import adaptors
 from ci.engine.dist import MANIFEST
 from provisioning import overlay
 from provisioning.base.commands import quoted
-from provisioning.base.disk import disk_errors
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.manifest import load_profile
-
-
-def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
-
-    for named in args.target or ():
-        if named != target:
-            raise UsageError(f"{stage_name} builds for {target}, not for {named}")
-    selection = replace(selection_of(args), target=target)
-    if args.dry_run:
-        sys.stdout.write(script(plan_of(args, selection, os.environ), target_only=args.target_only))
-        return 0
-    stage = StageRun.as_typed(stage_name, selection.profile, target)
-    with (
-        stage.reported(selection.reports, "build", target),
-        disk_errors("choose other folders with --build-dir and --output"),
-    ):
-        _build(args, selection, stage)
-    return stage.close(selection.reports)
 
 
 def script(plan: SourcePlan, *, target_only: bool) -> str:
@@ -68,9 +47,9 @@ def script(plan: SourcePlan, *, target_only: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
-    plan = plan_of(args, selection, os.environ)
-    if plan.target == DEFAULT_TARGET and args.install:
+def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
+    plan = plan_of(options, selection, os.environ)
+    if options.install:
         _may_install(plan, selection)
     profile = load_profile(selection.profile)
     stage.findings += notes_of(plan, profile)
@@ -83,13 +62,13 @@ def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> N
         "jobs": plan.jobs,
     }
     with alone_in(plan.root, "build"):
-        _compile(plan, stage, clean=args.clean)
+        _compile(plan, stage, clean=options.clean)
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
-            floor = args.glibc or profile.host["glibc"].floor
-            built = _put_into_dist(plan, stage, floor, args.target_only, selection)
+            floor = options.glibc or profile.host["glibc"].floor
+            built = _put_into_dist(plan, stage, floor, options.target_only, selection)
             if built and plan.target == DEFAULT_TARGET:
-                put_into_python(plan, stage, install=args.install, target_only=args.target_only)
+                put_into_python(plan, stage, install=options.install, target_only=options.target_only)
 
 
 def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:

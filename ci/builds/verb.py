@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provisioning.base.command_line import count, repeatable
-from provisioning.base.settings import DEFAULT_TARGET, add_selection
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import DEFAULT_TARGET, add_selection, selection_of
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
 RUNNER_BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
@@ -73,6 +77,7 @@ class SourceBuild:
         parser.add_argument(
             "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
         )
+        parser.set_defaults(install=False, compiler=None, sysroot=None, toolchain_file=None)
         if self.target == DEFAULT_TARGET:
             parser.add_argument(
                 "--install",
@@ -97,8 +102,40 @@ class SourceBuild:
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.builds import source
+        from ci.builds.request import BuildOptions, plan_of
+        from provisioning.base.disk import disk_errors
+        from provisioning.base.stage_run import StageRun
 
-        return source.run(args, self.name, self.target)
+        for named in args.target or ():
+            if named != self.target:
+                raise UsageError(f"{self.name} builds for {self.target}, not for {named}")
+        options = BuildOptions(
+            executorch=args.executorch,
+            build_type=args.build_type,
+            jobs=args.jobs,
+            clean=args.clean,
+            build_dir=args.build_dir,
+            output=args.output,
+            glibc=args.glibc,
+            cmake_arguments=args.cmake_arg,
+            target_only=args.target_only,
+            install=args.install,
+            compiler=args.compiler,
+            sysroot=args.sysroot,
+            toolchain_file=args.toolchain_file,
+        )
+        selection = replace(selection_of(args), target=self.target)
+        if args.dry_run:
+            plan = plan_of(options, selection, os.environ)
+            sys.stdout.write(source.script(plan, target_only=options.target_only))
+            return 0
+        stage = StageRun.as_typed(self.name, selection.profile, self.target)
+        with (
+            stage.reported(selection.reports, "build", self.target),
+            disk_errors("choose other folders with --build-dir and --output"),
+        ):
+            source.build(options, selection, stage)
+        return stage.close(selection.reports)
 
 
 X86 = SourceBuild("build_x86", "x86_64-linux")

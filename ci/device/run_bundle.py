@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import tempfile
@@ -34,6 +33,25 @@ SOC_ID = "/sys/devices/soc0/soc_id"
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """What `run_device` was asked for; None where the user left the choice to us."""
+
+    bundle: Path | None
+    serial: str | None
+    ssh: str | None
+    ssh_config: Path | None
+    device_dir: str | None
+    wait: float
+    wrap: str
+    model: str | None
+    inputs: Path | None
+    runner_arguments: Sequence[str]
+    timeout: float
+    push_only: bool
+    output: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     bundle: Bundle
     folder: Path
@@ -43,18 +61,18 @@ class Job:
     into: Path
 
 
-def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
-    job = _job(args, selection)
+def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) -> None:
+    job = _job(options, selection)
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
-    with _device(args, job.bundle) as device, claim.claimed(device, job.where, wait=args.wait):
+    with _device(options, job.bundle) as device, claim.claimed(device, job.where, wait=options.wait):
         if finding := wrong_chip(device, job.bundle.soc):
             stage.findings.append(finding)
             if finding.severity is Severity.ERROR:
                 return
-        _push(device, job, args.inputs, stage)
-        if not args.push_only:
-            _run(device, job, args, stage)
+        _push(device, job, options.inputs, stage)
+        if not options.push_only:
+            _run(device, job, stage, wrapper=options.wrap, seconds=options.timeout)
 
 
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
@@ -81,15 +99,15 @@ def wrong_chip(device: Device, wanted: str) -> Finding | None:
     )
 
 
-def _job(args: argparse.Namespace, selection: Selection) -> Job:
+def _job(options: DeviceOptions, selection: Selection) -> Job:
     """The job. Everything that can be refused is refused before anything is sent."""
-    folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.named_socs)
+    folder = options.bundle or the_bundle(BUNDLES, _kind(options, selection), selection.named_socs)
     bundle = read_bundle(folder)
-    where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
+    where = options.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
     if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
         raise UsageError(f"--device-dir: expected a folder from / on without quotes or `;`, found {where!r}")
-    flags = () if args.push_only else _flags(args, bundle)
-    return Job(bundle, folder, where, flags, (args.output or selection.reports / "device").absolute())
+    flags = () if options.push_only else _flags(options, bundle)
+    return Job(bundle, folder, where, flags, (options.output or selection.reports / "device").absolute())
 
 
 def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
@@ -109,12 +127,12 @@ def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
     )
 
 
-def _kind(args: argparse.Namespace, selection: Selection) -> str:
+def _kind(options: DeviceOptions, selection: Selection) -> str:
     """The target that the user named, or that --ssh or --serial implies; empty for any."""
     if selection.named_targets:
         return selection.target
     return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
-        (bool(args.ssh), bool(args.serial)), ""
+        (bool(options.ssh), bool(options.serial)), ""
     )
 
 
@@ -131,9 +149,9 @@ def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> Non
     }
 
 
-def _run(device: Device, job: Job, args: argparse.Namespace, stage: StageRun) -> None:
+def _run(device: Device, job: Job, stage: StageRun, *, wrapper: str, seconds: float) -> None:
     try:
-        ran = session.run(device, job.where, job.flags, wrapper=args.wrap, seconds=args.timeout)
+        ran = session.run(device, job.where, job.flags, wrapper=wrapper, seconds=seconds)
     except transport.Lost as lost:
         _keep(job.into / "run.log", lost.out, "log", stage)
         raise
@@ -143,25 +161,25 @@ def _run(device: Device, job: Job, args: argparse.Namespace, stage: StageRun) ->
     stage.artifacts += [Artifact.of("output", path) for path in outputs]
     stage.metrics["outputs"] = len(outputs)
     if ran.code != 0:
-        _explain(ran, device, job.into, stage, args.timeout)
+        _explain(ran, device, job.into, stage, seconds)
 
 
-def _device(args: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[Device]:
-    if args.ssh:
-        if args.serial:
+def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[Device]:
+    if options.ssh:
+        if options.serial:
             raise UsageError("--serial is for adb, --ssh is not: give one of them")
-        return transport.ssh(args.ssh, args.ssh_config)
-    if bundle.target != "aarch64-android" and not args.serial:
+        return transport.ssh(options.ssh, options.ssh_config)
+    if bundle.target != "aarch64-android" and not options.serial:
         raise UsageError(
             f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",
             remedy="--ssh USER@HOST; a Linux device that speaks adb is named with --serial",
         )
-    return transport.adb(args.serial)
+    return transport.adb(options.serial)
 
 
-def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
+def _flags(options: DeviceOptions, bundle: Bundle) -> tuple[str, ...]:
     models = {Path(place).name: place for place in bundle.models}
-    name = args.model or (next(iter(models)) if len(models) == 1 else None)
+    name = options.model or (next(iter(models)) if len(models) == 1 else None)
     if name is None or name not in models:
         names = ", ".join(models) or "none"
         raise UsageError(
@@ -170,14 +188,14 @@ def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
     flags = ["--model_path", models[name]]
     if bundle.runner == RUNNER.name:
         flags += ["--output_folder_path", session.OUTPUTS]
-        if args.inputs:
+        if options.inputs:
             flags += ["--input_list_path", session.INPUT_LIST]
-    elif args.inputs:
+    elif options.inputs:
         raise UsageError(
             f"--inputs: lists are read by {RUNNER.name}, and the bundle's runner is {bundle.runner}",
             remedy="give it its own arguments with --runner-arg",
         )
-    return (*flags, *args.runner_arg)
+    return (*flags, *options.runner_arguments)
 
 
 def _explain(ran: session.RunResult, device: Device, into: Path, stage: StageRun, seconds: float) -> None:

@@ -56,12 +56,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.device.run_bundle import run_bundle
+    from ci.device.run_bundle import DeviceOptions, run_bundle
     from provisioning.base.stage_run import StageRun
 
+    options = DeviceOptions(
+        bundle=args.bundle,
+        serial=args.serial,
+        ssh=args.ssh,
+        ssh_config=args.ssh_config,
+        device_dir=args.device_dir,
+        wait=args.wait,
+        wrap=args.wrap,
+        model=args.model,
+        inputs=args.inputs,
+        runner_arguments=args.runner_arg,
+        timeout=args.timeout,
+        push_only=args.push_only,
+        output=args.output,
+    )
     selection = selection_of(args)
     stage = StageRun.as_typed("run_device", selection.profile, selection.target)
-    name = args.ssh or args.serial or ""
-    with stage.reported(selection.reports, "device", name):
-        run_bundle(args, selection, stage)
+    with stage.reported(selection.reports, "device", options.ssh or options.serial or ""):
+        run_bundle(options, selection, stage)
     return stage.close(selection.reports)

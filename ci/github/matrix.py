@@ -94,7 +94,10 @@ def run(args: argparse.Namespace) -> int:
         words=args.words or (),
         cases=args.case or (),
     )
-    flags = _flags(args)
+    # As typed, for the jobs.
+    choice = [*_each("--suite", args.suite), *_each("--tag", args.tag), *_each("-k", args.words)]
+    choice += [*_each("--soc", args.soc), *_each("--profile", args.profile and [args.profile])]
+    flags = [*choice, *_each("--case", args.case)]
     if args.changed_since:
         folders = {program.search_path for program in programs}
         affected = affected_cases(programs, changed_since(args.changed_since, folders), args.changed_since)
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stderr.write(f"everything: {affected.why} may concern any case\n")
         else:
             programs = [program for program in programs if program.case_name in affected.cases]
-            flags = [*_flags(args, cases=False), *_each("--case", sorted({p.case_name for p in programs}))]
+            flags = [*choice, *_each("--case", sorted({p.case_name for p in programs}))]
     matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
     text = json.dumps(matrix)
     shown = text if args.format == "github" else json.dumps(gitlab_pipeline(matrix["include"]), indent=2)
@@ -263,15 +266,6 @@ def _git(folder: Path, *arguments: str) -> str:
             remedy="name a commit that this clone has; CI checks out with its history (fetch-depth: 0)",
         )
     return result.stdout
-
-
-def _flags(args: argparse.Namespace, *, cases: bool = True) -> list[str]:
-    """The choice of programs as typed, for the jobs."""
-    flags = [*_each("--suite", args.suite), *_each("--tag", args.tag), *_each("-k", args.words)]
-    flags += _each("--soc", args.soc)
-    if args.profile:
-        flags += ["--profile", args.profile]
-    return flags + (_each("--case", args.case) if cases else [])
 
 
 def _each(flag: str, values: Iterable[object] | None) -> list[str]:

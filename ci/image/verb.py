@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,21 @@ EXAMPLES = """\
 """
 
 DIST = ROOT / "dist" / "images"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """What `image` was asked for."""
+
+    store: Path
+    base: str | None
+    builder: str
+    apt: Apt
+    save: Path | None
+    validate: bool
+    check_reproducible: bool
+    lock: bool
+    renew_base: bool
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         rows = ((name, entry.summary) for name, entry in load_images().images.items())
         sys.stdout.writelines(f"{line}\n" for line in units.aligned(rows))
         return 0
+    from ci.image.context import Apt
+
     names = list(load_images().images)
     if args.name is None and not args.lock:
         raise UsageError("which image?", remedy=f"nox -s image -- NAME, one of: {', '.join(names)}")
@@ -88,14 +106,25 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"there is no file {file}", remedy="name an existing file")
     plan = plan_of(args.name or names[0])
     selection = selection_of(args)
+    options = ImageOptions(
+        store=selection.store,
+        base=args.base,
+        builder=args.builder,
+        apt=Apt(args.apt_sources, args.apt_conf),
+        save=args.save,
+        validate=not args.no_validate,
+        check_reproducible=args.check_reproducible,
+        lock=args.lock,
+        renew_base=args.renew_base,
+    )
     profile = plan.profile.name if plan.profile else ""
     stage = StageRun.as_typed("image", profile, "x86_64-linux")
     with stage.reported(selection.reports, "image", plan.name):
-        _work(stage, plan, args)
+        _work(stage, plan, options)
     return stage.close(selection.reports)
 
 
-def _work(stage: StageRun, plan: ImagePlan, args: argparse.Namespace) -> None:
+def _work(stage: StageRun, plan: ImagePlan, options: ImageOptions) -> None:
     from filelock import FileLock
 
     from ci.image import context
@@ -103,23 +132,22 @@ def _work(stage: StageRun, plan: ImagePlan, args: argparse.Namespace) -> None:
     from provisioning.store import Store
 
     engine = connect()
-    if args.renew_base and not args.base:
+    if options.renew_base and not options.base:
         plan = _renewed(plan, engine)
-    apt = context.Apt(args.apt_sources, args.apt_conf)
-    base = args.base or plan.system.reference
+    base = options.base or plan.system.reference
     base_id = engine.image_id(base) or engine.pull(base)
     context.CONTEXT.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{context.CONTEXT}.lock"):
-        if args.lock:
-            _lock(plan, engine, base, apt)
+        if options.lock:
+            _lock(plan, engine, base, options.apt)
             return
         with _timed(stage, "context_seconds"):
-            context.assemble(plan, engine, base_id, Store(selection_of(args).store), apt)
+            context.assemble(plan, engine, base_id, Store(options.store), options.apt)
         order = _order(plan, base, base_id)
-        if args.check_reproducible:
-            _compare(stage, plan, order, engine, args.builder)
+        if options.check_reproducible:
+            _compare(stage, plan, order, engine, options.builder)
         else:
-            _build(stage, plan, order, engine, args)
+            _build(stage, plan, order, engine, options)
 
 
 def _order(plan: ImagePlan, base: str, base_id: str) -> Order:
@@ -164,12 +192,12 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     return names
 
 
-def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
+def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, options: ImageOptions) -> None:
     from ci.image.builders import choose
     from ci.image.contents import installed_items, vendor_items
     from provisioning.base.bill_of_materials import Item, document
 
-    builder = choose(args.builder)
+    builder = choose(options.builder)
     sys.stderr.write(f"building {plan.tag} with {builder.name}; its log is {order.log}\n")
     with _timed(stage, "build_seconds"):
         builder.build(order, engine)
@@ -182,10 +210,10 @@ def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args:
         "manifest": order.labels["qnn-ci.manifest"],
     }
     stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        engine.save(plan.tag, args.save)
-        stage.artifacts.append(Artifact.of("archive", args.save))
+    if options.save:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        engine.save(plan.tag, options.save)
+        stage.artifacts.append(Artifact.of("archive", options.save))
     items = [*installed_items(plan, engine, plan.tag), *vendor_items(plan)]
     text = document(Item(plan.tag, kind="container"), items, order.labels)
     DIST.mkdir(parents=True, exist_ok=True)
@@ -203,7 +231,7 @@ def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args:
         stage.add(
             "image-validate", Severity.NOTE, plan.tag, "holds no SDK, so there is nothing to validate inside"
         )
-    elif args.no_validate:
+    elif not options.validate:
         stage.add("image-validate", Severity.WARNING, plan.tag, "was not validated: --no-validate")
     else:
         with _timed(stage, "validate_seconds"):

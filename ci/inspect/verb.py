@@ -61,14 +61,15 @@ def run(args: argparse.Namespace) -> int:
     from ci.inspect import attestation, libraries
 
     if args.attestation:
-        return _show(args, "attestation", attestation.facts(args.file, args.attestation))
+        facts = attestation.facts(args.file, args.attestation)
+        return _show(args.file, "attestation", facts, as_json=args.json)
     head = first_bytes(args.file)
     if kind := libraries.kind_of(args.file, head):
-        _refuse_flags(args, kind)
-        return _show(args, kind, libraries.facts(args.file, kind))
+        _refuse_flags(args.file, kind, args.against, args.extract)
+        return _show(args.file, kind, libraries.facts(args.file, kind), as_json=args.json)
     if head.startswith(MARK):
-        _refuse_flags(args, "DLC")
-        return _show(args, "dlc", _dlc(read_dlc(args.file)))
+        _refuse_flags(args.file, "DLC", args.against, args.extract)
+        return _show(args.file, "dlc", _dlc(read_dlc(args.file)), as_json=args.json)
     contents: Inside = read_model(args.file) if args.file.suffix == ".onnx" else read(args.file)
     answer = against(contents, args.against) if args.against else None
     extracted: list[Path] = []
@@ -94,18 +95,18 @@ def run(args: argparse.Namespace) -> int:
     return 0 if answer is None or answer.loads else 1
 
 
-def _refuse_flags(args: argparse.Namespace, what: str) -> None:
-    if args.against or args.extract:
-        flag = "--against" if args.against else "--extract"
-        raise UsageError(f"{flag} is for programs, and {args.file} is a {what}", remedy=f"leave out {flag}")
+def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) -> None:
+    if sdk or into:
+        flag = "--against" if sdk else "--extract"
+        raise UsageError(f"{flag} is for programs, and {path} is a {what}", remedy=f"leave out {flag}")
 
 
-def _show(args: argparse.Namespace, kind: str, values: Mapping[str, object]) -> int:
-    if args.json:
-        document = {"schema": 1, "file": str(args.file), "kind": kind, **values}
+def _show(path: Path, kind: str, values: Mapping[str, object], *, as_json: bool) -> int:
+    if as_json:
+        document = {"schema": 1, "file": str(path), "kind": kind, **values}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return 0
-    sys.stdout.write(f"{args.file}: {values['what']}\n")
+    sys.stdout.write(f"{path}: {values['what']}\n")
     for name, value in values.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if name != "what":

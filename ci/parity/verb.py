@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
             )
         mapping_file = args.mapping or MAPPING
         mapping = load_mapping(mapping_file)
-        _check(stage, root, mapping_file, mapping, args, selection)
+        patch_into = selection.reports if args.fix else None
+        _check(stage, root, mapping_file, mapping, patch_into, dry_run=args.dry_run)
     return stage.close(selection.reports, show=partial(_show, annotate=not args.no_annotations))
 
 
@@ -82,9 +83,11 @@ def _check(
     root: Path,
     mapping_file: Path,
     mapping: Mapping,
-    args: argparse.Namespace,
-    selection: Selection,
+    patch_into: Path | None,
+    *,
+    dry_run: bool,
 ) -> None:
+    """Compare, and fix where the folder of the patch is named; a dry run writes the patch alone."""
     from ci.parity.check import check
     from ci.parity.differences import Source
     from ci.parity.fix import fix, patch, with_line_ends_of
@@ -104,18 +107,18 @@ def _check(
     result = checked(tree)
     stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)
     stage.metrics["check_cpu_seconds"] = round(time.process_time() - cpu_started, 3)
-    if args.fix:
+    if patch_into is not None:
         changed = fix(tree, mapping, checked)
         stage.metrics["mended_files"] = len(changed)
         before = len(_alike(result))
         if changed:
             result = checked(tree.changed(changed))
-            selection.reports.mkdir(parents=True, exist_ok=True)
-            file = selection.reports / "buck_parity.patch"
+            patch_into.mkdir(parents=True, exist_ok=True)
+            file = patch_into / "buck_parity.patch"
             texts = {path: with_line_ends_of(tree.original(path), text) for path, text in changed.items()}
             replace_bytes(file, patch(tree, texts).encode())
             stage.artifacts.append(Artifact.of("patch", file))
-            if not args.dry_run:
+            if not dry_run:
                 for path, text in texts.items():
                     replace_bytes(root / path, text.encode())
         stage.metrics["mended"] = before - len(_alike(result))

@@ -47,43 +47,42 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return verify(args) if args.action == "verify" else inspect(args)
+    from provisioning.base.stage_run import StageRun
+
+    if args.action == "inspect":
+        return inspect(args.files, as_json=args.json)
+    stage = StageRun("signing_verify", "", "", typed("python -m ci signing", sys.argv[2:]))
+    reports = reports_path(args.reports)
+    with stage.reported(reports, "signing.stopped"):
+        expected = _expected(args.root, args.sw_id, args.hw_id, args.serial, args.at)
+        code = verify(args.files, expected, tuple(args.allow_unchecked), stage, as_json=args.json)
+    stage.finish().write(reports)
+    return code
 
 
-def inspect(args: argparse.Namespace) -> int:
+def inspect(files: Sequence[Path], *, as_json: bool) -> int:
     from ci.signing import inspection
 
-    inspections = [inspection.inspect(path) for path in args.files]
-    if args.json:
+    inspections = [inspection.inspect(path) for path in files]
+    if as_json:
         sys.stdout.write(inspection.as_json(inspections))
     else:
         sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
     return 1 if any(one.kind == inspection.DAMAGED for one in inspections) else 0
 
 
-def verify(args: argparse.Namespace) -> int:
-    from provisioning.base.stage_run import StageRun
-
-    stage = StageRun("signing_verify", "", "", typed("python -m ci signing", sys.argv[2:]))
-    reports = reports_path(args.reports)
-    with stage.reported(reports, "signing.stopped"):
-        code = _verify(args, stage)
-    stage.finish().write(reports)
-    return code
-
-
-def _verify(args: argparse.Namespace, stage: StageRun) -> int:
+def verify(
+    paths: Sequence[Path], expected: Expected, allowed: tuple[str, ...], stage: StageRun, *, as_json: bool
+) -> int:
     from ci.signing import checks, verification
 
-    allowed = tuple(args.allow_unchecked)
-    expected = _expected(args)
     results: list[tuple[Path, Verification]] = []
-    for path in args.files:
+    for path in paths:
         result = verification.verify_file(path, expected)
         results.append((path, result))
         stage.findings += checks.findings_of(path, result, allowed=allowed)
         stage.metrics[str(path)] = result.verdict(allowed)
-    if args.json:
+    if as_json:
         files = [_as_json(path, result, allowed) for path, result in results]
         sys.stdout.write(json.dumps({"schema": 1, "files": files}, indent=2) + "\n")
     else:
@@ -107,17 +106,19 @@ def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 
-def _expected(args: argparse.Namespace) -> Expected:
+def _expected(
+    root: Path | None, software: str | None, hardware: str | None, serial: str | None, at: str | None
+) -> Expected:
     from ci.signing.certificates import read_root
     from ci.signing.checks import Expected
     from ci.signing.lpai.device_serial import parse_serial
 
     return Expected(
-        root=read_root(args.root) if args.root else None,
-        software_id=SOFTWARE_IDS.get(args.sw_id) or _number("--sw-id", args.sw_id),
-        hardware_id=_number("--hw-id", args.hw_id),
-        serial=parse_serial(args.serial) if args.serial is not None else None,
-        at=_moment(args.at) if args.at else None,
+        root=read_root(root) if root else None,
+        software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
+        hardware_id=_number("--hw-id", hardware),
+        serial=parse_serial(serial) if serial is not None else None,
+        at=_moment(at) if at else None,
     )
 
 

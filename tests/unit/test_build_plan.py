@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from ci.builds.recipes import load_recipe
-from ci.builds.request import plan_of
-from ci.builds.source_plan import MEMORY_PER_JOB, Sdk, SourcePlan
+from ci.builds.source_plan import MEMORY_PER_JOB, Sdk
 from ci.builds.toolchain import Toolchain, cross
 from ci.builds.verb import X86
 from ci.engine.jobs import available_memory
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
-from tests.support.typed import parsed
+from tests.support.typed import run_here
 
 
 @pytest.mark.parametrize(
@@ -59,17 +57,12 @@ def test_what_cmake_does_not_notice_starts_anew(tmp_path: Path, change: dict[str
     assert other.cmake_build().identity != plan.cmake_build().identity
 
 
-def request(*flags: str, store: Path) -> SourcePlan:
-    args = parsed(X86, *flags, "--store", str(store))
-    return plan_of(args, selection_of(args, {}), {})
-
-
 @pytest.mark.parametrize("place", ["lib/libmine.so", "overlay/notes.txt", "manifest.json"])
 def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).touch()
     with pytest.raises(UsageError, match="of something else"):
-        request("--output", str(tmp_path), store=tmp_path / "store")
+        run_here(X86, "--dry-run", "--output", tmp_path, "--store", tmp_path / "store")
 
 
 def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tmp_path: Path) -> None:

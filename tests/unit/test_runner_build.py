@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.builds import emulator_runner, qemu_check, runner_verb
+from ci.builds import emulator_runner, qemu_check
 from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import Program
 from ci.builds.qemu_check import judge
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import Selection, selection_of
-from tests.support.typed import parsed
+from provisioning.base.settings import Selection
 
 
 @pytest.mark.parametrize(
@@ -34,18 +32,16 @@ def test_a_runner_that_hangs_on_the_probe_is_an_error(
         qemu_check.outputs(Path("sh"), tmp_path, tmp_path / "out", ["sh", "-c", "exec sleep 60"])
 
 
-def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:
-    args = parsed(runner_verb, *flags)
-    return args, selection_of(args, {})
+SELECTION = Selection("wheels", "x86_64-linux", "SM8650", Path("/store"), Path("/reports"))
 
 
-@pytest.mark.parametrize("flag", ["--output", "--build-dir"])
-def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize("folder", ["output", "build_dir"])
+def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "backup").touch()
     with pytest.raises(UsageError, match="of something else") as caught:
-        plan_of(*arguments(flag, str(tmp_path)))
-    assert flag in caught.value.remedy
+        plan_of(SELECTION, **{folder: tmp_path})  # type: ignore[arg-type]
+    assert f"--{folder.replace('_', '-')}" in caught.value.remedy
 
 
 TOOL = Program(Path("/bin/tool"), "tool 1.0")
@@ -83,11 +79,9 @@ def test_a_build_from_source_for_this_machine_is_not_replaced_to_compare_another
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_source: bool
 ) -> None:
     monkeypatch.setattr(emulator_runner, "outputs_path", lambda: tmp_path)
-    monkeypatch.setattr(emulator_runner, "plan_of", lambda args, _: args.output)
+    monkeypatch.setattr(emulator_runner, "plan_of", lambda _, output, **others: output)
     (tmp_path / "dist" / "x86_64-linux").mkdir(parents=True)
     if from_source:
         (tmp_path / "dist" / "x86_64-linux" / "manifest.json").touch()
-    output: object = emulator_runner._plan_here(
-        *arguments("--target", "aarch64-linux", "--output", "elsewhere")
-    )
+    output: object = emulator_runner._plan_here(replace(SELECTION, target="aarch64-linux"), ())
     assert output == (tmp_path / "build" / "runner" / "dist" if from_source else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import shutil
@@ -33,6 +32,23 @@ from provisioning.environment import Environment, resolve
 
 ROOT_NAME = "development-root.pem"
 WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SignOptions:
+    """What `sign_lpai` was asked for; None where the user left the choice to us."""
+
+    arch: str | None
+    direct: bool
+    libraries: Sequence[Path]
+    serial: str | None
+    from_device: bool
+    device: str | None
+    signer: str
+    output: Path
+    accepted_disclaimers: Sequence[str]
+    time_limit: float | None
+    python: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +94,15 @@ class Work:
         }
 
 
-def sign(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     """Sign for every chip. Whatever can be refused is refused before anything is signed."""
-    chips = libraries.chips(selection.socs, args.arch)
-    serial = _serial(args)
-    environment = _environment(args, selection)
-    overlay = _overlay(args.output, environment, selection)
-    chain = rehearsal.new_signer() if args.signer == "dev" else None
+    chips = libraries.chips(selection.socs, options.arch)
+    serial = _serial(options)
+    environment = _environment(options, selection)
+    overlay = _overlay(options.output, environment, selection)
+    chain = rehearsal.new_signer() if options.signer == "dev" else None
     cancelled = threading.Event()
-    planned = [_plan(args, chip, serial, environment, selection, chain, cancelled) for chip in chips]
+    planned = [_plan(options, chip, serial, environment, selection, chain, cancelled) for chip in chips]
     _announce(planned, environment)
     for work in planned:
         stage.metrics[f"lpai-v{work.chip.lpai}"] = work.as_metric(overlay)
@@ -107,7 +123,7 @@ def sign(args: argparse.Namespace, selection: Selection, stage: StageRun) -> Non
 
 
 def _plan(
-    args: argparse.Namespace,
+    options: SignOptions,
     chip: Chip,
     serial: int,
     environment: Environment | None,
@@ -115,13 +131,13 @@ def _plan(
     chain: rehearsal.KeyAndChain | None,
     cancelled: threading.Event,
 ) -> Work:
-    files = [] if serial else libraries.to_sign(chip, environment, args.library, direct=args.direct)
+    files = [] if serial else libraries.to_sign(chip, environment, options.libraries, direct=options.direct)
     qnn = libraries.check_qnn(chip, environment.roots.get("qnn-sdk") if environment else None, files)
     if chain is not None:
         signer = _rehearsal(chain, chip)
     else:
         assert environment is not None
-        signer = _elfsigner(args, environment, selection, chip, files, cancelled)
+        signer = _elfsigner(options, environment, selection, chip, files, cancelled)
     jobs = (Job(None, serial),) if serial else tuple(Job(path) for path in files)
     return Work(chip, qnn, jobs, signer)
 
@@ -250,7 +266,7 @@ def _rehearsal(chain: rehearsal.KeyAndChain, chip: Chip) -> Signer:
 
 
 def _elfsigner(
-    args: argparse.Namespace,
+    options: SignOptions,
     environment: Environment,
     selection: Selection,
     chip: Chip,
@@ -260,7 +276,7 @@ def _elfsigner(
     table = libraries.load_table()
     script = libraries.elfsigner_script(environment, files, chip)
     below = tuple(map(int, table.python_below.split(".")))
-    python = interpreter(args.python, below)
+    python = interpreter(options.python, below)
     accepted = {
         one.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
         for one in licences.named((), os.environ)
@@ -269,28 +285,29 @@ def _elfsigner(
     consent = Consent(
         store=selection.store,
         version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
-        accepted=accepted | dict.fromkeys(args.accept_disclaimer, "--accept-disclaimer"),
+        accepted=accepted | dict.fromkeys(options.accepted_disclaimers, "--accept-disclaimer"),
         ask=confirmed if sys.stdin is not None and sys.stdin.isatty() else None,
         show=functools.partial(print, file=sys.stderr),
     )
-    seconds = table.time_limit_seconds if args.time_limit is None else args.time_limit
+    seconds = table.time_limit_seconds if options.time_limit is None else options.time_limit
     driver = Elfsigner(script, python, seconds, consent, table.elfsigner, cancelled)
     return Signer("elfsigner", driver.sign, driver.test_signature)
 
 
-def _environment(args: argparse.Namespace, selection: Selection) -> Environment | None:
+def _environment(options: SignOptions, selection: Selection) -> Environment | None:
     """None where it is not needed: a rehearsal with libraries that the user names."""
-    if args.signer == "dev" and not args.direct and (args.library or args.serial or args.from_device):
+    named = options.libraries or options.serial or options.from_device
+    if options.signer == "dev" and not options.direct and named:
         return None
     environment = resolve(selection, os.environ)
     environment.explain()
     return environment
 
 
-def _serial(args: argparse.Namespace) -> int:
-    if args.serial is not None:
-        return device_serial.parse_serial(args.serial)
-    return device_serial.read_serial(args.device) if args.from_device else 0
+def _serial(options: SignOptions) -> int:
+    if options.serial is not None:
+        return device_serial.parse_serial(options.serial)
+    return device_serial.read_serial(options.device) if options.from_device else 0
 
 
 def _overlay(output: Path, environment: Environment | None, selection: Selection) -> Path:

@@ -71,13 +71,26 @@ def _digest(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.signing.lpai.sign import sign
+    from ci.signing.lpai.sign import SignOptions, sign
     from provisioning.base.stage_run import StageRun
 
+    options = SignOptions(
+        arch=args.arch,
+        direct=args.direct,
+        libraries=args.library,
+        serial=args.serial,
+        from_device=args.from_device,
+        device=args.device,
+        signer=args.signer,
+        output=args.output,
+        accepted_disclaimers=args.accept_disclaimer,
+        time_limit=args.time_limit,
+        python=args.python,
+    )
     selection = selection_of(args)
     if not selection.named_targets:
         selection = replace(selection, target=TARGET)
     stage = StageRun.as_typed("sign_lpai", selection.profile, selection.target)
     with stage.reported(selection.reports, "signing.stopped"):
-        sign(args, selection, stage)
+        sign(options, selection, stage)
     return stage.close(selection.reports, strict=args.strict)
