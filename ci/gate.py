@@ -92,18 +92,24 @@ def run(args: argparse.Namespace) -> int:
         else stage
         for stage in gate_table().stage
     ]
-    return run_gate(args, stages)
-
-
-def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
-    os.environ.setdefault(RUN, os.urandom(16).hex())
-    selection = selection_of(args)
-    flags = selection_flags(args)
-    names = [stage.name for stage in stages]
-    chosen = [name for name in args.only or names if name not in (args.skip or ())]
+    chosen = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", remedy="leave one of them out")
+    flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
+    return run_gate(stages, chosen, selection_of(args), flags, suites, tags)
+
+
+def run_gate(
+    stages: Sequence[GateStage],
+    chosen: Sequence[str],
+    selection: Selection,
+    flags: Sequence[str],
+    suites: Sequence[str] = (),
+    tags: Sequence[str] = (),
+) -> int:
+    """`flags`, `suites` and `tags` are as typed: the stages read them."""
+    os.environ.setdefault(RUN, os.urandom(16).hex())
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
     choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])))
     stages = [
@@ -226,13 +232,16 @@ def without_annotations(stage: str, environ: Mapping[str, str]) -> list[str]:
     return ["--no-annotations"] if stage in gate_table().annotates and _on_github(environ) else []
 
 
-def selection_flags(args: argparse.Namespace) -> list[str]:
+def selection_flags(
+    profile: str | None,
+    targets: Sequence[str] | None,
+    socs: Sequence[str] | None,
+    store: Path | None,
+    reports: Path | None,
+) -> list[str]:
     """The selection's flags as typed, for the stages. They read the environment themselves."""
-    flags: list[str] = []
-    for name in ("profile", "target", "soc", "store", "reports"):
-        value = getattr(args, name)
-        flags += _repeated(f"--{name}", value if isinstance(value, list) else [value] if value else [])
-    return flags
+    flags = [*_repeated("--profile", [profile]), *_repeated("--target", targets), *_repeated("--soc", socs)]
+    return [*flags, *_repeated("--store", [store]), *_repeated("--reports", [reports])]
 
 
 @contextmanager
@@ -250,7 +259,7 @@ def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _repeated(flag: str, values: Iterable[object] | None) -> list[str]:
-    return [part for value in values or () for part in (flag, str(value))]
+    return [part for value in values or () if value is not None for part in (flag, str(value))]
 
 
 def _on_github(environ: Mapping[str, str]) -> bool:

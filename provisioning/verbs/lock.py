@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return _record_torch()
     # If a component, profile or environment is named, only that is done.
     if args.component or args.profile or not args.environment:
-        _record(args, profiles)
+        _record(store_path(args.store), profiles, args.component, args.accept)
     if args.environment or args.upgrade or not (args.component or args.profile):
         everything = "" in (args.upgrade or [])
         packages = [package for package in args.upgrade or [] if package]
@@ -127,26 +128,26 @@ def _check(environments: list[str], profiles: list[str]) -> int:
     return 0
 
 
-def _record(args: argparse.Namespace, profiles: list[str]) -> None:
+def _record(where: Path, profiles: Sequence[str], named: Sequence[str], accept: Sequence[str]) -> None:
     """Record the pins of the named components, provisioning them; of others, what the store has already."""
     from provisioning.manifest import load_profile
     from provisioning.store import Store
 
-    store = Store(store_path(args.store))
+    store = Store(where)
     known = {name for profile in profiles for name in load_profile(profile).components}
-    for name in args.component:
+    for name in named:
         if name not in known:
             raise UnknownName(f"no component {name!r} in {', '.join(profiles)}", name, known)
-    accepted = licences.named(args.accept, os.environ)
+    accepted = licences.named(accept, os.environ)
     for profile in profiles:
         for name, component in load_profile(profile).components.items():
-            if args.component and name not in args.component:
+            if named and name not in named:
                 continue
             if _complete(component):
-                if args.component:
+                if named:
                     sys.stdout.write(f"{profile}: {name} {component.version} is locked\n")
                 continue
-            tree = _tree(store, str(name), component, accepted, fetch=bool(args.component))
+            tree = _tree(store, str(name), component, accepted, fetch=bool(named))
             if tree is None:
                 sys.stdout.write(
                     f"{profile}: {name} {component.version}: not recorded, as it was never fetched here "

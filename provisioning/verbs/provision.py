@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +74,16 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun.as_typed("provision", selection.profile, ",".join(selection.named_targets) or "all")
     with stage.reported(selection.reports, "provision", selection.profile):
         profile = load_profile(selection.profile)
-        rows = provision(args, selection, profile, stage, os.environ)
+        rows = provision(
+            selection,
+            profile,
+            stage,
+            os.environ,
+            named=args.component,
+            locked=in_ci(os.environ) if args.locked is None else args.locked,
+            accept=args.accept,
+            offline=args.offline,
+        )
 
     def show(_: Report) -> None:
         from provisioning.environment import selecting_flags
@@ -90,11 +99,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def provision(
-    args: argparse.Namespace,
     selection: Selection,
     profile: Profile,
     stage: StageRun,
     environ: Mapping[str, str],
+    *,
+    named: Sequence[str],
+    locked: bool,
+    accept: Sequence[str],
+    offline: bool,
 ) -> list[Row]:
     from provisioning.manifest import soc_named
     from provisioning.store import Store, Want, require_pins
@@ -103,11 +116,10 @@ def provision(
     want = Want(
         frozenset(selection.named_targets), frozenset(soc_named(soc).arch for soc in selection.named_socs)
     )
-    locked = in_ci(environ) if args.locked is None else bool(args.locked)
     progress = for_stream()
     rows: dict[str, Row] = {}
     missing: dict[str, Component] = {}
-    chosen = _chosen(profile, args.component, want)
+    chosen = _chosen(profile, named, want)
     for name, component in chosen.items():
         if (own := _own(name, selection, environ, progress)) is not None:
             rows[name] = own
@@ -116,11 +128,11 @@ def provision(
         if locked:
             require_pins(name, component)
         if (tree := store.find(name, component, want)) is not None:
-            rows[name] = _row(name, component, tree, _repaired(store, tree, stage, progress, args.offline))
+            rows[name] = _row(name, component, tree, _repaired(store, tree, stage, progress, offline))
             stage.artifacts.append(_artifact(tree))
         else:
             missing[name] = component
-    accepted = _accepted(store, missing, args.accept, environ)
+    accepted = _accepted(store, missing, accept, environ)
     fetched = 0
     for name, component in missing.items():
         if not component.pinned:
@@ -134,7 +146,7 @@ def provision(
             locked=locked,
             accept=accepted,
             progress=progress,
-            offline=args.offline,
+            offline=offline,
         )
         stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
         fetched += sum(
@@ -144,7 +156,7 @@ def provision(
         )
         rows[name] = _row(name, component, tree, "new")
         stage.artifacts.append(_artifact(tree))
-    if not args.component:
+    if not named:
         _warn_without_libraries(profile, selection, rows.get(QNN_SDK), stage, progress)
     stage.metrics["bytes"] = fetched
     stage.metrics["cached"] = len(chosen) - len(missing)
@@ -163,7 +175,7 @@ def table(rows: list[dict[str, str]]) -> str:
     return "".join(f"{line}\n" for line in aligned(lines))
 
 
-def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Component]:
+def _chosen(profile: Profile, named: Sequence[str], want: Want) -> dict[str, Component]:
     from provisioning.store.tree_plan import selection_of as parts_of
 
     every = profile.pins
@@ -213,7 +225,7 @@ def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, off
 
 
 def _accepted(
-    store: Store, components: Mapping[str, Component], flags: list[str], environ: Mapping[str, str]
+    store: Store, components: Mapping[str, Component], flags: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
     accepted = licences.named(flags, environ)
     unknown = licences.missing(store.path, components, accepted)

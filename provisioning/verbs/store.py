@@ -8,14 +8,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
 from provisioning.base.progress import for_stream
-from provisioning.base.settings import add_selection, selection_of, store_path
+from provisioning.base.settings import Selection, add_selection, selection_of, store_path
 from provisioning.base.units import size
 from provisioning.components import QNN_SDK
 
@@ -35,48 +35,59 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
 
-    def add(name: str, summary: str, work: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        verb.set_defaults(work=work)
         verb.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         return verb
 
     def add_store(verb: argparse.ArgumentParser) -> None:
         verb.add_argument("--store", type=Path, help="where the trees are [QNN_CI_STORE, user cache]")
 
-    listing = add("list", "show every tree: what it is, for what, how large, when used, where", _list)
+    listing = add("list", "show every tree: what it is, for what, how large, when used, where")
     add_store(listing)
     listing.add_argument("--json", action="store_true", help="print JSON")
-    verify = add("verify", "read every byte again and compare with the inventories", _verify)
-    repair = add("repair", "repair what `verify` finds, from kept downloads or by fetching again", _repair)
+    verify = add("verify", "read every byte again and compare with the inventories")
+    repair = add("repair", "repair what `verify` finds, from kept downloads or by fetching again")
     for verb in (verify, repair):
         add_store(verb)
         verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
     repair.add_argument("--offline", action="store_true", help="repair only from kept downloads")
-    gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left", _gc)
+    gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left")
     add_store(gc)
     gc.add_argument("--older-than", type=_age, metavar="AGE", help="also trees unused for so long: 30d, 12h")
     gc.add_argument(
         "--all-downloads", action="store_true", help="also downloads kept for widening and repair"
     )
     gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
-    path = add("path", "print the root of a component's tree", _path)
+    path = add("path", "print the root of a component's tree")
     path.add_argument("component", metavar="COMPONENT")
     add_selection(path)
 
 
 def run(args: argparse.Namespace) -> int:
-    work: Callable[[argparse.Namespace], int] = args.work
-    return work(args)
+    if args.what == "path":
+        return _path(selection_of(args), args.component)
+    if args.what == "list":
+        return _list(store_path(args.store), as_json=args.json)
+    if args.what == "verify":
+        return _verify(args.store, args.names)
+    if args.what == "repair":
+        return _repair(args.store, args.names, offline=args.offline)
+    return _gc(
+        store_path(args.store),
+        older_than=args.older_than,
+        all_downloads=args.all_downloads,
+        dry_run=args.dry_run,
+    )
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(where: Path, *, as_json: bool) -> int:
     from provisioning.store import Store
     from provisioning.verbs.provision import table
 
-    store = Store(store_path(args.store))
+    store = Store(where)
     rows = [_described(store, tree) for tree in store.trees()]
-    if args.json:
+    if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif rows:
         sys.stdout.write(table([_in_words(row) for row in rows]))
@@ -85,10 +96,10 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(args: argparse.Namespace) -> int:
-    store = _existing(args)
+def _verify(where: Path | None, names: Sequence[str]) -> int:
+    store = _existing(where)
     bad = 0
-    trees = _named(store, args.names)
+    trees = _named(store, names)
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
     for tree in trees:
@@ -97,31 +108,31 @@ def _verify(args: argparse.Namespace) -> int:
         if not differences:
             count = len(tree.inventory.items)
             sys.stdout.write(f"{tree.root.name}: whole ({count} files, {size(tree.inventory.size)})\n")
-    broken = [] if args.names else store.broken()
+    broken = [] if names else store.broken()
     bad += _print("store", broken)
     if bad:
         words = ["store", "repair"] if len(broken) < bad else ["provision"]
-        sys.stdout.write(f"{bad} differences; try: {_typed(*words, args=args)}\n")
+        sys.stdout.write(f"{bad} differences; try: {_typed(*words, store=where)}\n")
     return 1 if bad else 0
 
 
-def _repair(args: argparse.Namespace) -> int:
-    store = _existing(args)
+def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
+    store = _existing(where)
     repaired = 0
-    for tree in _named(store, args.names):
-        repaired += _print(tree.root.name, store.repair(tree, progress=for_stream(), offline=args.offline))
+    for tree in _named(store, names):
+        repaired += _print(tree.root.name, store.repair(tree, progress=for_stream(), offline=offline))
     broken = store.broken()
     _print("store", broken)
     sys.stdout.write(f"{repaired} differences repaired\n" if repaired else "nothing to repair\n")
     if broken:
         raise EnvironmentLacking(
             f"{len(broken)} trees cannot be repaired, only provisioned again",
-            remedy=_typed("provision", args=args),
+            remedy=_typed("provision", store=where),
         )
     return 0
 
 
-def _gc(args: argparse.Namespace) -> int:
+def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
     from provisioning import compat
     from provisioning.manifest import load_profile, profile_names
     from provisioning.store import Store
@@ -136,29 +147,27 @@ def _gc(args: argparse.Namespace) -> int:
     known |= {definition_of(QNN_SDK, component) for component in builds.components()}
     known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
     known |= {definition_of(compat.EXECUTORCH_PACKAGE, each.package()) for each in builds.executorch}
-    leftovers = Store(store_path(args.store)).gc(
+    leftovers = Store(where).gc(
         lambda tree: tree.inventory.definition in known,
-        older_than=args.older_than,
-        all_downloads=args.all_downloads,
-        dry_run=args.dry_run,
+        older_than=older_than,
+        all_downloads=all_downloads,
+        dry_run=dry_run,
         progress=for_stream(),
     )
     for leftover in leftovers:
         sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
-    verb = "would go" if args.dry_run else "removed"
+    verb = "would go" if dry_run else "removed"
     sys.stdout.write(f"{len(leftovers)} things {verb}, {size(sum(one.size for one in leftovers))}\n")
     return 0
 
 
-def _path(args: argparse.Namespace) -> int:
+def _path(selection: Selection, name: str) -> int:
     from provisioning.environment import provision_flags
     from provisioning.manifest import load_profile, soc_named
     from provisioning.store import Store, Want
 
-    selection = selection_of(args)
     profile = load_profile(selection.profile)
     components = profile.pins
-    name = args.component
     if name not in components:
         raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, components)
     want = Want(
@@ -206,17 +215,19 @@ def _in_words(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _existing(args: argparse.Namespace) -> Store:
+def _existing(where: Path | None) -> Store:
     """The store, which must exist: a wrong path must not pass a check."""
     from provisioning.store import Store
 
-    store = Store(store_path(args.store))
+    store = Store(store_path(where))
     if not store.path.is_dir():
-        raise EnvironmentLacking(f"there is no store at {store.path}", remedy=_typed("provision", args=args))
+        raise EnvironmentLacking(
+            f"there is no store at {store.path}", remedy=_typed("provision", store=where)
+        )
     return store
 
 
-def _named(store: Store, names: list[str]) -> list[Tree]:
+def _named(store: Store, names: Sequence[str]) -> list[Tree]:
     trees = store.trees()
     for name in names:
         if not any(name in (tree.root.name, tree.component) for tree in trees):
@@ -233,9 +244,9 @@ def _print(name: str, differences: list[Difference]) -> int:
     return len(differences)
 
 
-def _typed(name: str, *arguments: str, args: argparse.Namespace) -> str:
+def _typed(name: str, *arguments: str, store: Path | None) -> str:
     """The command of a session for the same store."""
-    return session(name, *arguments, *(["--store", args.store] if args.store else []))
+    return session(name, *arguments, *(["--store", str(store)] if store else []))
 
 
 def _age(text: str) -> float:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     stage = StageRun.as_typed("validate", selection.profile, ",".join(selection.targets))
     with stage.reported(selection.reports, "validate", stage.profile):
-        results = _validate(stage, selection, args)
+        results = _validate(stage, selection, args.rule or (), args.ignore, args.tree)
 
     def show(report: Report) -> None:
         _print(report, results, args.format)
@@ -77,21 +77,22 @@ def run(args: argparse.Namespace) -> int:
     return stage.close(selection.reports, strict=args.strict, show=show)
 
 
-def _validate(stage: StageRun, selection: Selection, args: argparse.Namespace) -> list[Result]:
+def _validate(
+    stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str], tree: Path | None
+) -> list[Result]:
     from provisioning.validation import Ignore, check, chosen, without_ignored
     from provisioning.validation.gather import gather
 
-    rules = chosen(args.rule or ())
-    if args.tree is not None and not args.rule:
+    rules = chosen(only)
+    if tree is not None and not only:
         rules = [rule for rule in rules if rule.reads_tree]
-    ignores = [Ignore.parse(text) for text in args.ignore]
-    tree = args.tree.resolve() if args.tree is not None else None
+    ignores = [Ignore.parse(text) for text in ignored]
     needs = {need for rule in rules for need in rule.needs}
-    contexts = gather(selection, os.environ, needs, tree=tree)
+    contexts = gather(selection, os.environ, needs, tree=tree and tree.resolve())
     results = check(contexts, rules)
-    kept, ignored = without_ignored((f for result in results for f in result.findings), ignores)
+    kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
     stage.findings += kept
-    stage.metrics |= _metrics(contexts, results, len(ignored))
+    stage.metrics |= _metrics(contexts, results, len(accepted))
     return results
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,10 +43,10 @@ def run(reports: Path, *stages: GateStage, chosen: list[str] | None = None) -> l
     return gate.run_stages(stages, names, ["--reports", str(reports)], selection)
 
 
-def run_gate(reports: Path, *stages: GateStage, **flags: object) -> int:
-    args = parsed(gate, "--reports", str(reports))
-    vars(args).update(flags)
-    return gate.run_gate(args, stages)
+def run_gate(reports: Path, *stages: GateStage, suites: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
+    names = [one.name for one in stages]
+    return gate.run_gate(stages, names, selection, ["--reports", str(reports)], suites, tags)
 
 
 def started(reports: Path) -> list[str]:
@@ -147,11 +147,10 @@ def test_the_exit_code_is_the_worst_by_meaning(
 
 
 def test_the_selection_is_passed_on_as_it_was_typed() -> None:
-    parser = argparse.ArgumentParser()
-    gate.configure(parser)
     typed = ["--profile", "qnn-2.37", "--target", "aarch64-android", "--target", "x86_64-linux"]
     typed += ["--soc", "SM8550", "--store", "/s", "--reports", "/r"]
-    assert gate.selection_flags(parser.parse_args(typed)) == typed
+    args = parsed(gate, *typed)
+    assert gate.selection_flags(args.profile, args.target, args.soc, args.store, args.reports) == typed
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     [
         ({}, ["--tag", "pr"]),
         (
-            {"suite": ["a.toml", "b.toml"], "tag": ["x"]},
+            {"suites": ["--suite", "a.toml", "--suite", "b.toml"], "tags": ["--tag", "x"]},
             ["--suite", "a.toml", "--suite", "b.toml", "--tag", "x"],
         ),
     ],

@@ -75,9 +75,10 @@ def _gate(args: argparse.Namespace) -> int:
 
     stages = [GateStage(name=name, program=MODULE) for name in args.stages]
     supervision.PATIENCE = 0.1
-    args.only = args.skip = None
-    assert selection_of(args).reports == Path(args.reports)
-    return guarded(lambda: gate.run_gate(args, stages), debug=True)
+    selection = selection_of(args)
+    assert selection.reports == Path(args.reports)
+    flags = ["--reports", str(args.reports)]
+    return guarded(lambda: gate.run_gate(stages, args.stages, selection, flags), debug=True)
 
 
 if __name__ == "__main__":
