@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,20 @@ def parsed(verb: Any, *words: object) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     verb.configure(parser)
     return parser.parse_args([str(word) for word in words])
+
+
+def actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The arguments of a command line, with those of its subcommands."""
+    return [action for one in parsers(parser) for action in one._actions]
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser, and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from parsers(each)
 
 
 def run_here(verb: Any, *words: object) -> int:

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb, count, duration, main
 from provisioning.base.settings import ROOT
+from tests.support.typed import actions
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
 
@@ -174,17 +175,9 @@ def test_what_is_no_count_and_no_duration_is_refused(kind: Callable[[str], objec
         kind(text)
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield from _actions(each)
-
-
 def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
     for name in MODULES:
         parser = argparse.ArgumentParser()
         importlib.import_module(name).configure(parser)
-        numbers = [action for action in _actions(parser) if action.type in (int, float)]
+        numbers = [action for action in actions(parser) if action.type in (int, float)]
         assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.store is not None:
         # Benchmarks, and the processes that they time, read it from there.
         os.environ["QNN_CI_STORE"] = str(store_path(args.store))
-    options = [flag for flag in ("--quick", "--check") if getattr(args, flag[2:])]
+    options = [flag for flag, given in (("--quick", args.quick), ("--check", args.check)) if given]
     stage = StageRun(
         f"bench-{args.name}",
         DEFAULT_PROFILE,
