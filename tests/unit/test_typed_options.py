@@ -62,7 +62,8 @@ def _arguments(node: ast.AST) -> list[ast.arg]:
 def _has_namespace(node: ast.AST) -> bool:
     annotations = [argument.annotation for argument in _arguments(node)]
     annotations += [node.annotation] if isinstance(node, ast.AnnAssign) else []
-    return any(each is not None and "Namespace" in ast.unparse(each) for each in annotations)
+    words = (word for each in annotations if each is not None for word in ast.walk(each))
+    return any("Namespace" in (getattr(word, "id", ""), getattr(word, "attr", "")) for word in words)
 
 
 def _is_args(node: ast.AST) -> bool:
