@@ -1,6 +1,6 @@
 """MBN containers, the content of a signed ELF's hash segment: versions 3, 5, 6 and 7 are read, 6 is written.
 
-All numbers are little-endian u32. Layout: docs/signing-format.md.
+All numbers are little-endian u32. Layout: docs/signing.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
 
-COMPILE, RUN = "docs/onnx-compile.md: qnn-ci ", "docs/onnx-run.md: qnn-ci onnx run "
+COMPILE, RUN = "docs/onnx-compile.md: qnn-ci ", "docs/onnx-compile.md: qnn-ci onnx run "
 HELD = {
     f"{COMPILE}compile net.onnx --soc SM8750 --precision u16u8 --per-channel --calibrate samples -o out"
     " --profile-run",

@@ -1,4 +1,4 @@
-"""Signed libraries read and written straight from docs/signing-format.md, with nothing of ci.signing.
+"""Signed libraries read and written straight from docs/signing.md, with nothing of ci.signing.
 
 Tests compare the product with this second opinion.
 """

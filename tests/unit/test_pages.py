@@ -17,10 +17,10 @@ from tests.support.page_examples import Example, examples, examples_of, not_prin
 from tests.support.typed import typed
 
 HELD = {
-    "docs/diagnose.md: nox -s diagnose -- build.log",
-    "docs/chips.md: nox -s validate -- --soc 618",
+    "docs/diagnose.md: qnn-ci diagnose build.log",
+    "docs/chips.md: qnn-ci validate --soc 618",
     "docs/signing.md: qnn-ci sign_lpai --soc SM8650",
-    "docs/onnx-options.md: qnn-ci onnx compile net.onnx --option htp_perfomance_mode=burst -o out",
+    "docs/onnx-compile.md: qnn-ci onnx compile net.onnx --option htp_perfomance_mode=burst -o out",
 }
 
 

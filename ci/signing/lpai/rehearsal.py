@@ -1,7 +1,7 @@
 """A rehearsal of signing: a standard hash segment (MBN v6) under a chain made for the run.
 
 It shows that the whole way works (sign, verify, bundle, push) where there is no Hexagon SDK. No device is
-known to accept the result. What is signed and how is defined in docs/signing-format.md.
+known to accept the result. What is signed and how is defined in docs/signing.md.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ STAGES: Mapping[str, Sequence[str]] = {
     "executorch": ("test_lowering", "test_emulator"),
 }
 
-PAGE = ROOT / "docs" / "compare.md"
+PAGE = ROOT / "docs" / "upgrades.md"
 TABLES = {
     "onnx": "measured builds",
     "executorch": "measured executorch",

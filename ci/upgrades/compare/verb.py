@@ -13,7 +13,7 @@ EXAMPLES = """\
   nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
   nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
   nox -s compare -- --lane executorch --executorch 1.4.1 --executorch 1.5.1 --tag pr
-  nox -s compare -- --tag pr --write-docs          every build of manifests/compat.toml, into docs/compare.md
+  nox -s compare -- --tag pr --write-docs          every build of manifests/compat.toml, into docs/upgrades.md
 """
 
 
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_timeout(parser, "a program", 600)
     parser.add_argument("--no-cache", action="store_true", help="do unchanged programs again too")
     parser.add_argument(
-        "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"
+        "--write-docs", action="store_true", help="put the table of what was measured into docs/upgrades.md"
     )
     parser.epilog = (parser.epilog or "") + (
         "\nEach version is compared with the first.\n"

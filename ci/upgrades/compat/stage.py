@@ -28,7 +28,7 @@ from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import Store, Want
 from provisioning.validation import probe
 
-PAGE = ROOT / "docs" / "compat.md"
+PAGE = ROOT / "docs" / "upgrades.md"
 
 SUITE = MANIFESTS / "suites" / "compat.toml"
 CASE, SCHEMES = "convolution", ("fp16", "8a8w")
@@ -116,7 +116,7 @@ def report_builds(
                 Severity.ERROR if own else Severity.NOTE,
                 f"{beside}QNN {build.qnn}",
                 f"the build that profile {profile.name} pins does not work: {error}" if own else error,
-                f"pin a build that works in manifests/profiles: docs/compat.md lists them; {read}"
+                f"pin a build that works in manifests/profiles: docs/upgrades.md lists them; {read}"
                 if own
                 else read,
             )
@@ -224,7 +224,7 @@ def write_docs(measured: Measured | None = None) -> None:
 
 
 def page(measured: Measured) -> str:
-    """docs/compat.md."""
+    """docs/upgrades.md."""
     return with_table(PAGE, "measured pairs", table_of(measured))
 
 

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"
     )
     parser.add_argument(
-        "--render", action="store_true", help="measure nothing: only write the table of docs/compat.md"
+        "--render", action="store_true", help="measure nothing: only write the table of docs/upgrades.md"
     )
     add_timeout(parser, "a program", 600)
     parser.add_argument("--no-cache", action="store_true", help="lower and run unchanged programs too")

@@ -29,7 +29,7 @@ from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
-PAGE = ROOT / "docs" / "golden.md"
+PAGE = ROOT / "docs" / "upgrades.md"
 TABLES: Mapping[Lane, str] = {
     "onnx": "measured contexts",
     "executorch": "measured programs",

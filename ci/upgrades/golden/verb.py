@@ -16,7 +16,7 @@ EXAMPLES = """\
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
   nox -s test_golden -- --lane executorch
   nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
-  nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/golden.md
+  nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/upgrades.md
 """
 
 
