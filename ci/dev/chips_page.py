@@ -1,19 +1,35 @@
-"""docs/chips.md: the table of operators that a Hexagon does not compile, from manifests/socs.toml."""
+"""docs/chips.md: the chips by Hexagon, and the operators that a Hexagon does not compile, from manifests/socs.toml."""
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from provisioning.base.files import with_table
 from provisioning.base.settings import ROOT
-from provisioning.manifest import load_refused
+from provisioning.manifest import Soc, load_refused, load_socs
 
 PAGE = ROOT / "docs" / "chips.md"
 
 
 def page() -> str:
-    return with_table(PAGE, "refused operators", _table())
+    return with_table(PAGE, "refused operators", _operators(), with_table(PAGE, "chips", _chips()))
 
 
-def _table() -> str:
+def _chips() -> str:
+    lines = ["| Hexagon | chips, with other names in parentheses |", "| --- | --- |"]
+    ordered = sorted(load_socs().items(), key=lambda item: (item[1].arch, item[0]))
+    for arch, chips in groupby(ordered, key=lambda item: item[1].arch):
+        lines.append(f"| V{arch} | {', '.join(_chip(name, soc) for name, soc in chips)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _chip(name: str, soc: Soc) -> str:
+    others = [*soc.sold_as, *([f"LPAI v{soc.lpai}"] if soc.lpai else [])]
+    others += [f"from QNN {soc.least_qnn}"] if soc.least_qnn else []
+    return f"{name} ({', '.join(others)})" if others else name
+
+
+def _operators() -> str:
     lines = ["| precision | operators | V68 | V69 | V73, V75, V81 |", "| --- | --- | --- | --- | --- |"]
     for each in load_refused():
         takes = ["yes" if each.below_arch and arch >= each.below_arch else "no" for arch in (68, 69, 73)]

@@ -29,8 +29,8 @@ and Reshape: their figure is how far fp16 is from the quantized model.
 [tests]: ../manifests/upstream/operators/onnx_tests.json
 
 ```console
-$ nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml -k Softmax/
-$ nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml --update-baseline   # then nox -s generate
+$ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
+$ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --update-baseline   # then nox -s generate
 ```
 """
 

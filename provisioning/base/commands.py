@@ -35,8 +35,11 @@ def session(name: str, *arguments: str | Path) -> str:
 
 def as_here(text: str) -> str:
     """The commands in a text as this copy takes them: an installed one has neither nox nor our packages."""
-    if CLONE:
-        return text
+    return text if CLONE else as_installed(text)
+
+
+def as_installed(text: str) -> str:
+    """The commands in a text as pages spell them: `qnn-ci VERB …`."""
     import re
 
     text = re.sub(r"\bnox -s (\w[\w-]*)(?: --(?= |$))?", r"qnn-ci \1", text)

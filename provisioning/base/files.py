@@ -54,10 +54,11 @@ def write_all(descriptor: int, block: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def with_table(page: Path, name: str, table: str) -> str:
-    """The page's text with this table between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+def with_table(page: Path, name: str, table: str, text: str | None = None) -> str:
+    """The page's text with this table between `<!-- NAME -->` and `<!-- end of NAME -->`; or `text`, which the
+    page will have."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    before, first, rest = page.read_text(encoding="utf-8").partition(begin)
+    before, first, rest = (page.read_text(encoding="utf-8") if text is None else text).partition(begin)
     _, last, after = rest.partition(end)
     if not first or not last:
         raise ManifestError(page, name, expected=f"the lines {begin.strip()} and {end.strip()}", found="none")

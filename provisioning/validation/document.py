@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import textwrap
 
+from provisioning.base.commands import as_installed
 from provisioning.validation import CHAPTERS, Rule, catalogue
 
 _HEAD = """\
 <!-- Generated from manifests/checks.toml: `nox -s generate` renews it. -->
 # What `validate` checks
 
-`nox -s validate` applies these rules to an environment: to the store's trees, or to your own SDKs when
+`qnn-ci validate` applies these rules to an environment: to the store's trees, or to your own SDKs when
 `QNN_SDK_ROOT`, `ANDROID_NDK_ROOT` or `HEXAGON_SDK_ROOT` name them. An error fails it, a warning fails it
 under `--strict`, a note never does. A rule that could not run is a warning with the reason, and never a pass.
 Nothing is remembered between runs.
 
-    nox -s validate -- --rule hexagon-arch          # only this rule
-    nox -s validate -- --ignore absolute-rpath      # accept what it finds
-    nox -s validate -- --ignore 'android-page-size:lib/aarch64-android/libQnnGpu.so'
-    nox -s validate -- --tree DIR                   # any directory of libraries
-    nox -s validate -- --target all                 # every target, each against its own tree
-    nox -s validate -- --list
+    qnn-ci validate --rule hexagon-arch          # only this rule
+    qnn-ci validate --ignore absolute-rpath      # accept what it finds
+    qnn-ci validate --ignore 'android-page-size:lib/aarch64-android/libQnnGpu.so'
+    qnn-ci validate --tree DIR                   # any directory of libraries
+    qnn-ci validate --target all                 # every target, each against its own tree
+    qnn-ci validate --list
 
 An `--ignore` that matches no finding is an error: remove it when its reason is gone.
 """
@@ -35,7 +36,7 @@ def catalogue_markdown() -> str:
     for module, title in CHAPTERS.items():
         parts.append(f"## {title}")
         parts += [_section(rule) for rule in rules.values() if rule.module == module]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return "\n\n".join([parts[0].strip("\n"), *(as_installed(part.strip("\n")) for part in parts[1:])]) + "\n"
 
 
 def _section(rule: Rule) -> str:

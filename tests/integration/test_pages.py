@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.page_examples import Example, examples_of, not_printed
@@ -16,7 +18,9 @@ from tests.support.typed import typed
 pytestmark = pytest.mark.heavy
 
 COMPILE, RUN = "docs/onnx-compile.md: qnn-ci ", "docs/onnx-compile.md: qnn-ci onnx run "
-HELD = {
+README, CONFIG = "README.md: qnn-ci test_lowering --suite models.toml", "docs/config.md: qnn-ci "
+SHOWN = {README, f"{CONFIG}provision --offline", f"{CONFIG}store verify qnn-sdk"}
+HELD = SHOWN | {
     f"{COMPILE}compile net.onnx --soc SM8750 --precision u16u8 --per-channel --calibrate samples -o out"
     " --profile-run",
     f"{COMPILE}compile net.onnx --soc SM8650 --and-soc SM8750 -o out",
@@ -30,7 +34,9 @@ HELD = {
 def _printed(example: Example, folder: Path) -> str:
     # What an earlier run of this test compiled would be taken from the cache, without a word of the steps.
     anew = ["--no-cache"] * (example.words[0] == "compile")
-    done = typed(*example.words, *anew, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    package = "provisioning" if example.words[0] in PROVISIONING else "ci"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = typed(*example.words, *anew, package=package, cwd=folder, env=env)
     # The page's reader is in this folder.
     return (done.stderr + done.stdout).replace(f"{folder}/", "")
 
@@ -52,7 +58,7 @@ def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     """In the order of the pages: a later command takes what an earlier one wrote."""
     compiling = [each for each in examples_of(ROOT / "docs" / "onnx-compile.md") if each.name in HELD]
     running = [each for each in examples_of(ROOT / "docs" / "onnx-run.md") if each.name in HELD]
-    assert {each.name for each in (*compiling, *running)} == HELD
+    assert {each.name for each in (*compiling, *running)} == HELD - SHOWN
     one, several, inspect = compiling
     run, changed, old = running
     wrong = {each.name: not_printed(each, _printed(each, folder)) for each in (one, run)}
@@ -61,3 +67,11 @@ def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     for each in (changed, old, several, inspect):
         wrong[each.name] = not_printed(each, _printed(each, folder))
     assert {name: lines for name, lines in wrong.items() if lines} == {}
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_the_first_pages_show_what_is_printed(name: str, tmp_path: Path) -> None:
+    for file in (ROOT / "docs" / "example").iterdir():
+        shutil.copy(file, tmp_path)
+    (example,) = (each for each in examples_of(ROOT / name.partition(":")[0]) if each.name == name)
+    assert not_printed(example, _printed(example, tmp_path)) == []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ci.lanes.upstream.ledger import ledger_path, load_ledger, load_record
 from ci.lanes.upstream.suite import SUITES
-from provisioning.base.commands import session
+from provisioning.base.commands import as_installed, session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
 from provisioning.known_faults import Fault, load_faults
@@ -24,7 +24,7 @@ def page() -> str:
         "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds",
         "that public threads report: what happens, in which versions, and the one command that shows it.",
         "It is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
-        "and run `nox -s generate`. `nox -s validate` names those of the build that it looks at, `inspect`",
+        "and run `nox -s generate`. `qnn-ci validate` names those of the build that it looks at, `inspect`",
         "those of the build that compiled a program, and the lanes those of a build whose program missed a",
         "threshold.",
         "",
@@ -33,7 +33,8 @@ def page() -> str:
         if faults := [each for each in load_faults() if each.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
     lines += [*_upstream(), *_suites()]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    head, rest = "\n".join(lines[:9]), "\n".join(lines[9:])
+    return f"{head}\n{as_installed(rest)}".rstrip("\n") + "\n"
 
 
 def _fault(fault: Fault) -> Iterator[str]:
@@ -63,7 +64,7 @@ def _upstream() -> Iterator[str]:
 
 def _suites() -> Iterator[str]:
     """The ledgers name hundreds of tests, so this has their numbers."""
-    yield f"Of [all suites](upstream-suites.md) on {DEFAULT_SOC}, with the ledger that has each cause:"
+    yield f"Of [all suites](upstream.md#the-other-suites) on {DEFAULT_SOC}, with the ledger that has each cause:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
     for suite in SUITES:
         ledger = load_ledger(suite, DEFAULT_PROFILE)

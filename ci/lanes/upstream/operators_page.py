@@ -29,8 +29,8 @@ it is. These are measurements: ExecuTorch's own suites, lowered by the QNN compi
 HTP emulator, each against the quantized model on the CPU. Repeat a row, or measure what is missing:
 
 ```console
-$ nox -s test_upstream -- operators values -k 'test_log. or *-log-*' --flow 16a8w
-$ nox -s test_upstream -- operators values --sample 1/25 --table   # put what it measures into this page
+$ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
+$ qnn-ci test_upstream operators values --sample 1/25 --table   # put what it measures into this page
 ```
 
 A cell has what most of ExecuTorch's tests and our own plain case gave, and the least signal-to-noise

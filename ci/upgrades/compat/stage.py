@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from ci.engine.workers.parent import tail
 from ci.upgrades import releases
 from provisioning import compat
@@ -224,22 +226,27 @@ def write_docs(measured: Measured | None = None) -> None:
 
 
 def page(measured: Measured) -> str:
-    """docs/upgrades.md."""
+    """docs/upgrades.md, with the table of pairs."""
     return with_table(PAGE, "measured pairs", table_of(measured))
 
 
 def table_of(measured: Measured) -> str:
-    rows = [
-        "| executorch | QNN | build id | from | chip | " + " | ".join(STEPS) + " | first error |",
-        "| --- | --- | --- | --- | --- | " + "--- | " * len(STEPS) + "--- |",
-    ]
-    marks = {"passed": "yes", "failed": "**no**", "not_reached": "–"}
-    for pair in measured.pairs:
-        results = [marks[pair.steps[name].result if name in pair.steps else "not_reached"] for name in STEPS]
-        error = pair.error.partition(": ")[2].replace("|", "\\|")
-        cells = [pair.executorch, pair.qnn, f"`{pair.build_id}`", pair.package, pair.soc, *results]
-        rows.append("| " + " | ".join(cells) + f" | {error} |")
-    return "\n".join(rows) + "\n"
+    """A row for each executorch, a column for each QNN; then the first error of what does not work."""
+    pairs = {(pair.executorch, pair.qnn): pair for pair in measured.pairs}
+    builds = sorted({pair.qnn for pair in measured.pairs}, key=Version)
+    rows = [f"| executorch | {' | '.join(f'QNN {qnn}' for qnn in builds)} |"]
+    rows.append("| --- |" + " --- |" * len(builds))
+    for executorch in sorted({pair.executorch for pair in measured.pairs}, key=Version):
+        cells = [_cell(pairs.get((executorch, qnn))) for qnn in builds]
+        rows.append(f"| {executorch} | {' | '.join(cells)} |")
+    errors = dict.fromkeys(pair.error for pair in measured.pairs if pair.error)
+    return "\n".join([*rows, "", *(f"- {error}" for error in errors)]).rstrip("\n") + "\n"
+
+
+def _cell(pair: Pair | None) -> str:
+    if pair is None:
+        return "–"
+    return "works" if pair.works else f"**no**: {pair.error.partition(': ')[0]}"
 
 
 def _step(error: str) -> Step:
