@@ -1,4 +1,4 @@
-"""docs/chips.md: the chips by Hexagon, and the operators that a Hexagon does not compile, from manifests/socs.toml."""
+"""docs/chips.md: the chips by Hexagon and what each does not compile, from manifests/socs.toml."""
 
 from __future__ import annotations
 

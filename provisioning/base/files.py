@@ -55,8 +55,7 @@ def write_all(descriptor: int, block: bytes) -> None:
 
 
 def with_table(page: Path, name: str, table: str, text: str | None = None) -> str:
-    """The page's text with this table between `<!-- NAME -->` and `<!-- end of NAME -->`; or `text`, which the
-    page will have."""
+    """This table between `<!-- NAME -->` and `<!-- end of NAME -->` of the page, or of its `text` to be."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, first, rest = (page.read_text(encoding="utf-8") if text is None else text).partition(begin)
     _, last, after = rest.partition(end)

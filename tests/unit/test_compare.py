@@ -13,7 +13,17 @@ import pytest
 from ci.pipeline.baseline import load_tolerances
 from ci.upgrades import releases
 from ci.upgrades.compare.judge import differences, severity_of, verdict_of
-from ci.upgrades.compare.stage import Choice, Measurement, Stack, chosen, error_of, judge, measure, stacks
+from ci.upgrades.compare.stage import (
+    Choice,
+    Measurement,
+    Stack,
+    chosen,
+    error_of,
+    folded,
+    judge,
+    measure,
+    stacks,
+)
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import Selection
@@ -168,3 +178,15 @@ def test_a_process_that_would_import_another_package_is_refused(tmp_path: Path) 
     assert variables["PYTHONPATH"].startswith(str(older))
     with pytest.raises(EnvironmentLacking, match=r"2\.6\.0.*2\.7\.0"):
         releases.first_on_path(tmp_path / "empty", "onnxruntime-qnn", "2.6.0", environ)
+
+
+HEAD = "| program | 2.51.0 | 2.50.40 |\n| --- | --- | --- |\n"
+WORSE = "| decode/u16u8/SM8650 | 44.2 dB | **worse**: SQNR in dB: 44.2 → 15.5 |\n"
+SAME = "| bert/u16u8/SM8650 | 46.5 dB | same |\n| vit/u16u8/SM8650 | 39.4 dB | same |\n"
+
+
+def test_programs_that_are_the_same_share_a_line_and_others_keep_their_row() -> None:
+    alike = "The same on all of them: bert/u16u8/SM8650 (46.5 dB), vit/u16u8/SM8650 (39.4 dB).\n"
+    assert folded(HEAD + WORSE + SAME) == f"{HEAD}{WORSE}\n{alike}"
+    assert folded(HEAD + SAME) == alike
+    assert folded(HEAD + WORSE) == HEAD + WORSE

@@ -64,7 +64,8 @@ def _upstream() -> Iterator[str]:
 
 def _suites() -> Iterator[str]:
     """The ledgers name hundreds of tests, so this has their numbers."""
-    yield f"Of [all suites](upstream.md#the-other-suites) on {DEFAULT_SOC}, with the ledger that has each cause:"
+    suites = "[all suites](upstream.md#the-other-suites)"
+    yield f"Of {suites} on {DEFAULT_SOC}, with the ledger that has each cause:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
     for suite in SUITES:
         ledger = load_ledger(suite, DEFAULT_PROFILE)

@@ -94,7 +94,7 @@ def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) ->
         replace_text(table, f"`{stage.command}` gives:\n\n{table_of(stage.metrics)}")
         stage.artifacts.append(Artifact.of("table", table))
         if choice.write_docs:
-            page = with_table(PAGE, TABLES[choice.lane], table_of(stage.metrics))
+            page = with_table(PAGE, TABLES[choice.lane], folded(table_of(stage.metrics)))
             replace_text(PAGE, page)
     return stage.close(selection.reports)
 
@@ -357,6 +357,18 @@ def table_of(metrics: Mapping[str, Metric]) -> str:
             )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def folded(table: str) -> str:
+    """A table for a page: programs that are the same on all builds share one line below it."""
+    head, line, *rows = table.splitlines()
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    alike = [f"{name} ({figure})" for name, figure, *others in cells if set(others) == {"same"}]
+    differing = [row for row, (_, _, *others) in zip(rows, cells, strict=True) if set(others) != {"same"}]
+    shown = [head, line, *differing] if differing else []
+    if alike:
+        shown += ["", f"The same on all of them: {', '.join(alike)}."]
+    return "\n".join(shown).lstrip("\n") + "\n"
 
 
 def _rank(row: Metric) -> int:
