@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from provisioning.base.settings import ROOT
 from tests.support.examples import example
 from tests.support.repositories import IDENTITY, repository
+from tests.support.scripts import locked_environment
 from tests.support.wheels import SRC_PROJECT
 from tests.support.workflows.run import run_workflow
 
-pytestmark = [pytest.mark.heavy, pytest.mark.whole]
+pytestmark = pytest.mark.heavy
 
 CASE = """\
     [case.{name}]
@@ -44,14 +46,11 @@ SUMS, HALVES = "src/mynet/sums.py", "src/mynet/halves.py"
 ATTEST = ("attest / statement", "attest / attest")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+def adopter(folder: Path, more: str = "") -> Path:
     """A repository with a src/ layout, packages of its own, two small models and the README's workflow."""
-    workflow = example(ROOT / "README.md", "name: QNN\n")
-    workflow += "      requirements: requirements.txt\n      keep-programs: true\n"
     suite = 'schema = 1\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
     files = {
-        ".github/workflows/qnn.yml": workflow + example(ROOT / "docs" / "github.md", "  attest:\n"),
+        ".github/workflows/qnn.yml": example(ROOT / "README.md", "name: QNN\n") + more,
         "ci/models.toml": suite,
         "pyproject.toml": SRC_PROJECT,
         "requirements.txt": "einops==0.8.1\n",
@@ -59,10 +58,48 @@ def root(tmp_path: Path) -> Path:
         SUMS: MODEL.format(formula="x + x"),
         HALVES: MODEL.format(formula='rearrange(x, "b c h w -> b (c h w)") / 2'),
     }
-    return repository(tmp_path / "models", files)
+    return repository(folder, files)
 
 
-def test_the_readmes_ten_lines_gate_another_repositorys_models(root: Path, tmp_path: Path) -> None:
+STAND_IN = """\
+case "$*" in
+  "-m ci gate "*)
+    shift 3
+    echo "the gate of $QNN_CI_SOC: $*"
+    exec "{python}" -m tests.support.gate_stage gate passes-one fails-one --reports "$QNN_CI_REPORTS" "$@" ;;
+esac
+exec "{python}" "$@"
+"""
+"""This Python for all sessions of the jobs; the session `gate` has stages that take no time."""
+
+
+def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_request(tmp_path: Path) -> None:
+    environments, sdk = tmp_path / "environments", tmp_path / "hollow"
+    for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
+        locked_environment(environments, lock.stem, STAND_IN.format(python=sys.executable))
+    (sdk / "include" / "QNN").mkdir(parents=True)
+    (sdk / "include" / "QNN" / "QnnCommon.h").write_text("#define QNN_API_VERSION_MAJOR 2\n")
+    variables = {"QNN_CI_ENVIRONMENTS": str(environments), "QNN_SDK_ROOT": str(sdk)}
+    done = run_workflow(tmp_path / "run", "qnn", adopter(tmp_path / "models"), env=variables)
+    assert done.results() == {
+        "qnn / plan": "success",
+        "qnn / programs": "failure",
+        "qnn / remember": "skipped",
+        "qnn / verdict": "failure",
+    }, done.failures()
+    programs = done.jobs["qnn / programs"]
+    log = done.log(programs.name)
+    assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log
+    (error,) = [one for one in programs.annotations if one.startswith("error: ")]
+    assert "fails-one" in error and "subject" in error
+    assert "files as reports-wheels-models-programs" in log
+
+
+@pytest.mark.whole
+def test_the_readmes_ten_lines_gate_another_repositorys_models(tmp_path: Path) -> None:
+    attest = example(ROOT / "docs" / "github.md", "  attest:\n")
+    more = "      requirements: requirements.txt\n      keep-programs: true\n"
+    root = adopter(tmp_path / "models", more + attest)
     # As a push to main, which fills the cache.
     cache = tmp_path / "cache"
     green = run_workflow(tmp_path / "green", "qnn", root, event="push", cache=cache)

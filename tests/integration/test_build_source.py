@@ -163,7 +163,6 @@ def test_another_folder_gives_the_same_bytes(
     assert hashes(other.dist) == hashes((arm64 if stage == ARM64 else android).dist)
 
 
-@pytest.mark.whole
 def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, arm64: Built) -> None:
     before = hashes(arm64.folder)
     printed = build(ARM64, arm64.folder, sources.tree, sources.sdk, "--dry-run")

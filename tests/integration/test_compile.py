@@ -72,15 +72,6 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
             loaded.sample(1)
 
 
-def test_a_program_that_is_hardly_the_model_says_so(tmp_path: Path) -> None:
-    """At fp16 numbers near 30,000 are 16 apart."""
-    rounded = "class Rounded(nn.Module):\n    def forward(self, x):\n        return (x + 30000) - 30000\n"
-    net = "def net():\n    return Rounded().eval(), (torch.randn(1, 3, 8, 8),)\n"
-    (tmp_path / "net.py").write_text(f"import torch\nfrom torch import nn\n{rounded}{net}")
-    order = (tmp_path / "net.py:net", "--soc", "SM8650", "--precision", "fp16", "-o", tmp_path / "out")
-    assert "little in common" in ci("compile", *order).stderr
-
-
 LATE = """\
 import importlib
 import torch

@@ -126,11 +126,15 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_work
     assert (died.code, finding.rule) == (1, "lowering-compile")
     assert operator in finding.message and code in finding.message
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
-    followed = suite(tmp_path, {name: {**dying(name), "run": "\n".join(options)}}, "followed.toml")
-    ran = run("test_emulator", tmp_path, "--suite", followed, "--reload")
+    cost = [each for each in options if each.startswith(("delegates", "cpu_budget"))]
+    # One as the remedy says, beside one that the flag keeps going.
+    cases = {case: {**dying(name), "run": "\n".join(how)} for case, how in ((name, options), ("kept", cost))}
+    followed = suite(tmp_path, cases, "followed.toml")
+    ran = run("test_emulator", tmp_path, "--suite", followed, "--reload", "--keep-going")
     assert not {each.rule for each in ran.report.findings if each.severity == Severity.ERROR}
+    assert "lowering-kept-on-cpu" in ran.rules("kept") - ran.rules(name)
     not_reloaded = "emulator-reload-not-run" in ran.rules(name)
-    assert (ran.code, ran.report.metrics["loaded again"], not_reloaded) == (0, reloads, not reloads)
+    assert (ran.code, ran.report.metrics["loaded again"], not_reloaded) == (0, 2 * reloads, not reloads)
 
 
 @pytest.mark.whole

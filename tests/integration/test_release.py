@@ -1,4 +1,7 @@
-"""release.yml run from the tag to the pull request after it, with stand-ins for what takes hours."""
+"""release.yml run from the tag to the pull request after it, with stand-ins for what takes hours.
+
+Maintainers start this workflow and no user does, so that its only test may be a nightly one.
+"""
 
 from __future__ import annotations
 

@@ -247,6 +247,16 @@ def test_records_intermediate_outputs_as_executorchs_inspector_reads_them(bench:
     assert recorded["native_call_mul.out"] == pytest.approx(floats(bench.read("add_ref1.raw")))
 
 
+def test_intermediate_outputs_are_written_where_a_file_for_them_is_named(bench: Bench) -> None:
+    ran = bench.program(
+        "add", "--dump_intermediate_outputs", "--debug_output_path", "d.bin", "--etdump_path", "e.etdp"
+    )
+
+    assert ran.code == 0, ran.err
+    # The sum is one of them, as it is in memory.
+    assert bench.read("add_ref0.raw") in bench.read("d.bin")
+
+
 def test_shared_memory_that_is_not_there_is_a_warning(bench: Bench) -> None:
     ran = bench.program("add", "--shared_buffer")
 

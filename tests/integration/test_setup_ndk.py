@@ -15,8 +15,6 @@ from tests.support.repositories import IDENTITY, repository
 from tests.support.sdk_archives import served_here, write_zip
 from tests.support.workflows.run import Finished, run_workflow
 
-pytestmark = pytest.mark.whole
-
 REVISION = "26.2.11394342"
 FILES = {
     "source.properties": f"Pkg.Desc = Android NDK\nPkg.Revision = {REVISION}\n".encode(),
@@ -69,6 +67,7 @@ def build(tmp_path: Path, toolkit: Path, licence: str, env: Mapping[str, str] | 
     return run_workflow(tmp_path / "run", "app", root, env=env, toolkit=toolkit)
 
 
+@pytest.mark.whole
 def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path) -> None:
     done = build(tmp_path, toolkit, ACCEPTED)
     assert done.results() == {"build": "success"}, done.failures()

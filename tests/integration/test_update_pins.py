@@ -1,4 +1,7 @@
-"""update-pins.yml run where there is something newer: what it would propose, and nothing else."""
+"""update-pins.yml run where there is something newer: what it would propose, and nothing else.
+
+It proposes to maintainers and no user starts it, so that its only test may be a nightly one.
+"""
 
 from __future__ import annotations
 

@@ -27,6 +27,23 @@ socs = ["SM8650"]
 thresholds = { sqnr_db = 20 }
 """
 
+ROUNDED = """\
+import torch
+class Rounded(torch.nn.Module):
+    def forward(self, x):
+        return (x + 30000) - 30000
+def model():
+    return Rounded().eval(), (torch.randn(1, 3, 8, 8),)
+"""
+"""At fp16 numbers near 30,000 are 16 apart."""
+IMAGES = """\
+import numpy as np
+def samples():
+    generator = np.random.default_rng(0)
+    for _ in range(4):
+        yield generator.standard_normal((1, 3, 8, 8)).astype(np.float32)
+"""
+
 
 def _text(content: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
@@ -64,10 +81,13 @@ def _exported(path: Path) -> None:
     torch.export.save(torch.export.export(net, (torch.randn(1, 3, 8, 8),)), path)
 
 
-def _checkpoint(path: Path) -> None:
-    from tests.support.checkpoints import write_checkpoint
+def _checkpoint(layers: int) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        from tests.support.checkpoints import write_checkpoint
 
-    write_checkpoint(path)
+        write_checkpoint(path, num_hidden_layers=layers)
+
+    return write
 
 
 def _model(name: str, read: str = "") -> Callable[[Path], None]:
@@ -84,6 +104,7 @@ def _model(name: str, read: str = "") -> Callable[[Path], None]:
 
 FILES: dict[str, Callable[[Path], object]] = {
     "net": _text(NET),
+    "net of which fp16 leaves little": _text(ROUNDED),
     "net with an operator that stays on the CPU": _model("with_erf"),
     "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
     "number": _text("1"),
@@ -91,10 +112,12 @@ FILES: dict[str, Callable[[Path], object]] = {
     "suite of ONNX": _text(SUITE.replace('scheme = "8a8w"', 'precision = "u8u8"')),
     "program of torch.export": _exported,
     "images": lambda path: _some(path, (1, 3, 8, 8)),
+    "function that gives images": _text(IMAGES),
     "small rows": lambda path: _some(path, (4, 16), 0.05),
     "ONNX convolution": _convolution,
     "ONNX root mean square": _root_mean_square,
-    "checkpoint": _checkpoint,
+    "checkpoint": _checkpoint(1),
+    "checkpoint of two layers": _checkpoint(2),
     "text": lambda path: path.write_text((ROOT / "LICENSE").read_text()[:1400] * 2, encoding="utf-8"),
     "other text": lambda path: path.write_text((ROOT / "README.md").read_text()[:1100], encoding="utf-8"),
     "script": _text(

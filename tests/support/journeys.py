@@ -26,6 +26,7 @@ TABLE = ROOT / "tests" / "journeys.toml"
 OURS = re.compile(r"^(?:\w+=\S+ )*(?:qnn-ci|nox|python -m (?:ci|provisioning))\b")
 """A line that types one of our commands."""
 PROMPT = re.compile(r"^(?:\$ |\s*- )?")
+USES = re.compile(r"^ *(?:- )?(uses: OWNER/qnn-ci/\S+)")
 FIRST_SCREEN = re.compile(r"^(?:python -m pip|uv tool|qnn-ci) ")
 
 
@@ -111,11 +112,15 @@ def promised(page: str, text: str) -> list[str]:
 
 
 def _of_readme(text: str) -> Iterator[str]:
-    """Those of the first screens, and of the table below "What to type"."""
+    """Those of the first screens, of the table below "What to type", and what is to be put into a workflow:
+    of such a block the line that uses ours."""
     first, _, rest = text.partition("\n## What to type\n")
     for line in _fenced(first):
         if FIRST_SCREEN.match(line):
             yield line
+    for line in _fenced(text):
+        if uses := USES.match(line):
+            yield uses[1]
     for line in rest.partition("\n## ")[0].splitlines():
         if line.startswith("| ") and not line.startswith("| to … |"):
             yield from re.findall("`([^`]+)`", line.split(" | ")[1])

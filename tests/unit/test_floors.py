@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from symtable import symtable
 
 from provisioning.base.settings import ROOT
 from tests.support.sources import parsed, statements
@@ -21,6 +24,10 @@ FLOORS = (
 """The rooms of ci/, lowest first; the last are the edges. A lane is a room of its own."""
 
 _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
+
+
+_BEGINS = r"(?:ci|provisioning)\."
+_IN_TEXT = re.compile(_BEGINS + r"[\w.]*\w(?::\w+)?")
 
 
 @cache
@@ -87,6 +94,66 @@ def _named_by_provisioning() -> set[tuple[str, str]]:
             if isinstance(text, str) and _MODULE_IN_TEXT.fullmatch(text):
                 pairs.add((module, text.partition(":")[0]))
     return pairs
+
+
+def _ours() -> Iterator[Path]:
+    for folder in ("provisioning", "ci"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
+def _named_in_text() -> Iterator[str]:
+    """What is started or imported by its name: a module `a.b`, and what is defined in one, `a.b:c`."""
+    for file in _ours():
+        for node in ast.walk(parsed(file)):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and _IN_TEXT.fullmatch(text):
+                yield text
+
+
+def test_what_a_text_names_is_there() -> None:
+    """No import fails where it has moved, and perhaps only a nightly test starts it."""
+    gone = [name for name in sorted(set(_named_in_text())) if not _is_there(name)]
+    assert not gone, f"no module of ours, nor a name in one: {gone}"
+
+
+def test_a_module_is_named_in_full() -> None:
+    """Put together from parts it is not seen by the test above. A package whose parts a user names is."""
+    built = {
+        f"{file.relative_to(ROOT)}: {ast.unparse(node)}"
+        for file in _ours()
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.JoinedStr)
+        if isinstance(first := node.values[0], ast.Constant) and re.match(_BEGINS, str(first.value))
+    }
+    assert built == {
+        "ci/github/__init__.py: f'ci.github.{args.part}'",
+        "provisioning/validation/__init__.py: f'provisioning.validation.{name}'",
+    }
+
+
+def _is_there(name: str) -> bool:
+    module, colon, inside = name.partition(":")
+    if not colon and _file_of(module):
+        return True
+    if not colon:
+        module, _, inside = module.rpartition(".")
+    file = _file_of(module)
+    return file is not None and _defines(file, inside)
+
+
+def _file_of(module: str) -> Path | None:
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return Path(found.origin) if found and found.origin else None
+
+
+def _defines(file: Path, name: str) -> bool:
+    table = symtable(file.read_text(encoding="utf-8"), str(file), "exec")
+    return name in table.get_identifiers() and (
+        table.lookup(name).is_assigned() or table.lookup(name).is_imported()
+    )
 
 
 def test_imports_go_down_only() -> None:

@@ -30,6 +30,7 @@ def test_the_readme_promises_what_its_table_types() -> None:
     readme = promised("README.md", _text("README.md"))
     assert len(readme) > 30
     assert {"qnn-ci validate", "qnn-ci run_device", 'eval "$(qnn-ci env)"'} <= set(readme)
+    assert "uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT" in readme
 
 
 def test_each_row_is_there_once_and_its_page_prints_its_command() -> None:

@@ -23,6 +23,8 @@ from provisioning.base.settings import Selection, add_selection, selection_of
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
 
+ONNX, EXECUTORCH = "ci.lanes.onnx.dump", "ci.lanes.executorch.dump"
+
 
 def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> None:
     parser.add_argument(
@@ -50,7 +52,7 @@ def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
     selection = selection_of(args)
     soc_named(selection.soc)
     named = user_model(args.model, Parser.user_folder())
-    lane, arguments, environ = (_of_onnx if named.onnx else _of_pytorch)(named, args, selection)
+    module, arguments, environ = (_of_onnx if named.onnx else _of_pytorch)(named, args, selection)
     output = args.output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -60,17 +62,16 @@ def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
             f"{output.parent}: {error.strerror}", remedy="-o names another place"
         ) from error
     with folder as name:
-        module, arguments = f"ci.lanes.{lane}.dump", [kind, *arguments]
-        done = captured_module(module, arguments, environ, args.timeout, args.model, cwd=name)
+        done = captured_module(module, [kind, *arguments], environ, args.timeout, args.model, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
-        if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
+        if done.returncode and not (module == EXECUTORCH and SAVED in done.stderr + done.stdout):
             remedy = session("audit", args.model, "--soc", selection.soc)
             raise without_result(done, f"{args.model}: refused for {selection.soc}", remedy)
         yield Path(name)
 
 
 Child = tuple[str, list[str], dict[str, str]]
-"""The lane, the arguments and the environment."""
+"""The module, its arguments and its environment."""
 
 
 def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
@@ -79,7 +80,7 @@ def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -
 
     require_installed()
     soc = soc_named(selection.soc)
-    return "onnx", [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
+    return ONNX, [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
 
 
 def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
@@ -90,7 +91,7 @@ def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection
     scheme = scheme_of(named, args.scheme)
     program = program_of(named, scheme, selection.soc, selection)
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
-    return "executorch", [json.dumps(program.order)], environment.merged(os.environ)
+    return EXECUTORCH, [json.dumps(program.order)], environment.merged(os.environ)
 
 
 def move(source: Path, target: Path) -> None:
