@@ -11,9 +11,8 @@ import json
 from pathlib import Path
 
 from ci.pipeline import compile_flags
-from ci.pipeline.flags import add_choice
+from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from provisioning.base.command_line import add_timeout
 
 EXAMPLES = """\
   qnn-ci divergence net.py:make --precision 16a8w --soc SM8650
@@ -34,20 +33,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there")
     add_choice(parser, "manifests/suites/lowering.toml")
-    add_timeout(parser, "the search", 1200)
+    add_work(parser, "the search", 1200, cached=False)
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text
     from provisioning.base.files import write_named
 
-    compile_flags.require_lane(args)
-    selection = compile_flags.one_chip(args)
-    if args.model and compile_flags.is_onnx(args.model):
+    model = compile_flags.one_model_of(args)
+    compile_flags.require_one_chip(model.selection)
+    if model.lane == compile_flags.ONNX:
         from ci.lanes.onnx.divergence import searched
+
+        name, result = searched(model, args.least)
     else:
-        from ci.lanes.executorch.divergence import searched
-    name, result = searched(args, selection)
+        from ci.lanes.executorch.divergence import searched as searched_pytorch
+
+        name, result = searched_pytorch(model, choice_of(args), args.least)
     if args.json:
         write_named(args.json, json.dumps({"schema": 1, "program": name, **result}, indent=2) + "\n")
     print("\n".join(as_text(result)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, 
 from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
+from ci.pipeline.options import Accept, Choice
 from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.thresholds import update_suite
 from provisioning.base.findings import Finding, Metric, Report
@@ -31,22 +31,21 @@ V = TypeVar("V")
 
 def chosen(
     suites: Suites[P],
-    args: argparse.Namespace,
+    choice: Choice,
     selection: Selection,
     jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
 ) -> list[P]:
-    """The programs that the flags select. `jobs_of` gives the job of each program, for --shard: programs of
-    one job stay together."""
-    paths = [path.absolute() for path in args.suite or ()]
+    """The chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job stay
+    together."""
     programs = suites.choose(
-        suites.all_programs(paths, selection.named_socs, profile=selection.profile),
-        tags=args.tag or (),
-        words=args.words or (),
-        cases=args.case or (),
+        suites.all_programs(choice.suites, selection.named_socs, profile=selection.profile),
+        tags=choice.tags,
+        words=choice.words,
+        cases=choice.cases,
     )
-    if args.shard:
+    if choice.shard:
         jobs = jobs_of(programs)
-        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), args.shard)
+        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
         programs = [program for program in programs if jobs[program.name] in mine]
     return programs
 
@@ -104,7 +103,7 @@ def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Map
 
 
 def accepted(
-    args: argparse.Namespace,
+    accept: Accept,
     suites: Suites[P],
     programs: tuple[P, ...],
     baselines: dict[Path, Baseline],
@@ -114,11 +113,11 @@ def accepted(
 ) -> tuple[P, ...]:
     """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
     with their thresholds of now."""
-    if args.update_baseline or args.update_thresholds:
-        agree(baselines, programs, figures, args.reason, stage.command)
-    if args.update_baseline:
+    if accept.baseline or accept.thresholds:
+        agree(baselines, programs, figures, accept.reason, stage.command)
+    if accept.baseline:
         update()
-    if not args.update_thresholds:
+    if not accept.thresholds:
         return programs
     # In the order of the programs.
     changed = {

@@ -5,7 +5,6 @@ The process that lowers and the runner are stand-ins; workers, memo and files ar
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -29,6 +28,7 @@ from ci.lanes.executorch.stage import Plan
 from ci.lanes.executorch.suite import Program, programs_of
 from ci.pipeline.accuracy import EXACT_DB
 from ci.pipeline.baseline import Baseline
+from ci.pipeline.options import Work
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
@@ -47,7 +47,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(
     folder: Path, *programs: Program, timeout: float = 60, basis: compiling.Basis = BASIS, cache: bool = True
 ) -> dict[str, Result]:
-    settings = Settings(folder / "store", folder / "logs", jobs=1, timeout=timeout, cache=cache)
+    settings = Settings(folder / "store", folder / "logs", Work(timeout, jobs=1, cache=cache))
     return compile_programs(programs, ENVIRONMENT, ENVIRON, settings, basis, lambda _: Baseline(folder / "b"))
 
 
@@ -233,13 +233,12 @@ class Emulator:
             programs=tuple(programs.values()),
             environment=ENVIRONMENT,
             basis=BASIS,
-            settings=Settings(self.folder / "store", self.folder / "logs"),
+            settings=Settings(self.folder / "store", self.folder / "logs", Work(jobs=1, run_timeout=timeout)),
             baselines={one.suite: Baseline(self.folder / "baseline.json") for one in programs.values()},
             refused={},
         )
-        args = argparse.Namespace(jobs=1, run_timeout=timeout)
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
-        results = measure(args, plan, self.runner, compiled, ENVIRON)
+        results = measure(plan, self.runner, compiled, ENVIRON)
         return [results[program.name] for program in programs.values()]
 
 

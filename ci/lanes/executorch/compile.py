@@ -23,8 +23,8 @@ from ci.lanes.executorch.suite import Program
 from ci.lanes.executorch.worker import MEMORY
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
+from ci.pipeline.options import Work
 from ci.pipeline.stage import by_packages, memos_of
-from provisioning.base.command_line import TIMEOUT
 from provisioning.base.findings import Metric
 from provisioning.environment import Environment
 
@@ -52,13 +52,7 @@ class Basis:
 class Settings:
     store: Path
     logs: Path
-    jobs: int | None = None
-    timeout: float = TIMEOUT
-    cache: bool = True
-    why: bool = False
-    worker_memory: int | None = None
-    keep_going: bool = False
-    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
+    work: Work
     quantize_only: bool = False
     """End with the quantized model."""
     errors_follow: bool = False
@@ -182,7 +176,7 @@ def _compile_with(
     basis: Basis,
     baseline: Callable[[Program], Baseline],
 ) -> dict[str, Result]:
-    memos = memos_of(programs, "lowering", settings.store, environ, reuse=settings.cache, own=own)
+    memos = memos_of(programs, "lowering", settings.store, environ, reuse=settings.work.cache, own=own)
     tasks = [
         Lowering(
             program,
@@ -194,22 +188,22 @@ def _compile_with(
             memos[program.suite],
             cost_of(program, baseline(program)),
             settings.logs,
-            settings.keep_going,
+            settings.work.keep_going,
             settings.quantize_only,
         )
         for program in programs
     ]
 
     def worker(threads: int, count: int) -> Worker:
-        memory = settings.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
+        memory = settings.work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
         # Warming up takes as long as it saves the first program.
         variables = {**environ, MEMORY: str(memory), WARM: "1" if count > 1 else ""}
         session, imports = "nox -s test_lowering", "executorch and torch"
         return started(
-            WORKER, variables, threads, settings.logs, settings.timeout, session, imports, own.python
+            WORKER, variables, threads, settings.logs, settings.work.timeout, session, imports, own.python
         )
 
-    how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
+    how = How(f"programs for QNN {basis.build_id}", worker, settings.work.jobs, settings.work.why, share=True)
 
     def line(name: str, result: Result) -> Line:
         if result.failure and settings.errors_follow:
@@ -222,7 +216,7 @@ def _compile_with(
 
     def accept(name: str, result: Result) -> bool:
         # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
-        kept = result.facts.get("kept_on_cpu") and not settings.keep_going
+        kept = result.facts.get("kept_on_cpu") and not settings.work.keep_going
         return not result.facts.get("loads") and not kept
 
     return do(tasks, how, accept=accept, line=line)

@@ -50,19 +50,12 @@ def _files(compiled: Result) -> dict[str, Any]:
     return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
 
 
-def reloads(
-    plan: Plan,
-    programs: Mapping[str, Result],
-    environment: Mapping[str, str],
-    *,
-    jobs: int | None,
-    timeout: float,
-) -> dict[str, Result]:
+def reloads(plan: Plan, programs: Mapping[str, Result], environment: Mapping[str, str]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
     programs = {name: each for name, each in programs.items() if not absent_kernels(each)}
     known = {program.name: program for program in plan.programs}
-    store, reuse = plan.settings.store, plan.settings.cache
-    memos = memos_of(plan.programs, "reload", store, environment, reuse=reuse)
+    store, work = plan.settings.store, plan.settings.work
+    memos = memos_of(plan.programs, "reload", store, environment, reuse=work.cache)
     tasks = []
     for name, compiled in programs.items():
         assert compiled.folder is not None
@@ -81,12 +74,12 @@ def reloads(
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.lanes.executorch.reload_worker"), "nox -s test_emulator -- --reload"
         logs, imports = plan.settings.logs, "executorch.runtime"
-        return started(command, environment, threads, logs, timeout, session, imports)
+        return started(command, environment, threads, logs, work.run_timeout, session, imports)
 
     def accept(name: str, result: Result) -> bool:
         return not list(findings_of(name, "", result))
 
-    return do(tasks, How("programs loaded again", worker, jobs, plan.settings.why), accept=accept)
+    return do(tasks, How("programs loaded again", worker, work.jobs, work.why), accept=accept)
 
 
 def absent_kernels(compiled: Result) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +26,10 @@ from ci.lanes.executorch.suite import SUITES, Program
 from ci.pipeline.baseline import Baseline, Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.models.own_packages import record
+from ci.pipeline.options import Choice, StageOptions, Work
 from ci.pipeline.stage import baselines_of, chosen, counts, finish, print_list, row_of, update_baselines
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
@@ -57,13 +57,11 @@ class Plan:
         return compile_programs(wanted, self.environment, environ, self.settings, self.basis, self.baseline)
 
 
-def chosen_programs(args: argparse.Namespace, selection: Selection) -> list[Program]:
-    """The programs that the flags select."""
-
+def chosen_programs(choice: Choice, selection: Selection) -> list[Program]:
     def jobs(programs: Sequence[Program]) -> dict[str, Job]:
         return {job.name: job for job in jobs_of(programs, selection.profile)}
 
-    return chosen(SUITES, args, selection, jobs)
+    return chosen(SUITES, choice, selection, jobs)
 
 
 def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
@@ -78,37 +76,20 @@ def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
 
 
 def plan_of(
-    args: argparse.Namespace,
-    selection: Selection,
-    environ: Mapping[str, str],
-    name: str,
-    programs: Sequence[Program] | None = None,
+    programs: Sequence[Program], selection: Selection, work: Work, environ: Mapping[str, str], name: str
 ) -> Plan:
-    # Lowering and the emulator run on this machine; another target beside it belongs to another session.
-    selection = replace(selection, target=DEFAULT_TARGET)
-    programs = chosen_programs(args, selection) if programs is None else programs
+    """`name` is that of the folder of logs."""
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
     environment.explain()
     sdk = environment.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
-    # The commands of one model have fewer flags.
-    flags = {"jobs": None, "worker_memory": None, "keep_going": False, **vars(args)}
     return Plan(
         selection=selection,
         programs=tuple(programs),
         environment=environment,
         basis=basis,
-        settings=Settings(
-            store=selection.store,
-            logs=Path(selection.reports).absolute() / name,
-            jobs=flags["jobs"],
-            timeout=args.timeout,
-            cache=not args.no_cache,
-            why=args.why,
-            worker_memory=flags["worker_memory"] and flags["worker_memory"] << 20,
-            keep_going=flags["keep_going"],
-        ),
+        settings=Settings(selection.store, Path(selection.reports).absolute() / name, work),
         baselines=baselines_of(programs, selection.profile),
         refused=dict(refusals(programs, sdk, basis.build_id)),
     )
@@ -134,15 +115,16 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
             )
 
 
-def run(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    if args.list:
-        return print_list(chosen_programs(args, selection))
+def run(options: StageOptions) -> int:
+    selection = options.selection
+    if options.list_only:
+        return print_list(chosen_programs(options.choice, selection))
     stage = StageRun.as_typed("test_lowering", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
-        plan = plan_of(args, selection, os.environ, "lowering")
+        programs = chosen_programs(options.choice, selection)
+        plan = plan_of(programs, selection, options.work, os.environ, "lowering")
         results = plan.compiled(os.environ)
-        if args.update_baseline:
+        if options.accept.baseline:
             update(plan, results)
         judge(stage, plan, results)
         record(stage, plan.programs, selection)

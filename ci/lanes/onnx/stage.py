@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Mapping
@@ -30,8 +29,8 @@ from ci.lanes.onnx.suite import SUITES, Program
 from ci.pipeline.accuracy import rounded
 from ci.pipeline.baseline import COSTS, Baseline, load_tolerances
 from ci.pipeline.findings import known_faults, verdict
-from ci.pipeline.flags import check_args
 from ci.pipeline.models.own_packages import OwnPackages, record
+from ci.pipeline.options import StageOptions, Work
 from ci.pipeline.stage import (
     accepted,
     baselines_of,
@@ -44,7 +43,7 @@ from ci.pipeline.stage import (
 )
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import RUN, StageRun
 
 
@@ -58,56 +57,42 @@ class Plan:
         return self.baselines[program.suite]
 
 
-def run(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    check_args(args)
+def run(options: StageOptions) -> int:
+    selection, accept = options.selection, options.accept
     programs = chosen(
-        SUITES, args, selection, lambda each: jobs_of(each, baselines_of(each, selection.profile))
+        SUITES, options.choice, selection, lambda each: jobs_of(each, baselines_of(each, selection.profile))
     )
-    if args.list:
+    if options.list_only:
         return print_list(programs)
     stage = StageRun.as_typed("test_onnx", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
         logs = selection.reports.absolute() / "onnx"
         plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
-        results = compile_programs(args, plan, selection, keep=args.keep, new_baseline=args.update_baseline)
+        results = compile_programs(plan, options.work, selection.store, new_baseline=accept.baseline)
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
-        current = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage)
+        current = accepted(accept, SUITES, plan.programs, plan.baselines, figures, write, stage)
         plan = replace(plan, programs=current)
         judge(stage, plan, results, selection)
         record(stage, plan.programs, selection)
     return finish(stage, selection)
 
 
-def compile_programs(
-    args: argparse.Namespace,
-    plan: Plan,
-    selection: Selection,
-    *,
-    keep: bool = False,
-    new_baseline: bool = False,
-) -> dict[str, Result]:
+def compile_programs(plan: Plan, work: Work, store: Path, *, new_baseline: bool) -> dict[str, Result]:
     """The result of each program by name.
 
     With `new_baseline`, a cached result that is worse than the baseline counts: it becomes the baseline."""
     results: dict[str, Result] = {}
-    for own, programs in by_packages(plan.programs, selection.store):
+    for own, programs in by_packages(plan.programs, store):
         mine = replace(plan, programs=tuple(programs))
-        results |= _compile_with(own, args, mine, selection, keep=keep, new_baseline=new_baseline)
+        results |= _compile_with(own, mine, work, store, new_baseline=new_baseline)
     return results
 
 
 def _compile_with(
-    own: OwnPackages,
-    args: argparse.Namespace,
-    plan: Plan,
-    selection: Selection,
-    *,
-    keep: bool,
-    new_baseline: bool,
+    own: OwnPackages, plan: Plan, work: Work, store: Path, *, new_baseline: bool
 ) -> dict[str, Result]:
     programs = {program.name: program for program in plan.programs}
 
@@ -122,22 +107,22 @@ def _compile_with(
 
     def worker(threads: int, count: int) -> Worker:
         return Worker(
-            setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True, exports=True, own=own)
+            setup_of(plan.logs, threads=threads, timeout=work.timeout, forks=True, exports=True, own=own)
         )
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
         tasks = tasks_of(
             plan.programs,
             plan.baselines,
-            store=selection.store,
+            store=store,
             logs=plan.logs,
             scratch=Path(scratch),
             # Remembered programs have no model that --keep could keep.
-            reuse=not (args.no_cache or keep),
-            keep=keep,
+            reuse=work.cache and not work.keep,
+            keep=work.keep,
             own=own,
         )
-        return do(tasks, How("programs", worker, args.jobs, args.why), accept=accept)
+        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept)
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection: Selection) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from ci.lanes.upstream import verb
 
@@ -38,11 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.upstream.stage import run_suites
     from ci.lanes.upstream.suite import SUITES
     from provisioning.base.errors import UnknownName
 
     for name in args.suites:
         if name not in SUITES:
             raise UnknownName(f"{name} is no suite", name, SUITES)
-    return run_suites([SUITES[name] for name in dict.fromkeys(args.suites or SUITES)], args, os.environ)
+    return verb.run_suites([SUITES[name] for name in dict.fromkeys(args.suites or SUITES)], args)

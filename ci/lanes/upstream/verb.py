@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import add_timeout, count, repeatable
+from ci.lanes.upstream.options import Options
+from ci.pipeline.flags import add_work, host_selection, work_of
+from ci.pipeline.options import Choice
+from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import add_selection
+
+if TYPE_CHECKING:
+    from ci.lanes.upstream.suite import Suite
 
 EXAMPLES = """\
   python -m ci test_delegate
@@ -36,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
-    add_timeout(how, "a test")
+    add_work(how, "a test", cached=False)
     how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
     how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
@@ -53,7 +61,29 @@ def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from ci.lanes.upstream.stage import run_suites
     from ci.lanes.upstream.suite import SUITES
 
-    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], args, os.environ)
+    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], args)
+
+
+def run_suites(suites: Sequence[Suite], args: argparse.Namespace) -> int:
+    """Also for `test_upstream`."""
+    from ci.lanes.upstream import stage
+
+    options = Options(
+        selection=host_selection(args),
+        choice=Choice(words=tuple(args.expressions), shard=args.shard or ""),
+        flows=tuple(args.flows or ()),
+        sample=args.sample,
+        work=work_of(args),
+        fail_fast=args.fail_fast,
+        resume=args.resume,
+        update_ledger=args.update_ledger,
+        table=args.table,
+    )
+    stage.check(options)
+    if args.report_upstream:
+        return stage.report_upstream(suites, options.selection.profile)
+    if args.list:
+        return stage.list_suites(suites, options, os.environ)
+    return stage.run_suites(suites, options, os.environ)

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.pipeline.models.user_model import MODEL_HELP, UserModel, user_model
@@ -40,18 +41,34 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
     add_timeout(parser, "it")
 
 
+@dataclass(frozen=True, slots=True)
+class Dump:
+    selection: Selection
+    model: str
+    output: Path
+    scheme: str | None
+    timeout: float
+
+
+def dump_of(args: argparse.Namespace) -> Dump:
+    return Dump(selection_of(args), args.model, args.output, args.scheme, args.timeout)
+
+
 @contextmanager
-def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
+def dumped(kind: str, options: Dump) -> Iterator[Path]:
     """A folder with the child's files; it is removed afterwards."""
     import tempfile
 
     from provisioning.manifest import soc_named
 
-    selection = selection_of(args)
+    selection, model = options.selection, options.model
     soc_named(selection.soc)
-    named = user_model(args.model, Parser.user_folder())
-    lane, arguments, environ = (_of_onnx if named.onnx else _of_pytorch)(named, args, selection)
-    output = args.output.absolute()
+    named = user_model(model, Parser.user_folder())
+    if named.onnx:
+        lane, arguments, environ = _of_onnx(named, selection.soc)
+    else:
+        lane, arguments, environ = _of_pytorch(named, options.scheme, selection)
+    output = options.output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
@@ -61,11 +78,11 @@ def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
         ) from error
     with folder as name:
         module, arguments = f"ci.lanes.{lane}.dump", [kind, *arguments]
-        done = captured_module(module, arguments, environ, args.timeout, args.model, cwd=name)
+        done = captured_module(module, arguments, environ, options.timeout, model, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
-            remedy = session("audit", args.model, "--soc", selection.soc)
-            raise without_result(done, f"{args.model}: refused for {selection.soc}", remedy)
+            remedy = session("audit", model, "--soc", selection.soc)
+            raise without_result(done, f"{model}: refused for {selection.soc}", remedy)
         yield Path(name)
 
 
@@ -73,21 +90,21 @@ Child = tuple[str, list[str], dict[str, str]]
 """The lane, the arguments and the environment."""
 
 
-def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+def _of_onnx(named: UserModel, chip: str) -> Child:
     from ci.lanes.onnx.compile import require_installed
     from provisioning.manifest import soc_named
 
     require_installed()
-    soc = soc_named(selection.soc)
+    soc = soc_named(chip)
     return "onnx", [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
 
 
-def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+def _of_pytorch(named: UserModel, precision: str | None, selection: Selection) -> Child:
     from ci.lanes.executorch.user_program import program_of, scheme_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
 
-    scheme = scheme_of(named, args.scheme)
+    scheme = scheme_of(named, precision)
     program = program_of(named, scheme, selection.soc, selection)
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     return "executorch", [json.dumps(program.order)], environment.merged(os.environ)

@@ -17,8 +17,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with child.dumped("calls", args) as folder:
-        for path in child.publish_calls(folder, args.output.absolute()):
-            print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+    options = child.dump_of(args)
+    with child.dumped("calls", options) as folder:
+        for path in child.publish_calls(folder, options.output.absolute()):
+            print(f"{path.stat().st_size:>12,}  {options.output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")
     return 0

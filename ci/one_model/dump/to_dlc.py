@@ -19,16 +19,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.output.is_dir():
-        raise UsageError(f"{args.output} is a directory", remedy="-o FILE.dlc")
-    with child.dumped("dlc", args) as folder:
+    options = child.dump_of(args)
+    if options.output.is_dir():
+        raise UsageError(f"{options.output} is a directory", remedy="-o FILE.dlc")
+    with child.dumped("dlc", options) as folder:
         graphs = sorted(folder.glob("*.dlc"))
         if len(graphs) != 1:
             raise CheckFailed(
-                f"{args.model}: expected one QNN graph, found {len(graphs)}",
+                f"{options.model}: expected one QNN graph, found {len(graphs)}",
                 remedy="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
-        child.move(graphs[0], args.output.absolute())
-    print(f"{contents.size:>12,}  {args.output}, QNN {contents.qnn}")
+        child.move(graphs[0], options.output.absolute())
+    print(f"{contents.size:>12,}  {options.output}, QNN {contents.qnn}")
     return 0
