@@ -17,24 +17,9 @@ OPTION_HELP = "a setting of the provider, the session or the run (onnx options l
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
 ONLY = {
-    "keep_going": ("--keep-going", PYTORCH),
-    "keep_on_cpu": ("--keep-on-cpu", PYTORCH),
-    "backend": ("--backend", PYTORCH),
-    "python": ("--python", PYTORCH),
-    "jobs": ("--jobs", PYTORCH),
-    "run_timeout": ("--run-timeout", PYTORCH),
-    "per_channel": ("--per-channel", ONNX),
-    "embed": ("--embed", ONNX),
-    "profile_run": ("--profile-run", ONNX),
-    "and_soc": ("--and-soc", ONNX),
-    "dimension": ("--dimension", ONNX),
-    "option": ("--option", ONNX),
-    "through": ("--through", CHECKPOINT),
-    "source": ("--source", ONNX),
-    "context": ("--context", CHECKPOINT),
-    "prefill": ("--prefill", CHECKPOINT),
-    "parts": ("--parts", CHECKPOINT),
-    "shared_weights": ("--shared-weights", CHECKPOINT),
+    PYTORCH: ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout"),
+    ONNX: ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
+    CHECKPOINT: ("through", "context", "prefill", "parts", "shared_weights"),
 }
 """Flags that one lane alone has."""
 
@@ -81,9 +66,13 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     given = {name for name, value in vars(args).items() if value}
     if lane == CHECKPOINT and "suite" in given:
         raise UsageError("--suite does nothing for a checkpoint", remedy="leave --suite out")
-    for name, (flag, other) in ONLY.items():
-        if name in given and other != lane:
-            raise UsageError(f"{flag} is for {other}, and {args.model} is none", remedy=f"leave {flag} out")
+    for other, names in ONLY.items():
+        for name in names:
+            if name in given and other != lane:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} is for {other}, and {args.model} is none", remedy=f"leave {flag} out"
+                )
     return OneModel(
         selection=host_selection(args),
         typed=args.model or "",

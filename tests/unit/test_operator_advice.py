@@ -219,13 +219,13 @@ def test_audit_names_them_with_the_command(
         "ddr": {"read": 1, "written": 1},
     }
     compiled = Result(facts, tmp_path)
-    plan = SimpleNamespace(compiled=lambda environ: {})
     for name, value in {
         "pytorch_model": SimpleNamespace(quantized=False),
         "scheme_of": "16a8w",
         "samples_folder": None,
         "program_of": SimpleNamespace(),
-        "plan_of_model": plan,
+        "plan_of_model": None,
+        "compile_programs": {},
         "require_done": compiled,
     }.items():
         monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)

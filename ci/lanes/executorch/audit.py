@@ -13,6 +13,7 @@ from typing import Any
 from ci.engine.installed import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.profile import measure
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -44,7 +45,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
     runner = ready_runner(os.environ, selection.reports) if run else None
     model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
-    results = plan.compiled(os.environ)
+    results = compile_programs(plan, os.environ)
     rows: dict[str, dict[str, Any]] = {}
     for scheme, program in programs.items():
         try:

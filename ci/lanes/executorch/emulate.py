@@ -18,10 +18,10 @@ from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch import KEPT, PROGRAM
-from ci.lanes.executorch.compile import LOG, ProgramTask, started
+from ci.lanes.executorch.compile import LOG, Plan, ProgramTask, compile_programs, started
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
-from ci.lanes.executorch.stage import Plan, chosen_programs, lane_row, plan_of
+from ci.lanes.executorch.stage import chosen_programs, lane_row, plan_of
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.operators.table import inexact
 from ci.pipeline.accuracy import missed, rounded
@@ -88,7 +88,7 @@ def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
         programs = chosen_programs(options.choice, selection)
         plan = plan_of(programs, selection, options.work, os.environ, "emulator")
         _refuse_others(plan)
-        compiled = plan.compiled(os.environ)
+        compiled = compile_programs(plan, os.environ)
         measured = measure(plan, runner, compiled, os.environ)
         figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
         write = partial(update, plan, compiled, measured)
@@ -147,7 +147,7 @@ def measure(
     A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
     environment = plan.environment.merged(environ)
     programs = {program.name: program for program in plan.programs}
-    store, work = plan.settings.store, plan.settings.work
+    store, work = plan.selection.store, plan.work
     memos = memos_of(plan.programs, "emulator", store, environment, reuse=work.cache)
     tasks = []
     for name, each in compiled.items():
@@ -157,11 +157,11 @@ def measure(
         recorded = plan.baseline(program).of(name)
         cost = Job(name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
         basis: dict[str, Metric] = {"QNN": dict(plan.basis.sdk), **search_key(memo.roots, environment)}
-        tasks.append(run_task(program, each, memo, cost, runner, basis, plan.settings.logs / name))
+        tasks.append(run_task(program, each, memo, cost, runner, basis, plan.logs / name))
 
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.lanes.executorch.run_worker"), "nox -s test_emulator"
-        logs = plan.settings.logs
+        logs = plan.logs
         return started(command, environment, threads, logs, work.run_timeout, session, "numpy")
 
     def accept(name: str, result: Result) -> bool:
@@ -176,7 +176,7 @@ def measure(
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.
-        kept = result.folder or (plan.settings.logs / name if result.failure else None)
+        kept = result.folder or (plan.logs / name if result.failure else None)
         if source and kept and kept.is_dir():
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)

@@ -18,9 +18,9 @@ from ci.engine.output import Publish, writing_into
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
+from ci.lanes.executorch.compile import Plan, compile_programs
 from ci.lanes.executorch.emulate import findings_of, measure, ran, update
 from ci.lanes.executorch.judge import artifact, costs_of, delegation
-from ci.lanes.executorch.stage import Plan
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -99,7 +99,7 @@ def compile_model(options: Compile) -> int:
         extension = extension_of(request, suite) if suite else None
         programs = extension.programs if extension else [request.program(soc) for soc in request.socs]
         plan = plan_of_model(model, "compile", programs)
-        compiled = plan.compiled(os.environ)
+        compiled = compile_programs(plan, os.environ)
         for program in plan.programs:
             _require_compiled(program, plan, compiled)
         measured: dict[str, Result] = {}
@@ -134,7 +134,7 @@ def quantize_model(model: OneModel, output: Output) -> int:
         if not programs[0].run.quantizes:
             raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
         plan = plan_of_model(model, "quantize", programs, quantize_only=True)
-        compiled = plan.compiled(os.environ)
+        compiled = compile_programs(plan, os.environ)
         for program in plan.programs:
             _quantized(scratch, program, require_done(program, plan, compiled))
         for path in publish([path for path in scratch.iterdir() if path.is_file()]):

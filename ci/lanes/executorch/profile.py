@@ -16,6 +16,7 @@ from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.workers.parent import how_it_ended, tail
 from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.user_program import plan_of_model, program_named, require_done
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, RUNS, Measured, OnCpu, costs_of, located, merged
@@ -45,7 +46,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Mea
             program, inputs = path, inputs_of_program(path, files, folder)
         else:
             plan = plan_of_model(model, "profile", [wanted])
-            result = require_done(wanted, plan, plan.compiled(os.environ))
+            result = require_done(wanted, plan, compile_programs(plan, os.environ))
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
@@ -12,7 +12,7 @@ from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
-from ci.lanes.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
+from ci.lanes.executorch.compile import UNKNOWN_SECONDS, Plan, basis_of, compile_programs
 from ci.lanes.executorch.judge import (
     artifact,
     cost,
@@ -23,7 +23,7 @@ from ci.lanes.executorch.judge import (
     program_file,
 )
 from ci.lanes.executorch.suite import SUITES, Program
-from ci.pipeline.baseline import Baseline, Recorded, beside, load_tolerances
+from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions, Work
@@ -32,29 +32,7 @@ from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
-from provisioning.environment import Environment
 from provisioning.manifest import soc_named
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What both stages need: the chosen programs, and the environment they are made for."""
-
-    selection: Selection
-    programs: tuple[Program, ...]
-    environment: Environment
-    basis: Basis
-    settings: Settings
-    baselines: dict[Path, Baseline]
-    refused: dict[str, Finding]
-    """Programs that this SDK cannot compile at all."""
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
-
-    def compiled(self, environ: Mapping[str, str]) -> dict[str, Result]:
-        wanted = [program for program in self.programs if program.name not in self.refused]
-        return compile_programs(wanted, self.environment, environ, self.settings, self.basis, self.baseline)
 
 
 def chosen_programs(choice: Choice, selection: Selection) -> list[Program]:
@@ -89,7 +67,8 @@ def plan_of(
         programs=tuple(programs),
         environment=environment,
         basis=basis,
-        settings=Settings(selection.store, Path(selection.reports).absolute() / name, work),
+        work=work,
+        logs=Path(selection.reports).absolute() / name,
         baselines=baselines_of(programs, selection.profile),
         refused=dict(refusals(programs, sdk, basis.build_id)),
     )
@@ -123,7 +102,7 @@ def run(options: StageOptions) -> int:
     with stage.reported(selection.reports, "lowering-not-run"):
         programs = chosen_programs(options.choice, selection)
         plan = plan_of(programs, selection, options.work, os.environ, "lowering")
-        results = plan.compiled(os.environ)
+        results = compile_programs(plan, os.environ)
         if options.accept.baseline:
             update(plan, results)
         judge(stage, plan, results)

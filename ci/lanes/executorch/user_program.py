@@ -10,8 +10,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ci.engine.work import Result
+from ci.lanes.executorch.compile import Plan
 from ci.lanes.executorch.judge import failure_in_words
-from ci.lanes.executorch.stage import Plan, plan_of
+from ci.lanes.executorch.stage import plan_of
 from ci.lanes.executorch.suite import Case, Program, Run
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.options import OneModel
@@ -107,7 +108,7 @@ def plan_of_model(
 ) -> Plan:
     """The plan for a model that no suite has."""
     plan = plan_of(programs, model.selection, model.work, os.environ, name)
-    return replace(plan, settings=replace(plan.settings, errors_follow=True, quantize_only=quantize_only))
+    return replace(plan, errors_follow=True, quantize_only=quantize_only)
 
 
 def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> Result:

@@ -60,7 +60,8 @@ def compile_model(options: Compile) -> int:
             compiled.append(Compiled.of(options, one, memo, settings[chip], scratch / chip, name))
         written = publish([Path(shutil.copy(path, scratch)) for each in compiled for path in each.files])
         for each in compiled:
-            each.say([path for path in written if path.name in {file.name for file in each.files}])
+            names = {path.name for path in each.files}
+            each.say([path for path in written if path.name in names], options.output.folder)
     if suite:
         _extend(suite, program, options.model)
     return 0
@@ -120,7 +121,6 @@ def _whose(facts: Mapping[str, Any]) -> str:
 class Compiled:
     """One chip's context, compiled now or earlier."""
 
-    options: Compile
     program: Program
     chips: tuple[str, ...]
     name: str
@@ -151,16 +151,35 @@ class Compiled:
         }
 
         def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
-            return _compile(options, program, step_of, log, folder, scratch, chips, settings, name)
+            """Put the context and what belongs to it into the folder."""
+            order, facts = prepared(program, step_of, log, scratch, verify=options.verify)
+            context = folder / f"{name}.onnx"
+            how = {"settings": settings.as_dict(), "path": str(context), "embed": options.embed}
+            with step(f"compiling for {chips[0]}, running and reloading it"):
+                profile = str(folder / f"{name}_profile.csv") if options.profile_run else ""
+                reply = order("compile", scratch, profile=profile, **how)
+            if not reply["reload_equal"]:
+                raise CheckFailed(
+                    f"{options.model.typed}: the reloaded context gives other outputs than the session that"
+                    " compiled it",
+                    remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
+                )
+            figures: dict[str, float] = {}
+            if len(chips) > 1:
+                for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
+                    path.unlink()
+                with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
+                    figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
+            return {"compared": facts["compared"], "reply": reply, "for each": figures}
 
         subject = f"{options.model.typed} for {program.soc}"
         facts, folder = remembered(options.model.work, memo, subject, inputs, work, scratch.parent)
-        return cls(options, program, chips, name, facts, tuple(sorted(folder.iterdir())))
+        return cls(program, chips, name, facts, tuple(sorted(folder.iterdir())))
 
-    def say(self, written: list[Path]) -> None:
+    def say(self, written: list[Path], output: Path) -> None:
         facts = self.facts
         for path in written:
-            print(f"{path.stat().st_size:>12,}  {self.options.output.folder / path.name}")
+            print(f"{path.stat().st_size:>12,}  {output / path.name}")
         if figures := facts["for each"]:
             print(
                 f"one flexible context for {', '.join(self.chips)}, which only a device runs; compiled for"
@@ -185,42 +204,6 @@ class Compiled:
         for path in profiles:
             for cost in slowest(path):
                 print(f"  {cost}")
-
-
-def _compile(
-    options: Compile,
-    program: Program,
-    step_of: Steps,
-    log: Path,
-    folder: Path,
-    scratch: Path,
-    chips: tuple[str, ...],
-    settings: Settings,
-    name: str,
-) -> dict[str, Any]:
-    """Put the context and what belongs to it into the folder."""
-    order, facts = prepared(program, step_of, log, scratch, verify=options.verify)
-    how = {
-        "settings": settings.as_dict(),
-        "path": str(folder / f"{name}.onnx"),
-        "embed": options.embed,
-    }
-    with step(f"compiling for {chips[0]}, running and reloading it"):
-        profile = str(folder / f"{name}_profile.csv") if options.profile_run else ""
-        reply = order("compile", scratch, profile=profile, **how)
-    if not reply["reload_equal"]:
-        raise CheckFailed(
-            f"{options.model.typed}: the reloaded context gives other outputs than the session that compiled"
-            " it",
-            remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
-        )
-    figures: dict[str, float] = {}
-    if len(chips) > 1:
-        for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
-            path.unlink()
-        with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
-            figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
-    return {"compared": facts["compared"], "reply": reply, "for each": figures}
 
 
 def quantize_model(model: OneModel, output: Output) -> int:

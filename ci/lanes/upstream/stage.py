@@ -31,10 +31,8 @@ from ci.lanes.upstream.ledger import (
 )
 from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
-from ci.lanes.upstream.options import Options
 from ci.lanes.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
 from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
-from ci.lanes.upstream.upstream_reports import print_reports
 from ci.pipeline.expression import matcher
 from ci.pipeline.options import Choice, Work
 from provisioning.base import units
@@ -51,6 +49,25 @@ RUNNER_MEMORY = 256 << 20
 
 START_SECONDS = 15.0
 """A worker's start. Less work than this is not shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    selection: Selection
+    choice: Choice
+    flows: tuple[str, ...]
+    sample: str | None
+    """I/N; empty for the ledger's own, and None for all tests."""
+    work: Work
+    list_only: bool
+    fail_fast: bool
+    resume: bool
+    update_ledger: bool
+    table: bool
+
+    @property
+    def updates(self) -> bool:
+        return self.update_ledger or self.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +125,19 @@ class Workers:
             self._idle.pop().end()
 
 
-def report_upstream(suites: Sequence[Suite], profile: str) -> int:
-    print_reports(profile, [suite.name for suite in suites])
-    return 0
-
-
-def list_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, str]) -> int:
-    with ExitStack() as started:
-        for run in prepare(suites, options, environ, started):
-            _print_list(run.plan, run.chosen)
-    return 0
-
-
 def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, str]) -> int:
     """One after the other, in one report."""
     selection = options.selection
     stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
-    with ExitStack() as started, stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
-        runs = prepare(suites, options, environ, started)
-        done = [_measure(stage, run, options) for run in runs]
-        _write_tables(stage, runs, done, accept=options.table)
+    with ExitStack() as started:
+        if options.list_only:
+            for run in prepare(suites, options, environ, started):
+                _print_list(run.plan, run.chosen)
+            return 0
+        with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
+            runs = prepare(suites, options, environ, started)
+            done = [_measure(stage, run, options) for run in runs]
+            _write_tables(stage, runs, done, accept=options.table)
     return stage.close(
         selection.reports,
         show=lambda report: terminal.show(

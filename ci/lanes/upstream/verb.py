@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ci.lanes.upstream.options import Options
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.options import Choice
 from provisioning.base.command_line import count, repeatable
@@ -68,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
 def run_suites(suites: Sequence[Suite], args: argparse.Namespace) -> int:
     """Also for `test_upstream`."""
-    from ci.lanes.upstream import stage
+    from ci.lanes.upstream.stage import Options, check
+    from ci.lanes.upstream.stage import run_suites as run_all
+    from ci.lanes.upstream.upstream_reports import print_reports
 
     options = Options(
         selection=host_selection(args),
@@ -76,14 +77,14 @@ def run_suites(suites: Sequence[Suite], args: argparse.Namespace) -> int:
         flows=tuple(args.flows or ()),
         sample=args.sample,
         work=work_of(args),
+        list_only=args.list,
         fail_fast=args.fail_fast,
         resume=args.resume,
         update_ledger=args.update_ledger,
         table=args.table,
     )
-    stage.check(options)
+    check(options)
     if args.report_upstream:
-        return stage.report_upstream(suites, options.selection.profile)
-    if args.list:
-        return stage.list_suites(suites, options, os.environ)
-    return stage.run_suites(suites, options, os.environ)
+        print_reports(options.selection.profile, [suite.name for suite in suites])
+        return 0
+    return run_all(suites, options, os.environ)

@@ -12,14 +12,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from ci.pipeline.compile_flags import ONNX, lane_of
 from ci.pipeline.models.user_model import MODEL_HELP, UserModel, user_model
+from ci.pipeline.options import OneModel, Work
 from provisioning.base.command_line import Parser, add_timeout
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.settings import add_selection, selection_of
 
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
@@ -41,34 +42,22 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
     add_timeout(parser, "it")
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
-    selection: Selection
-    model: str
-    output: Path
-    scheme: str | None
-    timeout: float
-
-
-def dump_of(args: argparse.Namespace) -> Dump:
-    return Dump(selection_of(args), args.model, args.output, args.scheme, args.timeout)
+def model_of(args: argparse.Namespace) -> OneModel:
+    lane = lane_of(args.model, Parser.user_folder())
+    return OneModel(selection_of(args), args.model, lane, Work(args.timeout), args.scheme)
 
 
 @contextmanager
-def dumped(kind: str, options: Dump) -> Iterator[Path]:
+def dumped(kind: str, model: OneModel, output: Path) -> Iterator[Path]:
     """A folder with the child's files; it is removed afterwards."""
     import tempfile
 
     from provisioning.manifest import soc_named
 
-    selection, model = options.selection, options.model
-    soc_named(selection.soc)
-    named = user_model(model, Parser.user_folder())
-    if named.onnx:
-        lane, arguments, environ = _of_onnx(named, selection.soc)
-    else:
-        lane, arguments, environ = _of_pytorch(named, options.scheme, selection)
-    output = options.output.absolute()
+    soc = model.selection.soc
+    soc_named(soc)
+    named = user_model(model.typed, Parser.user_folder())
+    lane, arguments, environ = (_of_onnx if model.lane == ONNX else _of_pytorch)(named, model)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
@@ -78,11 +67,11 @@ def dumped(kind: str, options: Dump) -> Iterator[Path]:
         ) from error
     with folder as name:
         module, arguments = f"ci.lanes.{lane}.dump", [kind, *arguments]
-        done = captured_module(module, arguments, environ, options.timeout, model, cwd=name)
+        done = captured_module(module, arguments, environ, model.work.timeout, model.typed, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
-            remedy = session("audit", model, "--soc", selection.soc)
-            raise without_result(done, f"{model}: refused for {selection.soc}", remedy)
+            remedy = session("audit", model.typed, "--soc", soc)
+            raise without_result(done, f"{model.typed}: refused for {soc}", remedy)
         yield Path(name)
 
 
@@ -90,21 +79,21 @@ Child = tuple[str, list[str], dict[str, str]]
 """The lane, the arguments and the environment."""
 
 
-def _of_onnx(named: UserModel, chip: str) -> Child:
+def _of_onnx(named: UserModel, model: OneModel) -> Child:
     from ci.lanes.onnx.compile import require_installed
     from provisioning.manifest import soc_named
 
     require_installed()
-    soc = soc_named(chip)
+    soc = soc_named(model.selection.soc)
     return "onnx", [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
 
 
-def _of_pytorch(named: UserModel, precision: str | None, selection: Selection) -> Child:
+def _of_pytorch(named: UserModel, model: OneModel) -> Child:
     from ci.lanes.executorch.user_program import program_of, scheme_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
 
-    scheme = scheme_of(named, precision)
+    scheme, selection = scheme_of(named, model.precision), model.selection
     program = program_of(named, scheme, selection.soc, selection)
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     return "executorch", [json.dumps(program.order)], environment.merged(os.environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ci.one_model.dump import child
 
@@ -17,9 +18,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = child.dump_of(args)
-    with child.dumped("calls", options) as folder:
-        for path in child.publish_calls(folder, options.output.absolute()):
-            print(f"{path.stat().st_size:>12,}  {options.output / path.name}")
+    output: Path = args.output
+    with child.dumped("calls", child.model_of(args), output.absolute()) as folder:
+        for path in child.publish_calls(folder, output.absolute()):
+            print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")
     return 0

@@ -19,17 +19,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = child.dump_of(args)
-    if options.output.is_dir():
-        raise UsageError(f"{options.output} is a directory", remedy="-o FILE.dlc")
-    with child.dumped("dlc", options) as folder:
+    model, output = child.model_of(args), args.output
+    if output.is_dir():
+        raise UsageError(f"{output} is a directory", remedy="-o FILE.dlc")
+    with child.dumped("dlc", model, output.absolute()) as folder:
         graphs = sorted(folder.glob("*.dlc"))
         if len(graphs) != 1:
             raise CheckFailed(
-                f"{options.model}: expected one QNN graph, found {len(graphs)}",
+                f"{model.typed}: expected one QNN graph, found {len(graphs)}",
                 remedy="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
-        child.move(graphs[0], options.output.absolute())
-    print(f"{contents.size:>12,}  {options.output}, QNN {contents.qnn}")
+        child.move(graphs[0], output.absolute())
+    print(f"{contents.size:>12,}  {output}, QNN {contents.qnn}")
     return 0
