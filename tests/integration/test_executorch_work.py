@@ -32,11 +32,9 @@ from ci.pipeline.options import Work
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
-from provisioning.environment import Environment
 from tests.support.lowering import BASIS, SUITE, make_program
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
-ENVIRONMENT = Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ())
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +45,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(
     folder: Path, *programs: Program, timeout: float = 60, basis: compiling.Basis = BASIS, cache: bool = True
 ) -> dict[str, Result]:
-    return compile_programs(plan_of(folder, programs, Work(timeout, jobs=1, cache=cache), basis), ENVIRON)
+    return compile_programs(plan_of(folder, programs, Work(timeout, jobs=1, cache=cache), basis))
 
 
 def plan_of(folder: Path, programs: Sequence[Program], work: Work, basis: compiling.Basis = BASIS) -> Plan:
     return Plan(
         selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
         programs=tuple(programs),
-        environment=ENVIRONMENT,
+        environment=ENVIRON,
+        sdk=folder,
         basis=basis,
         work=work,
         logs=folder / "logs",
@@ -242,7 +241,7 @@ class Emulator:
         }
         plan = plan_of(self.folder, list(programs.values()), Work(jobs=1, run_timeout=timeout))
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
-        results = measure(plan, self.runner, compiled, ENVIRON)
+        results = measure(plan, self.runner, compiled)
         return [results[program.name] for program in programs.values()]
 
 

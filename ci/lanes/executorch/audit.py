@@ -28,7 +28,6 @@ from ci.operators.table import inexact
 from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed
-from provisioning.environment import Environment
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 QUANTIZERS = "quantized_decomposed."
@@ -45,7 +44,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
     runner = ready_runner(os.environ, selection.reports) if run else None
     model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
-    results = compile_programs(plan, os.environ)
+    results = compile_programs(plan)
     rows: dict[str, dict[str, Any]] = {}
     for scheme, program in programs.items():
         try:
@@ -89,10 +88,10 @@ def operators_of(facts: Mapping[str, Any]) -> list[str]:
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
-def _measured(runner: Path, result: Result, qnn_environment: Environment, timeout: float) -> dict[str, Any]:
+def _measured(runner: Path, result: Result, environment: Mapping[str, str], timeout: float) -> dict[str, Any]:
     assert result.folder is not None
     inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
-    environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
+    environment = {**environment, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-audit-") as scratch:
         measured = measure(
             runner, result.folder / PROGRAM, inputs, result.facts, Path(scratch), environment, timeout

@@ -27,7 +27,6 @@ from ci.pipeline.options import Work
 from ci.pipeline.stage import by_packages, memos_of
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import Selection
-from provisioning.environment import Environment
 
 LOG = "compile.log"
 
@@ -51,11 +50,13 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done with which programs, and the environment that they are made for."""
+    """What is done with which programs, and what they are made for."""
 
     selection: Selection
     programs: tuple[Program, ...]
-    environment: Environment
+    environment: Mapping[str, str]
+    """Of the workers."""
+    sdk: Path
     basis: Basis
     work: Work
     logs: Path
@@ -164,9 +165,9 @@ def _dies_of(log: Path) -> str:
     return next((line for line in reversed(lines) if line.startswith(DIES_OF)), "")
 
 
-def compile_programs(plan: Plan, environ: Mapping[str, str]) -> dict[str, Result]:
+def compile_programs(plan: Plan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
-    environ = {**plan.environment.merged(environ), "PYTHONWARNINGS": "ignore"}
+    environ = {**plan.environment, "PYTHONWARNINGS": "ignore"}
     wanted = [program for program in plan.programs if program.name not in plan.refused]
     results: dict[str, Result] = {}
     for own, mine in by_packages(wanted, plan.selection.store):

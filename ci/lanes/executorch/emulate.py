@@ -86,10 +86,10 @@ def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
     with stage.reported(selection.reports, "emulator-not-run"):
         runner = ready_runner(os.environ, selection.reports)
         programs = chosen_programs(options.choice, selection)
-        plan = plan_of(programs, selection, options.work, os.environ, "emulator")
+        plan = plan_of(programs, selection, options.work, "emulator")
         _refuse_others(plan)
-        compiled = compile_programs(plan, os.environ)
-        measured = measure(plan, runner, compiled, os.environ)
+        compiled = compile_programs(plan)
+        measured = measure(plan, runner, compiled)
         figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
         write = partial(update, plan, compiled, measured)
         current = accepted(options.accept, SUITES, plan.programs, plan.baselines, figures, write, stage)
@@ -99,7 +99,10 @@ def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
             _keep(stage, compiled, selection.reports / KEPT)
         record(stage, plan.programs, selection)
         if reload:
-            _reload(plan, compiled, measured, os.environ, stage)
+            runnable = {name: compiled[name] for name in figures}
+            again = reloads(plan, runnable)
+            stage.findings += judged(plan, runnable, again)
+            stage.metrics["loaded again"] = len(again)
     return finish(stage, selection)
 
 
@@ -118,37 +121,18 @@ def _refuse_others(plan: Plan) -> None:
             )
 
 
-def _reload(
-    plan: Plan,
-    compiled: Mapping[str, Result],
-    measured: Mapping[str, Result],
-    environ: Mapping[str, str],
-    stage: StageRun,
-) -> None:
-    runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
-    again = reloads(plan, runnable, plan.environment.merged(environ))
-    stage.findings += judged(plan, runnable, again)
-    stage.metrics["loaded again"] = len(again)
-
-
 def ran(result: Result) -> bool:
     """Whether there are figures."""
     return not result.failure and not result.facts["rule"]
 
 
-def measure(
-    plan: Plan,
-    runner: Path,
-    compiled: Mapping[str, Result],
-    environ: Mapping[str, str],
-) -> dict[str, Result]:
+def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """Every compiled program's result by name.
 
     A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
-    environment = plan.environment.merged(environ)
+    environment, work = plan.environment, plan.work
     programs = {program.name: program for program in plan.programs}
-    store, work = plan.selection.store, plan.work
-    memos = memos_of(plan.programs, "emulator", store, environment, reuse=work.cache)
+    memos = memos_of(plan.programs, "emulator", plan.selection.store, environment, reuse=work.cache)
     tasks = []
     for name, each in compiled.items():
         if each.folder is None:

@@ -99,14 +99,14 @@ def compile_model(options: Compile) -> int:
         extension = extension_of(request, suite) if suite else None
         programs = extension.programs if extension else [request.program(soc) for soc in request.socs]
         plan = plan_of_model(model, "compile", programs)
-        compiled = compile_programs(plan, os.environ)
+        compiled = compile_programs(plan)
         for program in plan.programs:
             _require_compiled(program, plan, compiled)
         measured: dict[str, Result] = {}
         runnable = {each.name: compiled[each.name] for each in plan.programs if each.backend == "htp"}
         if options.verify and runnable:
             runner = ready_runner(os.environ, model.selection.reports)
-            measured = measure(plan, runner, runnable, os.environ)
+            measured = measure(plan, runner, runnable)
         for program in plan.programs:
             run = measured.get(program.name)
             if run is not None and not ran(run):
@@ -134,7 +134,7 @@ def quantize_model(model: OneModel, output: Output) -> int:
         if not programs[0].run.quantizes:
             raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
         plan = plan_of_model(model, "quantize", programs, quantize_only=True)
-        compiled = compile_programs(plan, os.environ)
+        compiled = compile_programs(plan)
         for program in plan.programs:
             _quantized(scratch, program, require_done(program, plan, compiled))
         for path in publish([path for path in scratch.iterdir() if path.is_file()]):

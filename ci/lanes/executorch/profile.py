@@ -46,7 +46,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Mea
             program, inputs = path, inputs_of_program(path, files, folder)
         else:
             plan = plan_of_model(model, "profile", [wanted])
-            result = require_done(wanted, plan, compile_programs(plan, os.environ))
+            result = require_done(wanted, plan, compile_programs(plan))
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]

@@ -49,12 +49,12 @@ def _files(compiled: Result) -> dict[str, Any]:
     return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
 
 
-def reloads(plan: Plan, programs: Mapping[str, Result], environment: Mapping[str, str]) -> dict[str, Result]:
+def reloads(plan: Plan, programs: Mapping[str, Result]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
     programs = {name: each for name, each in programs.items() if not absent_kernels(each)}
     known = {program.name: program for program in plan.programs}
-    store, work = plan.selection.store, plan.work
-    memos = memos_of(plan.programs, "reload", store, environment, reuse=work.cache)
+    environment, work = plan.environment, plan.work
+    memos = memos_of(plan.programs, "reload", plan.selection.store, environment, reuse=work.cache)
     tasks = []
     for name, compiled in programs.items():
         assert compiled.folder is not None

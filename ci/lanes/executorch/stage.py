@@ -53,19 +53,18 @@ def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
     return jobs
 
 
-def plan_of(
-    programs: Sequence[Program], selection: Selection, work: Work, environ: Mapping[str, str], name: str
-) -> Plan:
+def plan_of(programs: Sequence[Program], selection: Selection, work: Work, name: str) -> Plan:
     """`name` is that of the folder of logs."""
     socs = tuple(dict.fromkeys(program.soc for program in programs))
-    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
     environment.explain()
     sdk = environment.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
     return Plan(
         selection=selection,
         programs=tuple(programs),
-        environment=environment,
+        environment=environment.merged(os.environ),
+        sdk=sdk,
         basis=basis,
         work=work,
         logs=Path(selection.reports).absolute() / name,
@@ -101,8 +100,8 @@ def run(options: StageOptions) -> int:
     stage = StageRun.as_typed("test_lowering", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
         programs = chosen_programs(options.choice, selection)
-        plan = plan_of(programs, selection, options.work, os.environ, "lowering")
-        results = compile_programs(plan, os.environ)
+        plan = plan_of(programs, selection, options.work, "lowering")
+        results = compile_programs(plan)
         if options.accept.baseline:
             update(plan, results)
         judge(stage, plan, results)
@@ -136,7 +135,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     stage.metrics |= {
         **counts(rows, results.values()),
         "build_id": plan.basis.build_id,
-        "sdk": str(plan.environment.root(QNN_SDK).path),
+        "sdk": str(plan.sdk),
     }
 
 

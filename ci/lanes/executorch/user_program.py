@@ -107,7 +107,7 @@ def plan_of_model(
     model: OneModel, name: str, programs: Sequence[Program], *, quantize_only: bool = False
 ) -> Plan:
     """The plan for a model that no suite has."""
-    plan = plan_of(programs, model.selection, model.work, os.environ, name)
+    plan = plan_of(programs, model.selection, model.work, name)
     return replace(plan, errors_follow=True, quantize_only=quantize_only)
 
 

@@ -11,7 +11,7 @@ from provisioning.base.command_line import add_timeout
 from provisioning.base.commands import captured_module, without_result
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replacing
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
   python -m ci wrap-context context.bin -o model.pte
@@ -30,38 +30,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return wrap(selection_of(args), args.context, args.output, args.timeout)
-
-
-def wrap(selection: Selection, context: Path, output: Path, timeout: float) -> int:
     from ci.artifacts.against_sdk import against
     from ci.artifacts.program import Context, read
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
     from provisioning.manifest import load_socs
 
-    contents = read(context)
+    selection = selection_of(args)
+    contents = read(args.context)
     if not isinstance(contents, Context):
-        raise UsageError(f"{context} is a program already", remedy="name a context binary")
-    if output.is_dir():
-        raise UsageError(f"{output} is a directory", remedy="-o OUT.pte")
+        raise UsageError(f"{args.context} is a program already", remedy="name a context binary")
+    if args.output.is_dir():
+        raise UsageError(f"{args.output} is a directory", remedy="-o OUT.pte")
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     answer = against(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in answer.says):
         raise CheckFailed(
-            f"{context}: {'; '.join(answer.says)}",
+            f"{args.context}: {'; '.join(answer.says)}",
             remedy="compile it with this QNN, or another --profile",
         )
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
-    with replacing(output.absolute()) as part:
-        arguments = [str(context.absolute()), soc, str(part)]
+    with replacing(args.output.absolute()) as part:
+        arguments = [str(args.context.absolute()), soc, str(part)]
         environ = environment.merged(os.environ)
-        done = captured_module(__name__, arguments, environ, timeout, context)
+        done = captured_module(__name__, arguments, environ, args.timeout, args.context)
         if done.returncode or not part.is_file():
-            subject = f"{context}: ExecuTorch cannot take it"
+            subject = f"{args.context}: ExecuTorch cannot take it"
             raise without_result(done, subject, "python -m ci diagnose, with what --debug shows")
-    print(f"{output.stat().st_size:>12,}  {output}, for {soc}")
+    print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
     return 0
 
 

@@ -12,20 +12,19 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.lanes.onnx.compile import key
+from ci.lanes.onnx.compile import key, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import Steps, say, search_path, step
-from ci.lanes.onnx.stage import Plan, compile_programs, figures_of, update
+from ci.lanes.onnx.stage import compile_programs, figures_of, update
 from ci.lanes.onnx.suite import SUITES, Program
 from ci.lanes.onnx.user_program import memory, prepared, program_of, remembered
 from ci.pipeline.findings import hardly_alike, not_in_fp16
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.options import Compile, OneModel, Output
 from ci.pipeline.precision import precision_named
-from ci.pipeline.stage import baselines_of
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
@@ -92,11 +91,9 @@ def _extend(suite: Path, program: Program, model: OneModel) -> None:
         selection.socs,
         selection.profile,
     )
-    programs = tuple(extension.programs)
-    logs = selection.reports.absolute() / "onnx"
-    plan = Plan(programs, baselines_of(programs, selection.profile), logs)
-    results = compile_programs(plan, model.work, selection.store, new_baseline=True)
-    for each in programs:
+    plan = plan_of(extension.programs, selection, model.work)
+    results = compile_programs(plan, new_baseline=True)
+    for each in plan.programs:
         for finding in findings_of(each, results[each.name]):
             if finding.severity is Severity.ERROR:
                 raise CheckFailed(f"{finding.subject}: {finding.message}", remedy=finding.remedy)

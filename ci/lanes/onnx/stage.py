@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
-from ci.lanes.onnx.compile import jobs_of, require_installed, setup_of, tasks_of, versions
+from ci.lanes.onnx.compile import Plan, jobs_of, plan_of, require_installed, setup_of, tasks_of, versions
 from ci.lanes.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
     build_id_of,
@@ -25,12 +25,12 @@ from ci.lanes.onnx.findings import (
     row,
     was_compiled,
 )
-from ci.lanes.onnx.suite import SUITES, Program
+from ci.lanes.onnx.suite import SUITES
 from ci.pipeline.accuracy import rounded
-from ci.pipeline.baseline import COSTS, Baseline, load_tolerances
+from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults, verdict
 from ci.pipeline.models.own_packages import OwnPackages, record
-from ci.pipeline.options import StageOptions, Work
+from ci.pipeline.options import StageOptions
 from ci.pipeline.stage import (
     accepted,
     baselines_of,
@@ -43,18 +43,8 @@ from ci.pipeline.stage import (
 )
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
-from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import RUN, StageRun
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    programs: tuple[Program, ...]
-    baselines: dict[Path, Baseline]
-    logs: Path
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
 
 
 def run(options: StageOptions) -> int:
@@ -67,35 +57,31 @@ def run(options: StageOptions) -> int:
     stage = StageRun.as_typed("test_onnx", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
-        logs = selection.reports.absolute() / "onnx"
-        plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
-        results = compile_programs(plan, options.work, selection.store, new_baseline=accept.baseline)
+        plan = plan_of(programs, selection, options.work)
+        results = compile_programs(plan, new_baseline=accept.baseline)
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
         current = accepted(accept, SUITES, plan.programs, plan.baselines, figures, write, stage)
         plan = replace(plan, programs=current)
-        judge(stage, plan, results, selection)
+        judge(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection)
 
 
-def compile_programs(plan: Plan, work: Work, store: Path, *, new_baseline: bool) -> dict[str, Result]:
+def compile_programs(plan: Plan, *, new_baseline: bool) -> dict[str, Result]:
     """The result of each program by name.
 
     With `new_baseline`, a cached result that is worse than the baseline counts: it becomes the baseline."""
     results: dict[str, Result] = {}
-    for own, programs in by_packages(plan.programs, store):
+    for own, programs in by_packages(plan.programs, plan.selection.store):
         mine = replace(plan, programs=tuple(programs))
-        results |= _compile_with(own, mine, work, store, new_baseline=new_baseline)
+        results |= _compile_with(own, mine, new_baseline=new_baseline)
     return results
 
 
-def _compile_with(
-    own: OwnPackages, plan: Plan, work: Work, store: Path, *, new_baseline: bool
-) -> dict[str, Result]:
-    programs = {program.name: program for program in plan.programs}
-
+def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[str, Result]:
+    programs, work = {program.name: program for program in plan.programs}, plan.work
     margin_db = load_tolerances().sqnr_margin_db
 
     def accept(name: str, result: Result) -> bool:
@@ -111,22 +97,12 @@ def _compile_with(
         )
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
-        tasks = tasks_of(
-            plan.programs,
-            plan.baselines,
-            store=store,
-            logs=plan.logs,
-            scratch=Path(scratch),
-            # Remembered programs have no model that --keep could keep.
-            reuse=work.cache and not work.keep,
-            keep=work.keep,
-            own=own,
-        )
+        tasks = tasks_of(plan, Path(scratch), own)
         return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept)
 
 
-def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection: Selection) -> None:
-    tolerances = load_tolerances()
+def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
+    tolerances, selection = load_tolerances(), plan.selection
     lanes = {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
     pairs = pairs_of(
         plan.programs, lanes, executorch_lane(selection.reports, selection.profile, os.environ.get(RUN, ""))
