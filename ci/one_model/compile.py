@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if options.model.lane == compile_flags.CHECKPOINT:
         from ci.lanes.llm.commands import compile_checkpoint
 
-        return compile_checkpoint(options.model, options.output.folder, compile_flags.language_of(args))
+        return compile_checkpoint(options.model, options.output, compile_flags.language_of(args))
     if options.model.lane == compile_flags.ONNX:
         from ci.lanes.onnx.one_model import compile_model
     else:

@@ -22,9 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model, output = compile_flags.one_model_of(args), compile_flags.output_of(args)
+    model = compile_flags.one_model_of(args)
     if model.lane == compile_flags.ONNX:
         from ci.lanes.onnx.one_model import quantize_model
     else:
         from ci.lanes.executorch.one_model import quantize_model
-    return quantize_model(model, output)
+    return quantize_model(model, args.output)

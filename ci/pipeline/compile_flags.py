@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel, Output
+from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection, add_selection
@@ -43,7 +43,7 @@ def add_model(
     parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
 ) -> argparse._ArgumentGroup:
     """What all commands for one model have alike; returns the group of ONNX models' flags."""
-    parser.set_defaults(precision=None, option=[])
+    parser.set_defaults(precision=None, python=None, backend=None, option=[])
     parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
     parser.add_argument(
         "--calibrate",
@@ -80,6 +80,8 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         work=work_of(args),
         precision=args.precision,
         calibrate=args.calibrate,
+        python=args.python,
+        backend=args.backend,
         per_channel=args.per_channel,
         dimensions=tuple(args.dimension),
         options=tuple(args.option),
@@ -106,10 +108,6 @@ def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._Argume
     )
     pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
     return pytorch
-
-
-def output_of(args: argparse.Namespace) -> Output:
-    return Output(args.output, args.python, args.backend)
 
 
 def add_option(group: argparse._ActionsContainer) -> None:
@@ -172,7 +170,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def compile_of(args: argparse.Namespace) -> Compile:
     return Compile(
         model=one_model_of(args),
-        output=output_of(args),
+        output=args.output,
         verify=args.verify == "emulator",
         suite=args.suite and args.suite.absolute(),
         keep_on_cpu=tuple(args.keep_on_cpu),

@@ -71,6 +71,9 @@ class OneModel:
     work: Work
     precision: str | None = None
     calibrate: str | None = None
+    python: Path | None = None
+    """Exports a PyTorch model."""
+    backend: str | None = None
     per_channel: bool = False
     dimensions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -78,20 +81,11 @@ class OneModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Where `compile` and `quantize` write, and how they get a PyTorch model."""
-
-    folder: Path
-    python: Path | None = None
-    backend: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Compile:
     """`compile` of a PyTorch or an ONNX model."""
 
     model: OneModel
-    output: Output
+    output: Path
     verify: bool
     suite: Path | None
     keep_on_cpu: tuple[str, ...]

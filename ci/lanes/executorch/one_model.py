@@ -35,7 +35,7 @@ from ci.pipeline.findings import hardly_alike
 from ci.pipeline.into_suite import Extension, factory_in, require_place
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.user_model import UserModel
-from ci.pipeline.options import Compile, OneModel, Output
+from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file, replace_text
@@ -48,7 +48,6 @@ class Request:
     """What the user asked for, checked before anything heavy is imported."""
 
     model: OneModel
-    output: Output
     named: UserModel
     scheme: str
     samples: Path | None
@@ -62,24 +61,20 @@ class Request:
             soc,
             self.model.selection,
             samples=self.samples,
-            backend=self.output.backend,
+            backend=self.model.backend,
             cpu_nodes=self.cpu_nodes,
             suite=suite,
         )
 
-    @property
-    def socs(self) -> tuple[str, ...]:
-        return self.model.selection.socs
-
     @classmethod
-    def of(cls, model: OneModel, output: Output, cpu_nodes: tuple[str, ...] = ()) -> Request:
+    def of(cls, model: OneModel, cpu_nodes: tuple[str, ...] = ()) -> Request:
         named = pytorch_model(model.typed)
         scheme, samples = scheme_of(named, model.precision), samples_folder(model.calibrate)
-        return cls(model, output, named, scheme, samples, cpu_nodes)
+        return cls(model, named, scheme, samples, cpu_nodes)
 
     def exported(self, scratch: Path, publish: Publish) -> Request:
         """With --python: the .pt2 that it exports, which then lies in the output."""
-        if not (python := self.output.python):
+        if not (python := self.model.python):
             return self
         timeout = self.model.work.timeout
         (path,) = publish([export_with(python, self.named, self.samples, scratch, 0, timeout)])
@@ -89,15 +84,15 @@ class Request:
 
 def compile_model(options: Compile) -> int:
     model, output, suite = options.model, options.output, options.suite
-    request = Request.of(model, output, options.keep_on_cpu)
+    request = Request.of(model, options.keep_on_cpu)
     if suite:
-        require_place(suite, measured=options.verify and output.backend in (None, "htp"))
-    for soc in request.socs:
+        require_place(suite, measured=options.verify and model.backend in (None, "htp"))
+    for soc in model.selection.socs:
         request.program(soc)
-    with writing_into(output.folder.absolute(), model.selection.store) as (scratch, publish):
+    with writing_into(output.absolute(), model.selection.store) as (scratch, publish):
         request = request.exported(scratch, publish)
         extension = extension_of(request, suite) if suite else None
-        programs = extension.programs if extension else [request.program(soc) for soc in request.socs]
+        programs = extension.programs if extension else [request.program(soc) for soc in model.selection.socs]
         plan = plan_of_model(model, "compile", programs)
         compiled = compile_programs(plan)
         for program in plan.programs:
@@ -120,17 +115,17 @@ def compile_model(options: Compile) -> int:
         ]
         publish([path for path in scratch.iterdir() if path.is_file()])
         for program, record in zip(plan.programs, records, strict=True):
-            _say(output.folder, program, plan, compiled[program.name], record)
+            _say(output, program, plan, compiled[program.name], record)
         if extension:
             _extend(extension, plan, compiled, measured)
     return 0
 
 
-def quantize_model(model: OneModel, output: Output) -> int:
-    request = Request.of(model, output)
-    with writing_into(output.folder.absolute(), model.selection.store) as (scratch, publish):
+def quantize_model(model: OneModel, output: Path) -> int:
+    request = Request.of(model)
+    with writing_into(output.absolute(), model.selection.store) as (scratch, publish):
         request = request.exported(scratch, publish)
-        programs = [request.program(soc) for soc in request.socs]
+        programs = [request.program(soc) for soc in model.selection.socs]
         if not programs[0].run.quantizes:
             raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
         plan = plan_of_model(model, "quantize", programs, quantize_only=True)
@@ -278,12 +273,12 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
 
 
 def extension_of(request: Request, path: Path) -> Extension[Program]:
-    program = request.program(request.socs[0], path)
+    program = request.program(request.model.selection.socs[0], path)
     case = {"factory": program.case.factory}
     if program.case.samples:
         case["samples"] = program.case.samples
     run = {"scheme": program.run.scheme, "cpu_nodes": list(program.run.cpu_nodes)}
-    name, socs, profile = program.case_name, request.socs, program.profile
+    name, socs, profile = program.case_name, request.model.selection.socs, program.profile
     return Extension(SUITES, path, name, case, "scheme", scheme_named, run, socs, profile)
 
 

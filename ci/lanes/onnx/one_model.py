@@ -23,7 +23,7 @@ from ci.lanes.onnx.suite import SUITES, Program
 from ci.lanes.onnx.user_program import memory, prepared, program_of, remembered
 from ci.pipeline.findings import hardly_alike, not_in_fp16
 from ci.pipeline.into_suite import Extension, require_place
-from ci.pipeline.options import Compile, OneModel, Output
+from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import precision_named
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
@@ -49,7 +49,7 @@ def compile_model(options: Compile) -> int:
     writes_more = any("dump" in name or name.endswith("_dir") for name in assigned)
     reuse = options.model.work.cache and not writes_more
     with (
-        writing_into(options.output.folder.absolute(), selection.store) as (scratch, publish),
+        writing_into(options.output.absolute(), selection.store) as (scratch, publish),
         memory(file, selection.store, "onnx-compile", reuse=reuse) as memo,
     ):
         compiled = []
@@ -60,7 +60,7 @@ def compile_model(options: Compile) -> int:
         written = publish([Path(shutil.copy(path, scratch)) for each in compiled for path in each.files])
         for each in compiled:
             names = {path.name for path in each.files}
-            each.say([path for path in written if path.name in names], options.output.folder)
+            each.say([path for path in written if path.name in names], options.output)
     if suite:
         _extend(suite, program, options.model)
     return 0
@@ -203,14 +203,14 @@ class Compiled:
                 print(f"  {cost}")
 
 
-def quantize_model(model: OneModel, output: Output) -> int:
+def quantize_model(model: OneModel, output: Path) -> int:
     program, store = program_of(model), model.selection.store
     file, precision = Path(program.case.model), program.run.precision
     if not precision_named(precision).quantized:
         raise UsageError(f"{precision} quantizes nothing", remedy="--precision u16u8, u8u8 …")
     name = f"{file.stem}-{precision}"
     with (
-        writing_into(output.folder.absolute(), store) as (scratch, publish),
+        writing_into(output.absolute(), store) as (scratch, publish),
         memory(file, store, "onnx-quantize", reuse=model.work.cache) as memo,
     ):
 
@@ -226,7 +226,7 @@ def quantize_model(model: OneModel, output: Output) -> int:
         record = scratch / f"{name}.json"
         replace_text(record, _record(program, files, facts))
         for path in publish([*files, record]):
-            print(f"{path.stat().st_size:>12,}  {output.folder / path.name}")
+            print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print(
         f"{precision}: {facts['near']['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}, both by ONNX"
         " Runtime on the CPU"

@@ -43,4 +43,4 @@ def run(args: argparse.Namespace) -> int:
     for name in args.suites:
         if name not in SUITES:
             raise UnknownName(f"{name} is no suite", name, SUITES)
-    return verb.run_suites([SUITES[name] for name in dict.fromkeys(args.suites or SUITES)], args)
+    return verb.run_suites(args.suites or SUITES, "test_upstream", args)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import replace
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.options import Choice
 from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import add_selection
-
-if TYPE_CHECKING:
-    from ci.lanes.upstream.suite import Suite
 
 EXAMPLES = """\
   python -m ci test_delegate
@@ -58,17 +55,14 @@ def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from ci.lanes.upstream.suite import SUITES
-
-    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], args)
+    return run_suites(["delegate"], "test_delegate", args)
 
 
-def run_suites(suites: Sequence[Suite], args: argparse.Namespace) -> int:
+def run_suites(names: Iterable[str], stage: str, args: argparse.Namespace) -> int:
     """Also for `test_upstream`."""
     from ci.lanes.upstream.stage import Options, check
     from ci.lanes.upstream.stage import run_suites as run_all
+    from ci.lanes.upstream.suite import SUITES
     from ci.lanes.upstream.upstream_reports import print_reports
 
     options = Options(
@@ -84,6 +78,7 @@ def run_suites(suites: Sequence[Suite], args: argparse.Namespace) -> int:
         table=args.table,
     )
     check(options)
+    suites = [replace(SUITES[name], stage=stage) for name in dict.fromkeys(names)]
     if args.report_upstream:
         print_reports(options.selection.profile, [suite.name for suite in suites])
         return 0
