@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import ONNX, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
 from provisioning.base.command_line import count
 
@@ -18,7 +18,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    compile_flags.add_option(compile_flags.add_model(parser))
+    add_option(add_model(parser))
     parser.add_argument(
         "--precision",
         action="append",
@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.audit_table import as_text, fails
     from provisioning.base.files import write_named
 
-    model = compile_flags.one_model_of(args)
-    compile_flags.require_one_chip(model.selection)
-    if model.lane == compile_flags.ONNX:
+    model = one_model_of(args)
+    require_one_chip(model.selection)
+    if model.lane == ONNX:
         from ci.lanes.onnx.audit import audited
     else:
         from ci.lanes.executorch.audit import audited

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import CHECKPOINT, ONNX, add_compile, compile_of, language_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -17,16 +17,18 @@ EXAMPLES = """\
   qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
 """
 
-configure = compile_flags.configure
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_compile(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    options = compile_flags.compile_of(args)
-    if options.model.lane == compile_flags.CHECKPOINT:
+    options = compile_of(args)
+    if options.model.lane == CHECKPOINT:
         from ci.lanes.llm.commands import compile_checkpoint
 
-        return compile_checkpoint(options.model, options.output, compile_flags.language_of(args))
-    if options.model.lane == compile_flags.ONNX:
+        return compile_checkpoint(options.model, options.output, language_of(args))
+    if options.model.lane == ONNX:
         from ci.lanes.onnx.one_model import compile_model
     else:
         from ci.lanes.executorch.one_model import compile_model

@@ -10,7 +10,14 @@ import argparse
 import json
 from pathlib import Path
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import (
+    ONNX,
+    PRECISION_HELP,
+    add_model,
+    add_option,
+    one_model_of,
+    require_one_chip,
+)
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 
@@ -23,8 +30,8 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     model = f"{MODEL_HELP}; without it, a suite's program"
-    compile_flags.add_option(compile_flags.add_model(parser, model, optional=True))
-    parser.add_argument("--precision", help=compile_flags.PRECISION_HELP)
+    add_option(add_model(parser, model, optional=True))
+    parser.add_argument("--precision", help=PRECISION_HELP)
     parser.add_argument(
         "--least",
         type=float,
@@ -40,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text
     from provisioning.base.files import write_named
 
-    model = compile_flags.one_model_of(args)
-    compile_flags.require_one_chip(model.selection)
-    if model.lane == compile_flags.ONNX:
+    model = one_model_of(args)
+    require_one_chip(model.selection)
+    if model.lane == ONNX:
         from ci.lanes.onnx.divergence import searched
 
         name, result = searched(model, args.least)

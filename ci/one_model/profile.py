@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import (
+    ONNX,
+    PRECISION_HELP,
+    add_model,
+    add_option,
+    one_model_of,
+    require_one_chip,
+)
 from ci.pipeline.flags import add_work
 from ci.pipeline.models.user_model import MODEL_HELP
 
@@ -20,8 +27,8 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     model = f"{MODEL_HELP}; or a program: .pte, or what compile wrote"
-    compile_flags.add_option(compile_flags.add_model(parser, model))
-    parser.add_argument("--precision", help=compile_flags.PRECISION_HELP)
+    add_option(add_model(parser, model))
+    parser.add_argument("--precision", help=PRECISION_HELP)
     parser.add_argument(
         "--input",
         action="append",
@@ -49,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.settings import DEFAULT_TARGET
     from provisioning.base.stage_run import StageRun
 
-    model = compile_flags.one_model_of(args)
+    model = one_model_of(args)
     selection, inputs = model.selection, tuple(args.input)
-    compile_flags.require_one_chip(selection)
+    require_one_chip(selection)
     earlier = read_document(args.against) if args.against else None
     stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
-    if model.lane == compile_flags.ONNX:
+    if model.lane == ONNX:
         from ci.lanes.onnx.profile import profiled
 
         about, measured = profiled(model, inputs, args.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import ONNX, add_model, add_output, one_model_of
 from ci.pipeline.flags import add_work
 
 EXAMPLES = """\
@@ -15,15 +15,15 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    compile_flags.add_model(parser)
-    compile_flags.add_output(parser, "where the quantized model and its record go")
+    add_model(parser)
+    add_output(parser, "where the quantized model and its record go")
     parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w … (u8u8, u16u8 …)")
     add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
-    model = compile_flags.one_model_of(args)
-    if model.lane == compile_flags.ONNX:
+    model = one_model_of(args)
+    if model.lane == ONNX:
         from ci.lanes.onnx.one_model import quantize_model
     else:
         from ci.lanes.executorch.one_model import quantize_model

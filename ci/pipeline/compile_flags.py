@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel
+from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel, Work
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import Selection, add_selection
+from provisioning.base.settings import Selection, add_selection, selection_of
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized, as it is]"
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
@@ -88,6 +88,12 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     )
 
 
+def plain_model_of(args: argparse.Namespace) -> OneModel:
+    """MODEL of a command that has it, --scheme and a selection alone."""
+    lane = lane_of(args.model, Parser.user_folder())
+    return OneModel(selection_of(args), args.model, lane, Work(args.timeout), args.scheme)
+
+
 def require_one_chip(selection: Selection) -> None:
     """For commands that look at a program for one chip."""
     if len(selection.socs) > 1:
@@ -132,7 +138,7 @@ def language_of(args: argparse.Namespace) -> Language:
     )
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_compile(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
     pytorch = add_output(parser, "where the program and its record go")
     parser.add_argument("--precision", help=PRECISION_HELP)

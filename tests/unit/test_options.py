@@ -12,8 +12,16 @@ from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
 from ci.one_model import audit, compile, divergence, profile, quantize
-from ci.one_model.dump import child, save_calls
-from ci.pipeline.compile_flags import CHECKPOINT, ONNX, PYTORCH, compile_of, language_of, one_model_of
+from ci.one_model.dump import save_calls
+from ci.pipeline.compile_flags import (
+    CHECKPOINT,
+    ONNX,
+    PYTORCH,
+    compile_of,
+    language_of,
+    one_model_of,
+    plain_model_of,
+)
 from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, Work
 from provisioning.base.command_line import TIMEOUT
@@ -93,5 +101,5 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
 
 
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
-    model = child.model_of(parsed(save_calls, "net.py:make", "--scheme", "8a8w", "-o", "calls"))
+    model = plain_model_of(parsed(save_calls, "net.py:make", "--scheme", "8a8w", "-o", "calls"))
     assert (model.typed, model.lane, model.precision) == ("net.py:make", PYTORCH, "8a8w")

@@ -100,7 +100,13 @@ def run(args: argparse.Namespace) -> int:
         return commands.run_model(
             commands.Prompt(args.model, args.prompt, args.chat, args.system, args.tokens, args.timeout)
         )
-    limits = {name: vars(args)[name] for name in check.LIMITS["fp16"]}
+    limits = {
+        "first_choice": args.first_choice,
+        "perplexity_ratio": args.perplexity_ratio,
+        "divergence": args.divergence,
+        "divergence_99": args.divergence_99,
+        "regret": args.regret,
+    }
     return check.check_model(
         check.Check(
             args.model,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from ci.lanes.upstream import verb
+from ci.lanes.upstream.flags import add_tests, options_of
 
 EXAMPLES = """\
   python -m ci test_upstream --sample
@@ -23,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"one or more of {'; '.join(names)} [all of them]"
     )
-    choice = verb.configure(parser)
+    choice = add_tests(parser)
     choice.add_argument(
         "--flow",
         action="append",
@@ -37,10 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.lanes.upstream.stage import run_suites
     from ci.lanes.upstream.suite import SUITES
     from provisioning.base.errors import UnknownName
 
     for name in args.suites:
         if name not in SUITES:
             raise UnknownName(f"{name} is no suite", name, SUITES)
-    return verb.run_suites(args.suites or SUITES, "test_upstream", args)
+    suites = [SUITES[name] for name in dict.fromkeys(args.suites or SUITES)]
+    return run_suites(suites, options_of(args), os.environ)

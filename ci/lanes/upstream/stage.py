@@ -17,6 +17,7 @@ from ci.engine.progress import Line, progress
 from ci.engine.work import How, Result, do
 from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Setup, Worker
+from ci.lanes.upstream.flags import Options
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.ledger import (
@@ -33,6 +34,7 @@ from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
 from ci.lanes.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
 from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
+from ci.lanes.upstream.upstream_reports import print_reports
 from ci.pipeline.expression import matcher
 from ci.pipeline.options import Choice, Work
 from provisioning.base import units
@@ -49,25 +51,6 @@ RUNNER_MEMORY = 256 << 20
 
 START_SECONDS = 15.0
 """A worker's start. Less work than this is not shared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    selection: Selection
-    choice: Choice
-    flows: tuple[str, ...]
-    sample: str | None
-    """I/N; empty for the ledger's own, and None for all tests."""
-    work: Work
-    list_only: bool
-    fail_fast: bool
-    resume: bool
-    update_ledger: bool
-    table: bool
-
-    @property
-    def updates(self) -> bool:
-        return self.update_ledger or self.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +110,11 @@ class Workers:
 
 def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, str]) -> int:
     """One after the other, in one report."""
+    _check(options)
     selection = options.selection
+    if options.report_upstream:
+        print_reports(selection.profile, [suite.name for suite in suites])
+        return 0
     stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
     with ExitStack() as started:
         if options.list_only:
@@ -217,8 +204,7 @@ def _measure(stage: StageRun, run: Run, options: Options) -> tuple[Judge, Mappin
     return judge, verdicts
 
 
-def check(options: Options) -> None:
-    """Whether the options fit together."""
+def _check(options: Options) -> None:
     selection, shard = options.selection, options.choice.shard
     if len(selection.socs) > 1:
         raise UsageError(

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.pipeline.compile_flags import ONNX, lane_of
+from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.models.user_model import MODEL_HELP, UserModel, user_model
-from ci.pipeline.options import OneModel, Work
+from ci.pipeline.options import OneModel
 from provisioning.base.command_line import Parser, add_timeout
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.settings import add_selection
 
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
@@ -40,11 +40,6 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
     )
     add_selection(parser)
     add_timeout(parser, "it")
-
-
-def model_of(args: argparse.Namespace) -> OneModel:
-    lane = lane_of(args.model, Parser.user_folder())
-    return OneModel(selection_of(args), args.model, lane, Work(args.timeout), args.scheme)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ci.one_model.dump import child
+from ci.pipeline.compile_flags import plain_model_of
 
 EXAMPLES = """\
   python -m ci save-calls model.onnx --soc SM8750 -o calls/
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     output: Path = args.output
-    with child.dumped("calls", child.model_of(args), output.absolute()) as folder:
+    with child.dumped("calls", plain_model_of(args), output.absolute()) as folder:
         for path in child.publish_calls(folder, output.absolute()):
             print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")

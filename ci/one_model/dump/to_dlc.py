@@ -6,6 +6,7 @@ import argparse
 
 from ci.artifacts.dlc import read_dlc
 from ci.one_model.dump import child
+from ci.pipeline.compile_flags import plain_model_of
 from provisioning.base.errors import CheckFailed, UsageError
 
 EXAMPLES = """\
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model, output = child.model_of(args), args.output
+    model, output = plain_model_of(args), args.output
     if output.is_dir():
         raise UsageError(f"{output} is a directory", remedy="-o FILE.dlc")
     with child.dumped("dlc", model, output.absolute()) as folder:
