@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.compile_flags import CHECKPOINT, ONNX, add_compile, compile_of, language_of
+from ci.pipeline.compile_flags import CHECKPOINT, ONNX, add_compile, compile_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if options.model.lane == CHECKPOINT:
         from ci.lanes.llm.commands import compile_checkpoint
 
-        return compile_checkpoint(options.model, options.output, language_of(args))
+        return compile_checkpoint(options.model, options.output, options.language)
     if options.model.lane == ONNX:
         from ci.lanes.onnx.one_model import compile_model
     else:

@@ -183,4 +183,5 @@ def compile_of(args: argparse.Namespace) -> Compile:
         embed=args.embed,
         profile_run=args.profile_run,
         and_socs=tuple(args.and_soc),
+        language=language_of(args),
     )

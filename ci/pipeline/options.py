@@ -81,8 +81,19 @@ class OneModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Language:
+    """How a checkpoint is compiled."""
+
+    through: str
+    context: int
+    prefill: int
+    parts: int | None
+    shared_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Compile:
-    """`compile` of a PyTorch or an ONNX model."""
+    """`compile` of any MODEL."""
 
     model: OneModel
     output: Path
@@ -92,14 +103,4 @@ class Compile:
     embed: bool
     profile_run: bool
     and_socs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Language:
-    """How a checkpoint is compiled."""
-
-    through: str
-    context: int
-    prefill: int
-    parts: int | None
-    shared_weights: bool
+    language: Language

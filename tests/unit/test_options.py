@@ -18,7 +18,6 @@ from ci.pipeline.compile_flags import (
     ONNX,
     PYTORCH,
     compile_of,
-    language_of,
     one_model_of,
     plain_model_of,
 )
@@ -97,7 +96,7 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert compile_of(args).model.lane == CHECKPOINT
-    assert language_of(args) == Language("genie", 512, 32, None, shared_weights=False)
+    assert compile_of(args).language == Language("genie", 512, 32, None, shared_weights=False)
 
 
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
