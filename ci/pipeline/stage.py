@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
@@ -17,7 +17,7 @@ from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, 
 from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
-from ci.pipeline.options import Accept, Choice
+from ci.pipeline.options import Accept, Choice, Work
 from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.thresholds import update_suite
 from provisioning.base.findings import Finding, Metric, Report
@@ -27,6 +27,20 @@ from provisioning.base.stage_run import StageRun
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class AnyPlan(Generic[P]):
+    """What is done with which programs. A lane adds what its steps need."""
+
+    programs: tuple[P, ...]
+    selection: Selection
+    work: Work
+    logs: Path
+    baselines: dict[Path, Baseline]
+
+    def baseline(self, program: P) -> Baseline:
+        return self.baselines[program.suite]
 
 
 def chosen(
@@ -86,16 +100,11 @@ def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict
     return {suite: load_baseline(baseline_path(suite, profile)) for suite in suites}
 
 
-def update_baselines(
-    suites: Suites[P],
-    baselines: dict[Path, Baseline],
-    programs: Sequence[P],
-    values: Mapping[str, Mapping[str, object]],
-) -> None:
+def update_baselines(suites: Suites[P], plan: AnyPlan[P], values: Mapping[str, Mapping[str, object]]) -> None:
     """Replace what the baselines have of these programs, and drop runs that their suites have no more."""
-    for suite, baseline in list(baselines.items()):
+    for suite, baseline in list(plan.baselines.items()):
         runs = {program.run_name for program in suites.all_programs([suite])}
-        baselines[suite] = baseline.rewritten(_of_suite(suite, programs, values), runs)
+        plan.baselines[suite] = baseline.rewritten(_of_suite(suite, plan.programs, values), runs)
 
 
 def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
@@ -105,8 +114,7 @@ def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Map
 def accepted(
     accept: Accept,
     suites: Suites[P],
-    programs: tuple[P, ...],
-    baselines: dict[Path, Baseline],
+    plan: AnyPlan[P],
     figures: Mapping[str, Mapping[str, float]],
     update: Callable[[], None],
     stage: StageRun,
@@ -114,18 +122,18 @@ def accepted(
     """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
     with their thresholds of now."""
     if accept.baseline or accept.thresholds:
-        agree(baselines, programs, figures, accept.reason, stage.command)
+        agree(plan.baselines, plan.programs, figures, accept.reason, stage.command)
     if accept.baseline:
         update()
     if not accept.thresholds:
-        return programs
+        return plan.programs
     # In the order of the programs.
     changed = {
         program.name: program
-        for suite in dict.fromkeys(program.suite for program in programs)
-        for program in _with_thresholds(suites, suite, programs, figures, stage.stage)
+        for suite in dict.fromkeys(program.suite for program in plan.programs)
+        for program in _with_thresholds(suites, suite, plan.programs, figures, stage.stage)
     }
-    return tuple(changed[program.name] for program in programs)
+    return tuple(changed[program.name] for program in plan.programs)
 
 
 def _with_thresholds(

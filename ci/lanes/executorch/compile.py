@@ -23,10 +23,8 @@ from ci.lanes.executorch.suite import Program
 from ci.lanes.executorch.worker import MEMORY
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import Work
-from ci.pipeline.stage import by_packages, memos_of
+from ci.pipeline.stage import AnyPlan, by_packages, memos_of
 from provisioning.base.findings import Finding, Metric
-from provisioning.base.settings import Selection
 
 LOG = "compile.log"
 
@@ -49,27 +47,17 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done with which programs, and what they are made for."""
-
-    selection: Selection
-    programs: tuple[Program, ...]
+class Plan(AnyPlan[Program]):
     environment: Mapping[str, str]
     """Of the workers."""
     sdk: Path
     basis: Basis
-    work: Work
-    logs: Path
-    baselines: dict[Path, Baseline]
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
     quantize_only: bool = False
     """End with the quantized model."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
 
 
 def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:

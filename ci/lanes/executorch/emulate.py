@@ -92,7 +92,7 @@ def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
         measured = measure(plan, runner, compiled)
         figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
         write = partial(update, plan, compiled, measured)
-        current = accepted(options.accept, SUITES, plan.programs, plan.baselines, figures, write, stage)
+        current = accepted(options.accept, SUITES, plan, figures, write, stage)
         plan = replace(plan, programs=current)
         judge(stage, plan, compiled, measured)
         if keep_programs:
@@ -331,4 +331,4 @@ def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Re
             }
             if not result.cached:
                 values[name]["run_seconds"] = round(result.facts["seconds"], 1)
-    update_baselines(SUITES, plan.baselines, plan.programs, values)
+    update_baselines(SUITES, plan, values)

@@ -192,4 +192,4 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
         for name, result in results.items()
         if compiled(result)
     }
-    update_baselines(SUITES, plan.baselines, plan.programs, values)
+    update_baselines(SUITES, plan, values)

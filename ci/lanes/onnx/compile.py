@@ -24,7 +24,7 @@ from ci.lanes.onnx.suite import Program
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import Work
-from ci.pipeline.stage import baselines_of, memos_of
+from ci.pipeline.stage import AnyPlan, baselines_of, memos_of
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
@@ -270,17 +270,8 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done with which programs."""
-
-    programs: tuple[Program, ...]
-    selection: Selection
-    work: Work
-    logs: Path
-    baselines: dict[Path, Baseline]
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
+class Plan(AnyPlan[Program]):
+    pass
 
 
 def plan_of(programs: Sequence[Program], selection: Selection, work: Work) -> Plan:

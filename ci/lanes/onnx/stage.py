@@ -62,7 +62,7 @@ def run(options: StageOptions) -> int:
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
-        current = accepted(accept, SUITES, plan.programs, plan.baselines, figures, write, stage)
+        current = accepted(accept, SUITES, plan, figures, write, stage)
         plan = replace(plan, programs=current)
         judge(stage, plan, results)
         record(stage, plan.programs, selection)
@@ -160,4 +160,4 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
                 **outcome_of(result),
                 "build_id": build_id_of(result),
             }
-    update_baselines(SUITES, plan.baselines, plan.programs, values)
+    update_baselines(SUITES, plan, values)
