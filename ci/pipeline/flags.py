@@ -38,8 +38,8 @@ def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argpar
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
-    add_work(group, "a program")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    add_work(group, "a program")
     if baseline:
         group.add_argument(
             "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
@@ -54,8 +54,8 @@ def stage_options(args: argparse.Namespace) -> StageOptions:
 def add_work(
     group: argparse._ActionsContainer, unit: str, timeout: float = TIMEOUT, *, cached: bool = True
 ) -> None:
-    """The time limit of a `unit` of work, and for work that is cached what is done again. A command that has
-    more of what `work_of` reads adds it afterwards."""
+    """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
+    else `work_of` reads are the command's own."""
     group.set_defaults(
         jobs=None,
         no_cache=False,
