@@ -6,7 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import ONNX, add_model, add_option, one_model_of, require_one_chip
+from ci.pipeline.flags import add_work
 from provisioning.base.command_line import count
 
 EXAMPLES = """\
@@ -17,10 +18,11 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    compile_flags.add_option(compile_flags.add_model(parser))
+    add_option(add_model(parser))
     parser.add_argument(
         "--precision",
         action="append",
+        dest="precisions",
         metavar="SCHEME",
         help="may be repeated [fp16, 8a8w, 16a8w, of PyTorch models also 16a4w]",
     )
@@ -29,22 +31,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the audit there")
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
-    compile_flags.add_how(parser)
+    add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.audit_table import as_text, fails
     from provisioning.base.files import write_named
 
-    compile_flags.require_lane(args)
-    selection = compile_flags.one_chip(args)
-    if compile_flags.is_onnx(args.model):
+    model = one_model_of(args)
+    require_one_chip(model.selection)
+    if model.lane == ONNX:
         from ci.lanes.onnx.audit import audited
     else:
         from ci.lanes.executorch.audit import audited
-    rows = audited(args, selection)
+    rows = audited(model, args.precisions or (), run=args.measure)
     if args.json:
-        body = {"schema": 1, "model": args.model, "soc": selection.soc, "precisions": rows}
+        body = {"schema": 1, "model": model.typed, "soc": model.selection.soc, "precisions": rows}
         write_named(args.json, json.dumps(body, indent=2) + "\n")
     print("\n".join(as_text(rows)))
     return int(any(map(fails, rows.values())))

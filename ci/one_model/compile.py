@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline import compile_flags
-from ci.pipeline.flags import require_host
-from provisioning.base.command_line import Parser
+from ci.pipeline.compile_flags import CHECKPOINT, ONNX, add_compile, compile_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -19,17 +17,19 @@ EXAMPLES = """\
   qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
 """
 
-configure = compile_flags.configure
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_compile(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    compile_flags.require_lane(args)
-    require_host(args)
-    lane = compile_flags.lane_of(args.model, Parser.user_folder())
-    if lane == compile_flags.CHECKPOINT:
-        from ci.lanes.llm.commands import compile_checkpoint as compile_model
-    elif lane == compile_flags.ONNX:
+    options = compile_of(args)
+    if options.model.lane == CHECKPOINT:
+        from ci.lanes.llm.commands import compile_checkpoint
+
+        return compile_checkpoint(options.model, options.output, options.language)
+    if options.model.lane == ONNX:
         from ci.lanes.onnx.one_model import compile_model
     else:
         from ci.lanes.executorch.one_model import compile_model
-    return compile_model(args)
+    return compile_model(options)

@@ -10,10 +10,16 @@ import argparse
 import json
 from pathlib import Path
 
-from ci.pipeline import compile_flags
-from ci.pipeline.flags import add_choice
+from ci.pipeline.compile_flags import (
+    ONNX,
+    PRECISION_HELP,
+    add_model,
+    add_option,
+    one_model_of,
+    require_one_chip,
+)
+from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from provisioning.base.command_line import add_timeout
 
 EXAMPLES = """\
   qnn-ci divergence net.py:make --precision 16a8w --soc SM8650
@@ -24,8 +30,8 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     model = f"{MODEL_HELP}; without it, a suite's program"
-    compile_flags.add_option(compile_flags.add_model(parser, model, optional=True))
-    parser.add_argument("--precision", help=compile_flags.PRECISION_HELP)
+    add_option(add_model(parser, model, optional=True))
+    parser.add_argument("--precision", help=PRECISION_HELP)
     parser.add_argument(
         "--least",
         type=float,
@@ -34,20 +40,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there")
     add_choice(parser, "manifests/suites/lowering.toml")
-    add_timeout(parser, "the search", 1200)
+    add_work(parser, "the search", 1200, cached=False)
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text
     from provisioning.base.files import write_named
 
-    compile_flags.require_lane(args)
-    selection = compile_flags.one_chip(args)
-    if args.model and compile_flags.is_onnx(args.model):
+    model = one_model_of(args)
+    require_one_chip(model.selection)
+    if model.lane == ONNX:
         from ci.lanes.onnx.divergence import searched
+
+        name, result = searched(model, args.least)
     else:
-        from ci.lanes.executorch.divergence import searched
-    name, result = searched(args, selection)
+        from ci.lanes.executorch.divergence import searched as searched_pytorch
+
+        name, result = searched_pytorch(model, choice_of(args), args.least)
     if args.json:
         write_named(args.json, json.dumps({"schema": 1, "program": name, **result}, indent=2) + "\n")
     print("\n".join(as_text(result)))

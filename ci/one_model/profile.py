@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline import compile_flags
+from ci.pipeline.compile_flags import (
+    ONNX,
+    PRECISION_HELP,
+    add_model,
+    add_option,
+    one_model_of,
+    require_one_chip,
+)
+from ci.pipeline.flags import add_work
 from ci.pipeline.models.user_model import MODEL_HELP
 
 EXAMPLES = """\
@@ -19,8 +27,8 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     model = f"{MODEL_HELP}; or a program: .pte, or what compile wrote"
-    compile_flags.add_option(compile_flags.add_model(parser, model))
-    parser.add_argument("--precision", help=compile_flags.PRECISION_HELP)
+    add_option(add_model(parser, model))
+    parser.add_argument("--precision", help=PRECISION_HELP)
     parser.add_argument(
         "--input",
         action="append",
@@ -37,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile there")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
     parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
-    compile_flags.add_how(parser)
+    add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,23 +56,27 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.settings import DEFAULT_TARGET
     from provisioning.base.stage_run import StageRun
 
-    compile_flags.require_lane(args)
-    selection = compile_flags.one_chip(args)
+    model = one_model_of(args)
+    selection, inputs = model.selection, tuple(args.input)
+    require_one_chip(selection)
     earlier = read_document(args.against) if args.against else None
     stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
-    if compile_flags.is_onnx(args.model):
+    if model.lane == ONNX:
         from ci.lanes.onnx.profile import profiled
+
+        about, measured = profiled(model, inputs, args.source)
     else:
-        from ci.lanes.executorch.profile import profiled
-    about, measured = profiled(args, selection)
+        from ci.lanes.executorch.profile import profiled as profiled_pytorch
+
+        about, measured = profiled_pytorch(model, inputs)
     if not measured.costs and not measured.cpu:
-        raise CheckFailed(f"{args.model}: nothing of it was profiled", remedy="it holds no operator")
-    about = {"model": args.model, **about}
+        raise CheckFailed(f"{model.typed}: nothing of it was profiled", remedy="it holds no operator")
+    about = {"model": model.typed, **about}
     text = document(measured, about)
     report_profile(stage, selection.reports, " ".join(about.values()), text)
     if args.json:
         write_named(args.json, text)
     if args.page:
-        write_named(args.page, profile_page(args.model, measured))
+        write_named(args.page, profile_page(model.typed, measured))
     print("\n".join(as_text(measured, earlier, args.against)))
     return 0

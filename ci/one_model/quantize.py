@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline import compile_flags
-from ci.pipeline.flags import require_host
+from ci.pipeline.compile_flags import ONNX, add_model, add_output, one_model_of
+from ci.pipeline.flags import add_work
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -15,17 +15,16 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    compile_flags.add_model(parser)
-    compile_flags.add_output(parser, "where the quantized model and its record go")
+    add_model(parser)
+    add_output(parser, "where the quantized model and its record go")
     parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w … (u8u8, u16u8 …)")
-    compile_flags.add_how(parser)
+    add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
-    compile_flags.require_lane(args)
-    require_host(args)
-    if compile_flags.is_onnx(args.model):
+    model = one_model_of(args)
+    if model.lane == ONNX:
         from ci.lanes.onnx.one_model import quantize_model
     else:
         from ci.lanes.executorch.one_model import quantize_model
-    return quantize_model(args)
+    return quantize_model(model, args.output)

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.flags import RUN_TIMEOUT, add_again, require_host
+from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from provisioning.base.command_line import Parser, add_timeout, count, duration, repeatable
+from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel, Work
+from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
+from provisioning.base.settings import Selection, add_selection, selection_of
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized, as it is]"
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
 ONLY = {
-    "keep_going": ("--keep-going", PYTORCH),
-    "keep_on_cpu": ("--keep-on-cpu", PYTORCH),
-    "backend": ("--backend", PYTORCH),
-    "python": ("--python", PYTORCH),
-    "jobs": ("--jobs", PYTORCH),
-    "run_timeout": ("--run-timeout", PYTORCH),
-    "per_channel": ("--per-channel", ONNX),
-    "embed": ("--embed", ONNX),
-    "profile_run": ("--profile-run", ONNX),
-    "and_soc": ("--and-soc", ONNX),
-    "dimension": ("--dimension", ONNX),
-    "option": ("--option", ONNX),
-    "through": ("--through", CHECKPOINT),
-    "source": ("--source", ONNX),
-    "context": ("--context", CHECKPOINT),
-    "prefill": ("--prefill", CHECKPOINT),
-    "parts": ("--parts", CHECKPOINT),
-    "shared_weights": ("--shared-weights", CHECKPOINT),
+    PYTORCH: ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout"),
+    ONNX: ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
+    CHECKPOINT: ("through", "context", "prefill", "parts", "shared_weights"),
 }
 """Flags that one lane alone has."""
 
@@ -54,30 +39,11 @@ def lane_of(model: str | None, folder: Path) -> str:
     return CHECKPOINT if any(file.is_file() for file in files) else PYTORCH
 
 
-def require_lane(args: argparse.Namespace) -> None:
-    """Refuse flags that this kind of model ignores: the user would believe that they worked."""
-    wanted = lane_of(args.model, Parser.user_folder())
-    if wanted == CHECKPOINT and getattr(args, "suite", None):
-        raise UsageError("--suite does nothing for a checkpoint", remedy="leave --suite out")
-    for name, (flag, lane) in ONLY.items():
-        if getattr(args, name, None) and lane != wanted:
-            raise UsageError(f"{flag} is for {lane}, and {args.model} is none", remedy=f"leave {flag} out")
-
-
-def one_chip(args: argparse.Namespace) -> Selection:
-    """For commands that look at a program for one chip."""
-    require_host(args)
-    selection = replace(selection_of(args), target=DEFAULT_TARGET)
-    if len(selection.socs) > 1:
-        chips = ", ".join(selection.socs)
-        raise UsageError(f"expected one chip, found {chips}", remedy="name one --soc, and repeat the command")
-    return selection
-
-
 def add_model(
     parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
 ) -> argparse._ArgumentGroup:
     """What all commands for one model have alike; returns the group of ONNX models' flags."""
+    parser.set_defaults(precision=None, python=None, backend=None, option=[])
     parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
     parser.add_argument(
         "--calibrate",
@@ -92,6 +58,47 @@ def add_model(
     )
     repeatable(onnx, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
     return onnx
+
+
+def one_model_of(args: argparse.Namespace) -> OneModel:
+    """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked."""
+    lane = lane_of(args.model, Parser.user_folder())
+    given = {name for name, value in vars(args).items() if value}
+    if lane == CHECKPOINT and "suite" in given:
+        raise UsageError("--suite does nothing for a checkpoint", remedy="leave --suite out")
+    for other, names in ONLY.items():
+        for name in names:
+            if name in given and other != lane:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} is for {other}, and {args.model} is none", remedy=f"leave {flag} out"
+                )
+    return OneModel(
+        selection=host_selection(args),
+        typed=args.model or "",
+        lane=lane,
+        work=work_of(args),
+        precision=args.precision,
+        calibrate=args.calibrate,
+        python=args.python,
+        backend=args.backend,
+        per_channel=args.per_channel,
+        dimensions=tuple(args.dimension),
+        options=tuple(args.option),
+    )
+
+
+def plain_model_of(args: argparse.Namespace) -> OneModel:
+    """MODEL of a command that has it, --scheme and a selection alone."""
+    lane = lane_of(args.model, Parser.user_folder())
+    return OneModel(selection_of(args), args.model, lane, Work(args.timeout), args.scheme)
+
+
+def require_one_chip(selection: Selection) -> None:
+    """For commands that look at a program for one chip."""
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"expected one chip, found {chips}", remedy="name one --soc, and repeat the command")
 
 
 def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._ArgumentGroup:
@@ -113,13 +120,6 @@ def add_option(group: argparse._ActionsContainer) -> None:
     repeatable(group, "--option", "NAME=VALUE", OPTION_HELP)
 
 
-def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    group = parser.add_argument_group("how")
-    add_timeout(group, "a step")
-    add_again(group)
-    return group
-
-
 def add_language(group: argparse._ActionsContainer) -> None:
     group.add_argument("--through", choices=("genie", "executorch"), help="what runs it [genie]")
     group.add_argument("--context", type=count, metavar="N", help="tokens [128]")
@@ -132,7 +132,13 @@ def add_language(group: argparse._ActionsContainer) -> None:
     )
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def language_of(args: argparse.Namespace) -> Language:
+    return Language(
+        args.through or "genie", args.context or 128, args.prefill or 32, args.parts, args.shared_weights
+    )
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
     pytorch = add_output(parser, "where the program and its record go")
     parser.add_argument("--precision", help=PRECISION_HELP)
@@ -161,7 +167,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT))
-    add_how(parser)
+    add_work(parser.add_argument_group("how"), "a step")
     help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
     pytorch.add_argument("--run-timeout", type=duration, metavar="S", help=help)
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+
+
+def compile_of(args: argparse.Namespace) -> Compile:
+    return Compile(
+        model=one_model_of(args),
+        output=args.output,
+        verify=args.verify == "emulator",
+        suite=args.suite and args.suite.absolute(),
+        keep_on_cpu=tuple(args.keep_on_cpu),
+        embed=args.embed,
+        profile_run=args.profile_run,
+        and_socs=tuple(args.and_soc),
+        language=language_of(args),
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
@@ -18,6 +17,7 @@ from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, 
 from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
+from ci.pipeline.options import Accept, Choice, Work
 from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.thresholds import update_suite
 from provisioning.base.findings import Finding, Metric, Report
@@ -29,24 +29,37 @@ P = TypeVar("P", bound=AnyProgram[Any, Any])
 V = TypeVar("V")
 
 
+@dataclass(frozen=True, slots=True)
+class AnyPlan(Generic[P]):
+    """What is done with which programs. A lane adds what its steps need."""
+
+    programs: tuple[P, ...]
+    selection: Selection
+    work: Work
+    logs: Path
+    baselines: dict[Path, Baseline]
+
+    def baseline(self, program: P) -> Baseline:
+        return self.baselines[program.suite]
+
+
 def chosen(
     suites: Suites[P],
-    args: argparse.Namespace,
+    choice: Choice,
     selection: Selection,
     jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
 ) -> list[P]:
-    """The programs that the flags select. `jobs_of` gives the job of each program, for --shard: programs of
-    one job stay together."""
-    paths = [path.absolute() for path in args.suite or ()]
+    """The chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job stay
+    together."""
     programs = suites.choose(
-        suites.all_programs(paths, selection.named_socs, profile=selection.profile),
-        tags=args.tag or (),
-        words=args.words or (),
-        cases=args.case or (),
+        suites.all_programs(choice.suites, selection.named_socs, profile=selection.profile),
+        tags=choice.tags,
+        words=choice.words,
+        cases=choice.cases,
     )
-    if args.shard:
+    if choice.shard:
         jobs = jobs_of(programs)
-        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), args.shard)
+        mine = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
         programs = [program for program in programs if jobs[program.name] in mine]
     return programs
 
@@ -87,16 +100,11 @@ def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict
     return {suite: load_baseline(baseline_path(suite, profile)) for suite in suites}
 
 
-def update_baselines(
-    suites: Suites[P],
-    baselines: dict[Path, Baseline],
-    programs: Sequence[P],
-    values: Mapping[str, Mapping[str, object]],
-) -> None:
+def update_baselines(suites: Suites[P], plan: AnyPlan[P], values: Mapping[str, Mapping[str, object]]) -> None:
     """Replace what the baselines have of these programs, and drop runs that their suites have no more."""
-    for suite, baseline in list(baselines.items()):
+    for suite, baseline in list(plan.baselines.items()):
         runs = {program.run_name for program in suites.all_programs([suite])}
-        baselines[suite] = baseline.rewritten(_of_suite(suite, programs, values), runs)
+        plan.baselines[suite] = baseline.rewritten(_of_suite(suite, plan.programs, values), runs)
 
 
 def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
@@ -104,29 +112,28 @@ def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Map
 
 
 def accepted(
-    args: argparse.Namespace,
+    accept: Accept,
     suites: Suites[P],
-    programs: tuple[P, ...],
-    baselines: dict[Path, Baseline],
+    plan: AnyPlan[P],
     figures: Mapping[str, Mapping[str, float]],
     update: Callable[[], None],
     stage: StageRun,
 ) -> tuple[P, ...]:
     """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
     with their thresholds of now."""
-    if args.update_baseline or args.update_thresholds:
-        agree(baselines, programs, figures, args.reason, stage.command)
-    if args.update_baseline:
+    if accept.baseline or accept.thresholds:
+        agree(plan.baselines, plan.programs, figures, accept.reason, stage.command)
+    if accept.baseline:
         update()
-    if not args.update_thresholds:
-        return programs
+    if not accept.thresholds:
+        return plan.programs
     # In the order of the programs.
     changed = {
         program.name: program
-        for suite in dict.fromkeys(program.suite for program in programs)
-        for program in _with_thresholds(suites, suite, programs, figures, stage.stage)
+        for suite in dict.fromkeys(program.suite for program in plan.programs)
+        for program in _with_thresholds(suites, suite, plan.programs, figures, stage.stage)
     }
-    return tuple(changed[program.name] for program in programs)
+    return tuple(changed[program.name] for program in plan.programs)
 
 
 def _with_thresholds(

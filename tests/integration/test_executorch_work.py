@@ -5,7 +5,6 @@ The process that lowers and the runner are stand-ins; workers, memo and files ar
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,18 @@ from ci.__main__ import VERBS
 from ci.engine.work import Result
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
-from ci.lanes.executorch.compile import Settings, compile_programs
+from ci.lanes.executorch.compile import Plan, compile_programs
 from ci.lanes.executorch.emulate import measure
-from ci.lanes.executorch.stage import Plan
 from ci.lanes.executorch.suite import Program, programs_of
 from ci.pipeline.accuracy import EXACT_DB
 from ci.pipeline.baseline import Baseline
+from ci.pipeline.options import Work
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
-from provisioning.environment import Environment
 from tests.support.lowering import BASIS, SUITE, make_program
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
-ENVIRONMENT = Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ())
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +45,21 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(
     folder: Path, *programs: Program, timeout: float = 60, basis: compiling.Basis = BASIS, cache: bool = True
 ) -> dict[str, Result]:
-    settings = Settings(folder / "store", folder / "logs", jobs=1, timeout=timeout, cache=cache)
-    return compile_programs(programs, ENVIRONMENT, ENVIRON, settings, basis, lambda _: Baseline(folder / "b"))
+    return compile_programs(plan_of(folder, programs, Work(timeout, jobs=1, cache=cache), basis))
+
+
+def plan_of(folder: Path, programs: Sequence[Program], work: Work, basis: compiling.Basis = BASIS) -> Plan:
+    return Plan(
+        selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
+        programs=tuple(programs),
+        environment=ENVIRON,
+        sdk=folder,
+        basis=basis,
+        work=work,
+        logs=folder / "logs",
+        baselines={program.suite: Baseline(folder / "baseline.json") for program in programs},
+        refused={},
+    )
 
 
 def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> Program:
@@ -228,18 +239,9 @@ class Emulator:
             )
             for what in names
         }
-        plan = Plan(
-            selection=Selection("wheels", "x86_64-linux", "SM8650", self.folder / "store", self.folder),
-            programs=tuple(programs.values()),
-            environment=ENVIRONMENT,
-            basis=BASIS,
-            settings=Settings(self.folder / "store", self.folder / "logs"),
-            baselines={one.suite: Baseline(self.folder / "baseline.json") for one in programs.values()},
-            refused={},
-        )
-        args = argparse.Namespace(jobs=1, run_timeout=timeout)
+        plan = plan_of(self.folder, list(programs.values()), Work(jobs=1, run_timeout=timeout))
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
-        results = measure(args, plan, self.runner, compiled, ENVIRON)
+        results = measure(plan, self.runner, compiled)
         return [results[program.name] for program in programs.values()]
 
 
@@ -299,7 +301,7 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
     def ended(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(emulate, "_run", ended)
+    monkeypatch.setattr(emulate, "ready_runner", ended)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 130

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from ci.engine.memo import Entry, Miss
-from ci.lanes.onnx.compile import tasks_of
+from ci.lanes.onnx.compile import plan_of, tasks_of
 from ci.lanes.onnx.suite import programs_of
-from ci.pipeline.baseline import Baseline
-from provisioning.base.settings import ROOT
+from ci.pipeline.options import Work
+from provisioning.base.settings import ROOT, Selection
 from tests.support.onnx_models import with_external_data
 from tests.support.typed import typed
 
@@ -123,15 +123,10 @@ def clone(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def remembered(original: Path, repository: Path) -> dict[str, Entry | Miss]:
     programs = programs_of(repository / "models/onnx.toml")
-    tasks = tasks_of(
-        programs,
-        {program.suite: Baseline(Path("b.json")) for program in programs},
-        store=original.parent / "store",
-        logs=repository / "logs",
-        scratch=repository / "scratch",
-        reuse=True,
-        keep=False,
+    selection = Selection(
+        "wheels", "x86_64-linux", "SM8650", original.parent / "store", repository / "reports"
     )
+    tasks = tasks_of(plan_of(programs, selection, Work()), repository / "scratch")
     return {task.program.case_name: task.memo.find(task.name, task.key) for task in tasks}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from ci.lanes.upstream.operator_cells import table_of
 from ci.operators import table as operator_table
 from ci.operators.table import Inexact, Table, inexact, inexact_onnx, read
 from ci.pipeline.audit_table import as_text
+from ci.pipeline.compile_flags import PYTORCH
+from ci.pipeline.options import OneModel, Work
 from provisioning.base.settings import Selection
 
 WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}
@@ -218,18 +219,18 @@ def test_audit_names_them_with_the_command(
         "ddr": {"read": 1, "written": 1},
     }
     compiled = Result(facts, tmp_path)
-    plan = SimpleNamespace(compiled=lambda environ: {})
     for name, value in {
         "pytorch_model": SimpleNamespace(quantized=False),
         "scheme_of": "16a8w",
         "samples_folder": None,
         "program_of": SimpleNamespace(),
-        "plan_of_models": plan,
+        "plan_of_model": None,
+        "compile_programs": {},
         "require_done": compiled,
     }.items():
         monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)
-    args = argparse.Namespace(model="m", precision=["16a8w"], calibrate=None, measure=False)
-    rows = audit.audited(args, Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path))
+    selection = Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path)
+    rows = audit.audited(OneModel(selection, "m", PYTORCH, Work()), ["16a8w"], run=False)
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s test_upstream -- values --flow 16a8w -k '*-log-*' --soc SM8350" in text

@@ -24,24 +24,9 @@ READERS = (
     "provisioning.base.settings",
     "ci.pipeline.flags",
     "ci.pipeline.compile_flags",
+    "ci.lanes.upstream.flags",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""
-
-TO_DO = {
-    f"ci/{folder}/{name}.py"
-    for folder, names in {
-        "lanes/executorch": "audit divergence emulate emulator_verb one_model profile stage user_program"
-        " verb",
-        "lanes/llm": "__init__ check commands stage verb",
-        "lanes/onnx": "__init__ audit commands divergence one_model operator_tests profile stage user_program"
-        " verb",
-        "lanes/upstream": "all_verb stage verb",
-        "one_model": "audit compile divergence profile quantize dump/child dump/save_calls dump/to_dlc",
-        "pipeline": "stage",
-    }.items()
-    for name in names.split()
-}
-"""Files that still pass a Namespace on. One that no longer does must leave this list."""
 
 
 def _file(module: str) -> Path:
@@ -120,9 +105,8 @@ def test_no_function_below_a_verbs_run_sees_a_namespace() -> None:
         for file in sorted(files)
         if file not in readers and (leaks := list(_leaks(parsed(file), verb=file in verbs)))
     }
-    new = [f"{name}: {leak}" for name, leaks in leaking.items() if name not in TO_DO for leak in leaks]
+    new = [f"{name}: {leak}" for name, leaks in leaking.items() for leak in leaks]
     assert not new, "\n".join(new)
-    assert not TO_DO - leaking.keys(), "done: take them off the list"
 
 
 @pytest.mark.parametrize(
@@ -151,19 +135,19 @@ def run(args: argparse.Namespace): return lambda: below(selection_of(args), args
     assert list(_leaks(ast.parse(source), verb=False))
 
 
-def _read_in(function: ast.FunctionDef) -> set[str]:
-    nodes = ast.walk(function)
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and _is_args(node.value)}
-
-
-def _read_by(verb: Verb) -> set[str]:
-    """What `run` and the readers that it calls read of the Namespace."""
-    tree = parsed(_file(verb.module))
-    (run,) = _functions(tree, "run")
-    read = _read_in(run)
-    for _, reader in _given_to_readers(tree, run):
-        (function,) = _functions(parsed(_file(_readers(tree)[reader])), reader)
-        read |= _read_in(function)
+def _read_by(file: Path, name: str = "run") -> set[str]:
+    """What a function, and the readers that it calls, read of the Namespace."""
+    tree = parsed(file)
+    (function,) = _functions(tree, name)
+    readers = {each.name: file for each in tree.body if isinstance(each, ast.FunctionDef)}
+    readers |= {each: _file(module) for each, module in _readers(tree).items()}
+    read = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and _is_args(node.value):
+            read.add(node.attr)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and any(map(_is_args, node.args)):
+            called = node.func.id
+            read |= _read_by(readers[called], called) if called in readers else set()
     return read
 
 
@@ -178,7 +162,6 @@ def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
     flags = {action for each in every for action in each._actions}
     known = {action.dest for action in flags}.union(*(each._defaults for each in every))
     shown = {action.dest for action in flags if action.help != argparse.SUPPRESS} - {"help", "debug"}
-    read = _read_by(verb)
+    read = _read_by(_file(verb.module))
     assert not read - known, "read, and never there"
-    if _name(_file(verb.module)) not in TO_DO:
-        assert not shown - read, "read by nothing"
+    assert not shown - read, "read by nothing"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.profile import measure
 from ci.lanes.executorch.user_program import (
-    plan_of_models,
+    plan_of_model,
     program_of,
     pytorch_model,
     require_done,
@@ -25,25 +26,25 @@ from ci.lanes.executorch.user_program import (
 from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact
 from ci.pipeline.models.user_model import UserModel
+from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed
-from provisioning.base.settings import Selection
-from provisioning.environment import Environment
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 QUANTIZERS = "quantized_decomposed."
 
 
-def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[str, Any]]:
-    """A row of facts for each precision."""
-    named = pytorch_model(args.model)
-    schemes = dict.fromkeys(scheme_of(named, each) for each in args.precision or _schemes(named))
-    samples = samples_folder(args.calibrate)
+def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
+    named, selection = pytorch_model(model.typed), model.selection
+    schemes = dict.fromkeys(scheme_of(named, each) for each in precisions or _schemes(named))
+    samples = samples_folder(model.calibrate)
     programs = {
         scheme: program_of(named, scheme, selection.soc, selection, samples=samples) for scheme in schemes
     }
-    runner = ready_runner(os.environ, selection.reports) if args.measure else None
-    plan = plan_of_models(args, selection, "audit", list(programs.values()), keep_going=True)
-    results = plan.compiled(os.environ)
+    runner = ready_runner(os.environ, selection.reports) if run else None
+    model = replace(model, work=replace(model.work, keep_going=True))
+    plan = plan_of_model(model, "audit", list(programs.values()))
+    results = compile_programs(plan)
     rows: dict[str, dict[str, Any]] = {}
     for scheme, program in programs.items():
         try:
@@ -58,7 +59,7 @@ def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[st
             ],
         }
         if runner:
-            rows[scheme]["measured"] = _measured(runner, result, plan.environment, args.timeout)
+            rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
     return rows
 
 
@@ -87,10 +88,10 @@ def operators_of(facts: Mapping[str, Any]) -> list[str]:
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
-def _measured(runner: Path, result: Result, qnn_environment: Environment, timeout: float) -> dict[str, Any]:
+def _measured(runner: Path, result: Result, environment: Mapping[str, str], timeout: float) -> dict[str, Any]:
     assert result.folder is not None
     inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
-    environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
+    environment = {**environment, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-audit-") as scratch:
         measured = measure(
             runner, result.folder / PROGRAM, inputs, result.facts, Path(scratch), environment, timeout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,8 @@ from ci.lanes.executorch.suite import Program
 from ci.lanes.executorch.worker import MEMORY
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.stage import by_packages, memos_of
-from provisioning.base.command_line import TIMEOUT
-from provisioning.base.findings import Metric
-from provisioning.environment import Environment
+from ci.pipeline.stage import AnyPlan, by_packages, memos_of
+from provisioning.base.findings import Finding, Metric
 
 LOG = "compile.log"
 
@@ -49,16 +47,13 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    store: Path
-    logs: Path
-    jobs: int | None = None
-    timeout: float = TIMEOUT
-    cache: bool = True
-    why: bool = False
-    worker_memory: int | None = None
-    keep_going: bool = False
-    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
+class Plan(AnyPlan[Program]):
+    environment: Mapping[str, str]
+    """Of the workers."""
+    sdk: Path
+    basis: Basis
+    refused: dict[str, Finding]
+    """Programs that this SDK cannot compile at all."""
     quantize_only: bool = False
     """End with the quantized model."""
     errors_follow: bool = False
@@ -158,61 +153,49 @@ def _dies_of(log: Path) -> str:
     return next((line for line in reversed(lines) if line.startswith(DIES_OF)), "")
 
 
-def compile_programs(
-    programs: Sequence[Program],
-    environment: Environment,
-    environ: Mapping[str, str],
-    settings: Settings,
-    basis: Basis,
-    baseline: Callable[[Program], Baseline],
-) -> dict[str, Result]:
-    """Every program by name; its files are in the result's folder."""
-    environ = {**environment.merged(environ), "PYTHONWARNINGS": "ignore"}
+def compile_programs(plan: Plan) -> dict[str, Result]:
+    """Every program that is not refused, by name; its files are in the result's folder."""
+    environ = {**plan.environment, "PYTHONWARNINGS": "ignore"}
+    wanted = [program for program in plan.programs if program.name not in plan.refused]
     results: dict[str, Result] = {}
-    for own, mine in by_packages(programs, settings.store):
-        results |= _compile_with(own, mine, {**environ, **own.variables}, settings, basis, baseline)
+    for own, mine in by_packages(wanted, plan.selection.store):
+        results |= _compile_with(own, mine, {**environ, **own.variables}, plan)
     return results
 
 
 def _compile_with(
-    own: OwnPackages,
-    programs: Sequence[Program],
-    environ: Mapping[str, str],
-    settings: Settings,
-    basis: Basis,
-    baseline: Callable[[Program], Baseline],
+    own: OwnPackages, programs: Sequence[Program], environ: Mapping[str, str], plan: Plan
 ) -> dict[str, Result]:
-    memos = memos_of(programs, "lowering", settings.store, environ, reuse=settings.cache, own=own)
+    work, basis = plan.work, plan.basis
+    memos = memos_of(programs, "lowering", plan.selection.store, environ, reuse=work.cache, own=own)
     tasks = [
         Lowering(
             program,
             {
                 **key(program, basis, memos[program.suite].roots, environ),
                 **own.key(),
-                **({"quantize only": True} if settings.quantize_only else {}),
+                **({"quantize only": True} if plan.quantize_only else {}),
             },
             memos[program.suite],
-            cost_of(program, baseline(program)),
-            settings.logs,
-            settings.keep_going,
-            settings.quantize_only,
+            cost_of(program, plan.baseline(program)),
+            plan.logs,
+            work.keep_going,
+            plan.quantize_only,
         )
         for program in programs
     ]
 
     def worker(threads: int, count: int) -> Worker:
-        memory = settings.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
+        memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
         # Warming up takes as long as it saves the first program.
         variables = {**environ, MEMORY: str(memory), WARM: "1" if count > 1 else ""}
         session, imports = "nox -s test_lowering", "executorch and torch"
-        return started(
-            WORKER, variables, threads, settings.logs, settings.timeout, session, imports, own.python
-        )
+        return started(WORKER, variables, threads, plan.logs, work.timeout, session, imports, own.python)
 
-    how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
+    how = How(f"programs for QNN {basis.build_id}", worker, work.jobs, work.why, share=True)
 
     def line(name: str, result: Result) -> Line:
-        if result.failure and settings.errors_follow:
+        if result.failure and plan.errors_follow:
             return failed(result.failure.kind)
         if not (lacks := result.facts.get("lacks")):
             return line_of(name, result)
@@ -222,7 +205,7 @@ def _compile_with(
 
     def accept(name: str, result: Result) -> bool:
         # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
-        kept = result.facts.get("kept_on_cpu") and not settings.keep_going
+        kept = result.facts.get("kept_on_cpu") and not work.keep_going
         return not result.facts.get("loads") and not kept
 
     return do(tasks, how, accept=accept, line=line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,10 @@ from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch import KEPT, PROGRAM
-from ci.lanes.executorch.compile import LOG, ProgramTask, started
+from ci.lanes.executorch.compile import LOG, Plan, ProgramTask, compile_programs, started
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
-from ci.lanes.executorch.stage import Plan, chosen_programs, lane_row, plan_of
+from ci.lanes.executorch.stage import chosen_programs, lane_row, plan_of
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.operators.table import inexact
 from ci.pipeline.accuracy import missed, rounded
@@ -36,12 +35,12 @@ from ci.pipeline.findings import (
     shown_thresholds,
     verdict,
 )
-from ci.pipeline.flags import RUN_TIMEOUT
 from ci.pipeline.models.own_packages import record
+from ci.pipeline.options import StageOptions
 from ci.pipeline.stage import accepted, counts, finish, memos_of, print_list, update_baselines
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
 
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
@@ -79,19 +78,35 @@ class Run(ProgramTask):
         return self.folder / "run.log"
 
 
-def run(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    if args.list:
-        return print_list(chosen_programs(args, selection))
+def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
+    selection = options.selection
+    if options.list_only:
+        return print_list(chosen_programs(options.choice, selection))
     stage = StageRun.as_typed("test_emulator", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "emulator-not-run"):
-        _run(args, selection, stage, os.environ)
+        runner = ready_runner(os.environ, selection.reports)
+        programs = chosen_programs(options.choice, selection)
+        plan = plan_of(programs, selection, options.work, "emulator")
+        _refuse_others(plan)
+        compiled = compile_programs(plan)
+        measured = measure(plan, runner, compiled)
+        figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
+        write = partial(update, plan, compiled, measured)
+        current = accepted(options.accept, SUITES, plan, figures, write, stage)
+        plan = replace(plan, programs=current)
+        judge(stage, plan, compiled, measured)
+        if keep_programs:
+            _keep(stage, compiled, selection.reports / KEPT)
+        record(stage, plan.programs, selection)
+        if reload:
+            runnable = {name: compiled[name] for name in figures}
+            again = reloads(plan, runnable)
+            stage.findings += judged(plan, runnable, again)
+            stage.metrics["loaded again"] = len(again)
     return finish(stage, selection)
 
 
-def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, environ: Mapping[str, str]) -> None:
-    runner = ready_runner(environ, selection.reports)
-    plan = plan_of(args, selection, environ, "emulator")
+def _refuse_others(plan: Plan) -> None:
     for program in plan.programs:
         if program.backend != "htp":
             plan.refused.setdefault(
@@ -104,34 +119,6 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
                     SUITES.repeat(program, "test_lowering"),
                 ),
             )
-    compiled = plan.compiled(environ)
-    measured = measure(args, plan, runner, compiled, environ)
-    figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
-    write = partial(update, plan, compiled, measured)
-    programs = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage)
-    plan = replace(plan, programs=programs)
-    judge(stage, plan, compiled, measured)
-    if args.keep_programs:
-        _keep(stage, compiled, selection.reports / KEPT)
-    record(stage, plan.programs, selection)
-    if args.reload:
-        _reload(args, plan, compiled, measured, environ, stage)
-
-
-def _reload(
-    args: argparse.Namespace,
-    plan: Plan,
-    compiled: Mapping[str, Result],
-    measured: Mapping[str, Result],
-    environ: Mapping[str, str],
-    stage: StageRun,
-) -> None:
-    runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
-    again = reloads(
-        plan, runnable, plan.environment.merged(environ), jobs=args.jobs, timeout=args.run_timeout
-    )
-    stage.findings += judged(plan, runnable, again)
-    stage.metrics["loaded again"] = len(again)
 
 
 def ran(result: Result) -> bool:
@@ -139,20 +126,13 @@ def ran(result: Result) -> bool:
     return not result.failure and not result.facts["rule"]
 
 
-def measure(
-    args: argparse.Namespace,
-    plan: Plan,
-    runner: Path,
-    compiled: Mapping[str, Result],
-    environ: Mapping[str, str],
-) -> dict[str, Result]:
+def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """Every compiled program's result by name.
 
     A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
-    environment = plan.environment.merged(environ)
+    environment, work = plan.environment, plan.work
     programs = {program.name: program for program in plan.programs}
-    store, reuse = plan.settings.store, plan.settings.cache
-    memos = memos_of(plan.programs, "emulator", store, environment, reuse=reuse)
+    memos = memos_of(plan.programs, "emulator", plan.selection.store, environment, reuse=work.cache)
     tasks = []
     for name, each in compiled.items():
         if each.folder is None:
@@ -161,26 +141,26 @@ def measure(
         recorded = plan.baseline(program).of(name)
         cost = Job(name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
         basis: dict[str, Metric] = {"QNN": dict(plan.basis.sdk), **search_key(memo.roots, environment)}
-        tasks.append(run_task(program, each, memo, cost, runner, basis, plan.settings.logs / name))
+        tasks.append(run_task(program, each, memo, cost, runner, basis, plan.logs / name))
 
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.lanes.executorch.run_worker"), "nox -s test_emulator"
-        logs, timeout = plan.settings.logs, args.run_timeout or RUN_TIMEOUT
-        return started(command, environment, threads, logs, timeout, session, "numpy")
+        logs = plan.logs
+        return started(command, environment, threads, logs, work.run_timeout, session, "numpy")
 
     def accept(name: str, result: Result) -> bool:
         return not findings_of(programs[name], result, compiled[name].facts)
 
     results = do(
         tasks,
-        How("runs on the emulator", worker, args.jobs, plan.settings.why),
+        How("runs on the emulator", worker, work.jobs, work.why),
         accept=accept,
         line=line_of,
     )
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.
-        kept = result.folder or (plan.settings.logs / name if result.failure else None)
+        kept = result.folder or (plan.logs / name if result.failure else None)
         if source and kept and kept.is_dir():
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)
@@ -351,4 +331,4 @@ def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Re
             }
             if not result.cached:
                 values[name]["run_seconds"] = round(result.facts["seconds"], 1)
-    update_baselines(SUITES, plan.baselines, plan.programs, values)
+    update_baselines(SUITES, plan, values)

@@ -6,7 +6,8 @@ import argparse
 
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
-from ci.pipeline.flags import RUN_TIMEOUT, add_accuracy, check_args
+from ci.pipeline.flags import add_accuracy, stage_options
+from ci.pipeline.options import RUN_TIMEOUT
 from provisioning.base.command_line import add_timeout
 from provisioning.base.settings import add_selection
 
@@ -41,5 +42,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.executorch import emulate
 
-    check_args(args)
-    return emulate.run(args)
+    return emulate.run(stage_options(args), reload=args.reload, keep_programs=args.keep_programs)

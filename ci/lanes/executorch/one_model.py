@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -19,12 +18,12 @@ from ci.engine.output import Publish, writing_into
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
+from ci.lanes.executorch.compile import Plan, compile_programs
 from ci.lanes.executorch.emulate import findings_of, measure, ran, update
 from ci.lanes.executorch.judge import artifact, costs_of, delegation
-from ci.lanes.executorch.stage import Plan
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.lanes.executorch.user_program import (
-    plan_of_models,
+    plan_of_model,
     program_of,
     pytorch_model,
     require_done,
@@ -36,23 +35,23 @@ from ci.pipeline.findings import hardly_alike
 from ci.pipeline.into_suite import Extension, factory_in, require_place
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.user_model import UserModel
+from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.text import plural
-from provisioning.base.settings import Selection, selection_of
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the user asked for, checked before anything heavy is imported."""
 
-    args: argparse.Namespace
-    selection: Selection
+    model: OneModel
     named: UserModel
     scheme: str
     samples: Path | None
+    cpu_nodes: tuple[str, ...]
 
     def program(self, soc: str, suite: Path | None = None) -> Program:
         named = self.named if suite is None else replace(self.named, factory=factory_in(self.named, suite))
@@ -60,53 +59,49 @@ class Request:
             named,
             self.scheme,
             soc,
-            self.selection,
+            self.model.selection,
             samples=self.samples,
-            backend=getattr(self.args, "backend", None),
-            cpu_nodes=tuple(getattr(self.args, "keep_on_cpu", ())),
+            backend=self.model.backend,
+            cpu_nodes=self.cpu_nodes,
             suite=suite,
         )
 
-    @property
-    def socs(self) -> tuple[str, ...]:
-        return self.selection.named_socs or (self.selection.soc,)
-
     @classmethod
-    def of(cls, args: argparse.Namespace, selection: Selection) -> Request:
-        named = pytorch_model(args.model)
-        return cls(args, selection, named, scheme_of(named, args.precision), samples_folder(args.calibrate))
+    def of(cls, model: OneModel, cpu_nodes: tuple[str, ...] = ()) -> Request:
+        named = pytorch_model(model.typed)
+        scheme, samples = scheme_of(named, model.precision), samples_folder(model.calibrate)
+        return cls(model, named, scheme, samples, cpu_nodes)
 
     def exported(self, scratch: Path, publish: Publish) -> Request:
         """With --python: the .pt2 that it exports, which then lies in the output."""
-        if not self.args.python:
+        if not (python := self.model.python):
             return self
-        (path,) = publish(
-            [export_with(self.args.python, self.named, self.samples, scratch, 0, self.args.timeout)]
-        )
-        sys.stderr.write(f"{self.args.python} exported {path}\n")
+        timeout = self.model.work.timeout
+        (path,) = publish([export_with(python, self.named, self.samples, scratch, 0, timeout)])
+        sys.stderr.write(f"{python} exported {path}\n")
         return replace(self, named=pytorch_model(str(path)))
 
 
-def compile_model(args: argparse.Namespace) -> int:
-    selection, suite = selection_of(args), args.suite and args.suite.absolute()
-    request = Request.of(args, selection)
+def compile_model(options: Compile) -> int:
+    model, output, suite = options.model, options.output, options.suite
+    request = Request.of(model, options.keep_on_cpu)
     if suite:
-        require_place(suite, measured=args.verify != "none" and args.backend in (None, "htp"))
-    for soc in request.socs:
+        require_place(suite, measured=options.verify and model.backend in (None, "htp"))
+    for soc in model.selection.socs:
         request.program(soc)
-    with writing_into(args.output.absolute(), selection.store) as (scratch, publish):
+    with writing_into(output.absolute(), model.selection.store) as (scratch, publish):
         request = request.exported(scratch, publish)
         extension = extension_of(request, suite) if suite else None
-        programs = extension.programs if extension else [request.program(soc) for soc in request.socs]
-        plan = plan_of_models(args, selection, "compile", programs)
-        compiled = plan.compiled(os.environ)
+        programs = extension.programs if extension else [request.program(soc) for soc in model.selection.socs]
+        plan = plan_of_model(model, "compile", programs)
+        compiled = compile_programs(plan)
         for program in plan.programs:
             _require_compiled(program, plan, compiled)
         measured: dict[str, Result] = {}
         runnable = {each.name: compiled[each.name] for each in plan.programs if each.backend == "htp"}
-        if args.verify == "emulator" and runnable:
-            runner = ready_runner(os.environ, selection.reports)
-            measured = measure(args, plan, runner, runnable, os.environ)
+        if options.verify and runnable:
+            runner = ready_runner(os.environ, model.selection.reports)
+            measured = measure(plan, runner, runnable)
         for program in plan.programs:
             run = measured.get(program.name)
             if run is not None and not ran(run):
@@ -120,22 +115,21 @@ def compile_model(args: argparse.Namespace) -> int:
         ]
         publish([path for path in scratch.iterdir() if path.is_file()])
         for program, record in zip(plan.programs, records, strict=True):
-            _say(args.output, program, plan, compiled[program.name], record)
+            _say(output, program, plan, compiled[program.name], record)
         if extension:
             _extend(extension, plan, compiled, measured)
     return 0
 
 
-def quantize_model(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    request = Request.of(args, selection)
-    with writing_into(args.output.absolute(), selection.store) as (scratch, publish):
+def quantize_model(model: OneModel, output: Path) -> int:
+    request = Request.of(model)
+    with writing_into(output.absolute(), model.selection.store) as (scratch, publish):
         request = request.exported(scratch, publish)
-        programs = [request.program(soc) for soc in request.socs]
+        programs = [request.program(soc) for soc in model.selection.socs]
         if not programs[0].run.quantizes:
             raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
-        plan = plan_of_models(args, selection, "quantize", programs, quantize_only=True)
-        compiled = plan.compiled(os.environ)
+        plan = plan_of_model(model, "quantize", programs, quantize_only=True)
+        compiled = compile_programs(plan)
         for program in plan.programs:
             _quantized(scratch, program, require_done(program, plan, compiled))
         for path in publish([path for path in scratch.iterdir() if path.is_file()]):
@@ -279,12 +273,12 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
 
 
 def extension_of(request: Request, path: Path) -> Extension[Program]:
-    program = request.program(request.socs[0], path)
+    program = request.program(request.model.selection.socs[0], path)
     case = {"factory": program.case.factory}
     if program.case.samples:
         case["samples"] = program.case.samples
     run = {"scheme": program.run.scheme, "cpu_nodes": list(program.run.cpu_nodes)}
-    name, socs, profile = program.case_name, request.socs, program.profile
+    name, socs, profile = program.case_name, request.model.selection.socs, program.profile
     return Extension(SUITES, path, name, case, "scheme", scheme_named, run, socs, profile)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import subprocess
@@ -17,12 +16,14 @@ from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.workers.parent import how_it_ended, tail
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.user_program import plan_of_models, program_named, require_done
+from ci.lanes.executorch.compile import compile_programs
+from ci.lanes.executorch.user_program import plan_of_model, program_named, require_done
+from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, RUNS, Measured, OnCpu, costs_of, located, merged
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import Selection, user_path
+from provisioning.base.settings import user_path
 
 CYCLES = " (cycles)"
 DETAILED = 2
@@ -31,33 +32,33 @@ NATIVE_CALL = "native_call_"
 ADDED, THE_MODEL = "(added by the compiler)", "(the model itself)"
 
 
-def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
-    """What was profiled, and its figures."""
-    path = Parser.user_folder() / args.model
-    wanted = None if path.suffix == ".pte" else program_named(args, selection)
-    _require_fitting(args, path)
+def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Measured]:
+    """What was profiled, and its figures. `files` are inputs of a .pte."""
+    path, selection, timeout = Parser.user_folder() / model.typed, model.selection, model.work.timeout
+    wanted = None if path.suffix == ".pte" else program_named(model)
+    _require_fitting(model, path, files)
     runner = ready_runner(os.environ, selection.reports)
     qnn_environment = ready_environment(selection, os.environ)
     about, facts = dict[str, str](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)
         if wanted is None:
-            program, inputs = path, inputs_of_program(path, args.input, folder)
+            program, inputs = path, inputs_of_program(path, files, folder)
         else:
-            plan = plan_of_models(args, selection, "profile", [wanted])
-            result = require_done(wanted, plan, plan.compiled(os.environ))
+            plan = plan_of_model(model, "profile", [wanted])
+            result = require_done(wanted, plan, compile_programs(plan))
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
             about = {"precision": wanted.run.scheme, "soc": selection.soc}
         environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
-        return about, measure(runner, program, inputs, facts, folder, environment, args.timeout)
+        return about, measure(runner, program, inputs, facts, folder, environment, timeout)
 
 
-def _require_fitting(args: argparse.Namespace, path: Path) -> None:
+def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
     """Before anything is built."""
     if path.suffix != ".pte":
-        if args.input:
+        if files:
             raise UsageError(
                 "--input is for a .pte or an .onnx; the model here brings its own inputs",
                 remedy="leave --input out, or give samples with --calibrate",
@@ -65,9 +66,9 @@ def _require_fitting(args: argparse.Namespace, path: Path) -> None:
         return
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file", remedy="name a .pte that is there")
-    for flag in ("precision", "calibrate"):
-        if getattr(args, flag):
-            raise UsageError(f"--{flag}: {args.model} is compiled already", remedy=f"leave --{flag} out")
+    for flag, value in (("--precision", model.precision), ("--calibrate", model.calibrate)):
+        if value:
+            raise UsageError(f"{flag}: {model.typed} is compiled already", remedy=f"leave {flag} out")
 
 
 def measure(

@@ -12,8 +12,7 @@ from ci.engine.jobs import Job
 from ci.engine.work import Done, Failure, How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import LOG, ProgramTask, started
-from ci.lanes.executorch.stage import Plan
+from ci.lanes.executorch.compile import LOG, Plan, ProgramTask, started
 from ci.lanes.executorch.suite import SUITES
 from ci.pipeline.stage import memos_of
 from provisioning.base.findings import Finding, Metric, Severity
@@ -50,19 +49,12 @@ def _files(compiled: Result) -> dict[str, Any]:
     return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
 
 
-def reloads(
-    plan: Plan,
-    programs: Mapping[str, Result],
-    environment: Mapping[str, str],
-    *,
-    jobs: int | None,
-    timeout: float,
-) -> dict[str, Result]:
+def reloads(plan: Plan, programs: Mapping[str, Result]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
     programs = {name: each for name, each in programs.items() if not absent_kernels(each)}
     known = {program.name: program for program in plan.programs}
-    store, reuse = plan.settings.store, plan.settings.cache
-    memos = memos_of(plan.programs, "reload", store, environment, reuse=reuse)
+    environment, work = plan.environment, plan.work
+    memos = memos_of(plan.programs, "reload", plan.selection.store, environment, reuse=work.cache)
     tasks = []
     for name, compiled in programs.items():
         assert compiled.folder is not None
@@ -75,18 +67,18 @@ def reloads(
         }
         if neighbour and (folder := neighbour[1].folder):
             key["beside"] = {"name": neighbour[0], **memo.files_of(folder, without=LOG)}
-        cost, folder = Job(name, SECONDS, MEMORY), plan.settings.logs / "reload"
+        cost, folder = Job(name, SECONDS, MEMORY), plan.logs / "reload"
         tasks.append(Reload(known[name], key, memo, cost, compiled, neighbour, folder))
 
     def worker(threads: int, count: int) -> Worker:
         command, session = ("-m", "ci.lanes.executorch.reload_worker"), "nox -s test_emulator -- --reload"
-        logs, imports = plan.settings.logs, "executorch.runtime"
-        return started(command, environment, threads, logs, timeout, session, imports)
+        logs, imports = plan.logs, "executorch.runtime"
+        return started(command, environment, threads, logs, work.run_timeout, session, imports)
 
     def accept(name: str, result: Result) -> bool:
         return not list(findings_of(name, "", result))
 
-    return do(tasks, How("programs loaded again", worker, jobs, plan.settings.why), accept=accept)
+    return do(tasks, How("programs loaded again", worker, work.jobs, work.why), accept=accept)
 
 
 def absent_kernels(compiled: Result) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
@@ -13,7 +12,7 @@ from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
-from ci.lanes.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
+from ci.lanes.executorch.compile import UNKNOWN_SECONDS, Plan, basis_of, compile_programs
 from ci.lanes.executorch.judge import (
     artifact,
     cost,
@@ -24,46 +23,23 @@ from ci.lanes.executorch.judge import (
     program_file,
 )
 from ci.lanes.executorch.suite import SUITES, Program
-from ci.pipeline.baseline import Baseline, Recorded, beside, load_tolerances
+from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.models.own_packages import record
+from ci.pipeline.options import Choice, StageOptions, Work
 from ci.pipeline.stage import baselines_of, chosen, counts, finish, print_list, row_of, update_baselines
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
-from provisioning.environment import Environment
 from provisioning.manifest import soc_named
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What both stages need: the chosen programs, and the environment they are made for."""
-
-    selection: Selection
-    programs: tuple[Program, ...]
-    environment: Environment
-    basis: Basis
-    settings: Settings
-    baselines: dict[Path, Baseline]
-    refused: dict[str, Finding]
-    """Programs that this SDK cannot compile at all."""
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
-
-    def compiled(self, environ: Mapping[str, str]) -> dict[str, Result]:
-        wanted = [program for program in self.programs if program.name not in self.refused]
-        return compile_programs(wanted, self.environment, environ, self.settings, self.basis, self.baseline)
-
-
-def chosen_programs(args: argparse.Namespace, selection: Selection) -> list[Program]:
-    """The programs that the flags select."""
-
+def chosen_programs(choice: Choice, selection: Selection) -> list[Program]:
     def jobs(programs: Sequence[Program]) -> dict[str, Job]:
         return {job.name: job for job in jobs_of(programs, selection.profile)}
 
-    return chosen(SUITES, args, selection, jobs)
+    return chosen(SUITES, choice, selection, jobs)
 
 
 def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
@@ -77,38 +53,21 @@ def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
     return jobs
 
 
-def plan_of(
-    args: argparse.Namespace,
-    selection: Selection,
-    environ: Mapping[str, str],
-    name: str,
-    programs: Sequence[Program] | None = None,
-) -> Plan:
-    # Lowering and the emulator run on this machine; another target beside it belongs to another session.
-    selection = replace(selection, target=DEFAULT_TARGET)
-    programs = chosen_programs(args, selection) if programs is None else programs
+def plan_of(programs: Sequence[Program], selection: Selection, work: Work, name: str) -> Plan:
+    """`name` is that of the folder of logs."""
     socs = tuple(dict.fromkeys(program.soc for program in programs))
-    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
     environment.explain()
     sdk = environment.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
-    # The commands of one model have fewer flags.
-    flags = {"jobs": None, "worker_memory": None, "keep_going": False, **vars(args)}
     return Plan(
         selection=selection,
         programs=tuple(programs),
-        environment=environment,
+        environment=environment.merged(os.environ),
+        sdk=sdk,
         basis=basis,
-        settings=Settings(
-            store=selection.store,
-            logs=Path(selection.reports).absolute() / name,
-            jobs=flags["jobs"],
-            timeout=args.timeout,
-            cache=not args.no_cache,
-            why=args.why,
-            worker_memory=flags["worker_memory"] and flags["worker_memory"] << 20,
-            keep_going=flags["keep_going"],
-        ),
+        work=work,
+        logs=Path(selection.reports).absolute() / name,
         baselines=baselines_of(programs, selection.profile),
         refused=dict(refusals(programs, sdk, basis.build_id)),
     )
@@ -134,15 +93,16 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
             )
 
 
-def run(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    if args.list:
-        return print_list(chosen_programs(args, selection))
+def run(options: StageOptions) -> int:
+    selection = options.selection
+    if options.list_only:
+        return print_list(chosen_programs(options.choice, selection))
     stage = StageRun.as_typed("test_lowering", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
-        plan = plan_of(args, selection, os.environ, "lowering")
-        results = plan.compiled(os.environ)
-        if args.update_baseline:
+        programs = chosen_programs(options.choice, selection)
+        plan = plan_of(programs, selection, options.work, "lowering")
+        results = compile_programs(plan)
+        if options.accept.baseline:
             update(plan, results)
         judge(stage, plan, results)
         record(stage, plan.programs, selection)
@@ -175,7 +135,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     stage.metrics |= {
         **counts(rows, results.values()),
         "build_id": plan.basis.build_id,
-        "sdk": str(plan.environment.root(QNN_SDK).path),
+        "sdk": str(plan.sdk),
     }
 
 
@@ -232,4 +192,4 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
         for name, result in results.items()
         if compiled(result)
     }
-    update_baselines(SUITES, plan.baselines, plan.programs, values)
+    update_baselines(SUITES, plan, values)

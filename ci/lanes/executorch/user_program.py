@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from ci.engine.work import Result
+from ci.lanes.executorch.compile import Plan
 from ci.lanes.executorch.judge import failure_in_words
-from ci.lanes.executorch.stage import Plan, plan_of
+from ci.lanes.executorch.stage import plan_of
 from ci.lanes.executorch.suite import Case, Program, Run
 from ci.pipeline.models.user_model import UserModel, user_model
+from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import Parser
@@ -96,19 +96,19 @@ def samples_folder(calibrate: str | None) -> Path | None:
     return folder
 
 
-def program_named(args: argparse.Namespace, selection: Selection) -> Program:
+def program_named(model: OneModel) -> Program:
     """The program of MODEL, --precision and --calibrate."""
-    named = pytorch_model(args.model)
-    scheme, samples = scheme_of(named, args.precision), samples_folder(args.calibrate)
+    named, selection = pytorch_model(model.typed), model.selection
+    scheme, samples = scheme_of(named, model.precision), samples_folder(model.calibrate)
     return program_of(named, scheme, selection.soc, selection, samples=samples)
 
 
-def plan_of_models(
-    args: argparse.Namespace, selection: Selection, name: str, programs: Sequence[Program], **settings: Any
+def plan_of_model(
+    model: OneModel, name: str, programs: Sequence[Program], *, quantize_only: bool = False
 ) -> Plan:
-    """The plan for models that no suite has. `settings` replace those of the flags."""
-    plan = plan_of(args, selection, os.environ, name, programs)
-    return replace(plan, settings=replace(plan.settings, errors_follow=True, **settings))
+    """The plan for a model that no suite has."""
+    plan = plan_of(programs, model.selection, model.work, name)
+    return replace(plan, errors_follow=True, quantize_only=quantize_only)
 
 
 def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.flags import add_choice, add_how, check_args
+from ci.pipeline.flags import add_choice, add_how, stage_options
 from provisioning.base.command_line import count
 from provisioning.base.settings import add_selection
 
@@ -43,5 +43,4 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.executorch import stage
 
-    check_args(args)
-    return stage.run(args)
+    return stage.run(stage_options(args))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline.compile_flags import add_language
-from ci.pipeline.flags import add_again
+from ci.pipeline.compile_flags import CHECKPOINT, add_language, language_of
+from ci.pipeline.flags import add_work, host_selection, work_of
+from ci.pipeline.options import OneModel
 from provisioning.base.command_line import add_timeout, count
 from provisioning.base.settings import add_selection
 
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--calibrate", metavar="FILE", help="text to quantize by, unlike what it is judged by"
     )
     add_language(compiler)
-    add_again(compiler)
+    add_work(compiler, "the run", LONG)
     add_selection(compiler)
 
     runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
@@ -69,8 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     limits = checker.add_argument_group("limits, beside those of the precision")
     for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
-    for command in (compiler, runner, checker):
+    for command in (runner, checker):
         add_timeout(command, "the run", LONG)
+    for command in (compiler, runner, checker):
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
@@ -89,8 +91,32 @@ def _share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.llm import check, commands
 
-    return {
-        "compile": commands.compile_checkpoint,
-        "run": commands.run_model,
-        "check": check.check_model,
-    }[args.command](args)
+    if args.command == "compile":
+        model = OneModel(
+            host_selection(args), args.model, CHECKPOINT, work_of(args), args.precision, args.calibrate
+        )
+        return commands.compile_checkpoint(model, args.output, language_of(args))
+    if args.command == "run":
+        return commands.run_model(
+            commands.Prompt(args.model, args.prompt, args.chat, args.system, args.tokens, args.timeout)
+        )
+    limits = {
+        "first_choice": args.first_choice,
+        "perplexity_ratio": args.perplexity_ratio,
+        "divergence": args.divergence,
+        "divergence_99": args.divergence_99,
+        "regret": args.regret,
+    }
+    return check.check_model(
+        check.Check(
+            args.model,
+            args.text,
+            args.checkpoint,
+            args.prefixes,
+            args.tokens,
+            args.on,
+            args.where,
+            limits,
+            args.timeout,
+        )
+    )

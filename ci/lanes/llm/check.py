@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +74,31 @@ READ_OTHERWISE = (
 )
 
 
-def check_model(args: argparse.Namespace) -> int:
-    config = config_of(args.model)
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`llm check`."""
+
+    model: Path
+    text: Path
+    checkpoint: Path | None
+    prefixes: int
+    tokens: int
+    on: str
+    where: bool
+    limits: Mapping[str, float | None]
+    """By figure; None for the precision's own."""
+    timeout: float
+
+
+def check_model(options: Check) -> int:
+    config = config_of(options.model)
     record = record_of(config)
     if not record:
-        raise UsageError(f"{args.model}: there is no {RECORD}", remedy="compile it again")
-    folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
+        raise UsageError(f"{options.model}: there is no {RECORD}", remedy="compile it again")
+    folder = (options.checkpoint or Path(record["checkpoint"])).absolute()
     if not folder.is_dir():
         raise UsageError(
-            f"{folder}, from which {args.model} was compiled, is not there",
+            f"{folder}, from which {options.model} was compiled, is not there",
             remedy="name where the checkpoint is now: --checkpoint FOLDER",
         )
     shape = read_architecture(folder)
@@ -90,9 +106,9 @@ def check_model(args: argparse.Namespace) -> int:
         raise CheckFailed(
             f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
         )
-    if not args.text.is_file():
-        raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
-    text = read_text(args.text)
+    if not options.text.is_file():
+        raise UsageError(f"--text {options.text}: there is no such file", remedy="name a text file")
+    text = read_text(options.text)
     tokenizer = load_tokenizer(config.parent)
     if tokenizer.to_str() != load_tokenizer(folder).to_str():
         raise CheckFailed(
@@ -100,40 +116,41 @@ def check_model(args: argparse.Namespace) -> int:
             remedy="copy it from there, or compile again",
         )
     tokens = tokens_of(tokenizer, text)
-    length = min(record["context"], max(2, args.tokens // WINDOWS + 1))
-    windows = -(-args.tokens // (length - 1))
+    length = min(record["context"], max(2, options.tokens // WINDOWS + 1))
+    windows = -(-options.tokens // (length - 1))
     if length < record["context"]:
         farther = WINDOWS * (record["context"] - 1)
         sys.stderr.write(
             f"judged to place {length} of {record['context']}; --tokens {farther} reads to the end\n"
         )
-    lengths = prefix_lengths(args.prefixes, record["prefill"], record["context"])
+    lengths = prefix_lengths(options.prefixes, record["prefill"], record["context"])
     own = length - len(shape.beginning)
     wanted = max(tokens_for(lengths), windows * own)
     if len(tokens) < wanted:
         raise UsageError(
-            f"{args.text} has {len(tokens)} tokens: {args.prefixes} prefixes and {windows} windows of"
+            f"{options.text} has {len(tokens)} tokens: {options.prefixes} prefixes and {windows} windows of"
             f" {own} need {wanted}",
             remedy="give a longer text, or fewer --tokens and --prefixes",
         )
     if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > SEEN:
         raise UsageError(
-            f"{seen:.0%} of what would be read of {args.text} is in the text that it was quantized by, too",
+            f"{seen:.0%} of what would be read of {options.text} is in the text that it was quantized by,"
+            " too",
             remedy="give another text",
         )
     order = {
         "model": str(folder),
         "compiled": str(config.parent),
-        "text": str(args.text.absolute()),
+        "text": str(options.text.absolute()),
         "windows": windows,
         "length": length,
         "precision": record["precision"],
-        "cpu": args.on == "cpu",
+        "cpu": options.on == "cpu",
     }
-    if args.on == "cpu" and record["precision"] == "fp16":
+    if options.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
     genie: dict[str, int] = {}
-    if args.on == "both":
+    if options.on == "both":
         sizes = sizes_of(config)
         require_loadable(sizes, *KINDS)
         # Prefill reads whole blocks, decode single tokens.
@@ -143,22 +160,24 @@ def check_model(args: argparse.Namespace) -> int:
         genie = {"decode_htp": len(lengths)}
         genie[name] = genie.get(name, 0) + sum(-(-(1 + length) // block) * block for length in lengths)
     limits = {
-        name: default if (value := getattr(args, name)) is None else value
+        name: default if (value := options.limits[name]) is None else value
         for name, default in LIMITS[record["precision"]].items()
     }
-    with asking(Path.cwd() / LOG, args.timeout) as ask:
+    with asking(Path.cwd() / LOG, options.timeout) as ask:
         # Before the figures, which take the emulator's time.
-        problems = _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout) if args.on == "both" else []
-        if args.on != "parts":
+        problems = (
+            _tokenizer(config, [text[:LETTERS]], tokenizer, options.timeout) if options.on == "both" else []
+        )
+        if options.on != "parts":
             problems += _figures(ask, order, genie, limits)
-        if args.on == "both":
+        if options.on == "both":
             problems += _choices(ask, order, config, prefixes_of(tokens, lengths), limits)
-        if args.on == "parts" or (args.on == "both" and (problems or args.where)):
+        if options.on == "parts" or (options.on == "both" and (problems or options.where)):
             enough = max(ENOUGH, record["prefill"] + 1)
             guilty = _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
             problems += guilty or ([READ_OTHERWISE] if problems else [])
-        if args.on != "both":
-            sys.stdout.write(f"Genie was not heard: --on {args.on}\n")
+        if options.on != "both":
+            sys.stdout.write(f"Genie was not heard: --on {options.on}\n")
     if problems:
         raise CheckFailed(
             "; ".join(problems),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -10,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,12 @@ from ci.lanes.llm.work import (
     require_installed,
     setup_of,
 )
+from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
@@ -59,9 +58,10 @@ EMULATOR_BYTES = 3_200_000_000
 """Of context binaries that the emulator loads in one process: 3.23 GB it did, at 3.36 GB it said 1002."""
 
 
-def compile_checkpoint(args: argparse.Namespace) -> int:
-    selection, folder, output = selection_of(args), Parser.user_folder() / args.model, args.output.absolute()
-    shape, order = _compile_order(args, selection, folder)
+def compile_checkpoint(model: OneModel, named: Path, language: Language) -> int:
+    """`named` is the folder to write."""
+    folder, output = Parser.user_folder() / model.typed, named.absolute()
+    shape, order = _compile_order(model, language, folder)
     require_installed()
     require_tokenizer(folder, shape)
     calibration: list[list[int]] = []
@@ -84,9 +84,9 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         )
     with (
         disk_errors("name another folder with -o"),
-        writing_into(output, selection.store) as (scratch, publish),
+        writing_into(output, model.selection.store) as (scratch, publish),
     ):
-        result = _compiled(order, args, selection, folder)
+        result = _compiled(order, model, folder)
         assert result.folder is not None
         files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
         shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
@@ -107,11 +107,9 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         for leftover in stale - set(written):
             leftover.unlink()
     files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
-    sys.stdout.write(f"{args.output}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
+    sys.stdout.write(f"{named}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
     if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
-        sys.stdout.write(
-            f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n"
-        )
+        sys.stdout.write(f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', named, 'The answer is')}\n")
     return 0
 
 
@@ -121,21 +119,20 @@ def _taken(output: Path) -> bool:
     return RECORD not in names and any(not name.startswith(SCRATCH) for name in names)
 
 
-def _compile_order(
-    args: argparse.Namespace, selection: Selection, folder: Path
-) -> tuple[Architecture, dict[str, Any]]:
+def _compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, dict[str, Any]]:
     """Checks everything before anything heavy is imported."""
-    through, context, prefill = args.through or "genie", args.context or 128, args.prefill or 32
+    selection, through = model.selection, language.through
+    context, prefill = language.context, language.prefill
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", remedy="name one --soc")
     soc_named(selection.soc)
-    text = Parser.user_folder() / args.calibrate if args.calibrate else None
-    precision = _precision(args.precision or "fp16", through)
+    text = Parser.user_folder() / model.calibrate if model.calibrate else None
+    precision = _precision(model.precision or "fp16", through)
     shape = read_architecture(folder)
     if through == "genie":
         require_sizes(context, [prefill])
-    elif args.shared_weights:
+    elif language.shared_weights:
         raise UsageError(
             "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
             remedy="leave out --shared-weights",
@@ -165,7 +162,7 @@ def _compile_order(
         raise UsageError(f"--calibrate {text}: there is no such file", remedy="name a text file")
     # Quantizing holds a part as floats.
     weight = 2 if precision == "fp16" else 4
-    parts = args.parts or (1 if through == "executorch" else parts_of(shape, weight))
+    parts = language.parts or (1 if through == "executorch" else parts_of(shape, weight))
     most = 1 if through == "executorch" else shape.layers
     if parts > most:
         raise UsageError(
@@ -179,7 +176,7 @@ def _compile_order(
         "context": context,
         "prefill": prefill,
         "parts": parts,
-        "shared": args.shared_weights,
+        "shared": language.shared_weights,
         "calibrate": str(text.absolute()) if text else "",
     }
 
@@ -195,22 +192,19 @@ def _precision(name: str, through: str) -> str:
     return precision
 
 
-def _compiled(
-    order: Mapping[str, Any], args: argparse.Namespace, selection: Selection, folder: Path
-) -> Result:
+def _compiled(order: Mapping[str, Any], model: OneModel, folder: Path) -> Result:
+    selection, work = model.selection, model.work
     lowered = order["do"] == "compile program"
-    qnn_environment = (
-        ready_environment(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
-    )
+    qnn_environment = ready_environment(selection, os.environ) if lowered else None
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     logs = selection.reports.absolute() / "llm"
     roots = roots_of(folder / "config.json", selection.store)
-    memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=not args.no_cache)
-    timeout = LONG if args.timeout == TIMEOUT else args.timeout
+    memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=work.cache)
+    timeout = LONG if work.timeout == TIMEOUT else work.timeout
     common = Common(memo, logs, timeout, basis_of(roots, selection.store, qnn_environment))
     task = compile_task(order, common, selection.store)
     setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
-    results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))
+    results = do([task], How("language models", lambda *_: Worker(setup), 1, work.why))
     result = results[task.name]
     if failure := result.failure:
         raise ToolkitError(failure.message, remedy=failure.remedy, exit_code=failure.exit_code)
@@ -248,16 +242,28 @@ def asking(log: Path, timeout: float) -> Iterator[Ask]:
         worker.end()
 
 
-def run_model(args: argparse.Namespace) -> int:
-    config = config_of(args.model)
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`llm run`."""
+
+    folder: Path
+    text: str
+    chat: bool
+    system: str
+    tokens: int
+    timeout: float
+
+
+def run_model(prompt: Prompt) -> int:
+    config = config_of(prompt.folder)
     tokenizer = load_tokenizer(config.parent)
-    text = chat_text(config.parent, args.prompt, args.system) if args.chat else args.prompt
+    text = chat_text(config.parent, prompt.text, prompt.system) if prompt.chat else prompt.text
     bos = setting(config, "context", "bos-token")
     tokens = without_beginning(tokens_of(tokenizer, text), bos)
     if record := record_of(config):
         require_short(tokens, record)
-    with limited(config, args.tokens) as copy:
-        sys.stdout.write("" if args.chat else args.prompt)
+    with limited(config, prompt.tokens) as copy:
+        sys.stdout.write("" if prompt.chat else prompt.text)
         sys.stdout.flush()
         heard, written = list[int](), 0
 
@@ -271,7 +277,7 @@ def run_model(args: argparse.Namespace) -> int:
                 sys.stdout.flush()
                 written = len(text)
 
-        [spoken] = speak(copy, [tokens], timeout=args.timeout, heard=write)
+        [spoken] = speak(copy, [tokens], timeout=prompt.timeout, heard=write)
     sys.stdout.write(tokenizer.decode(list(spoken.tokens))[written:] + "\n")
     rate = len(spoken.tokens) / spoken.seconds
     sys.stderr.write(

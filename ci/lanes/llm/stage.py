@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from ci.engine.inputs import roots_of
 from ci.engine.installed import ready_environment
@@ -27,53 +25,53 @@ from ci.lanes.llm.work import (
     training,
 )
 from ci.pipeline.findings import verdict
-from ci.pipeline.flags import check_args
+from ci.pipeline.options import StageOptions, Work
 from ci.pipeline.stage import chosen, counts, finish, print_list
 from provisioning.base.findings import Metric
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
 PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
 
 
-def run(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    check_args(args)
-    programs = chosen(SUITES, args, selection, lambda every: {one.name: Job(one.name) for one in every})
-    if args.list:
+def run(options: StageOptions) -> int:
+    selection = options.selection
+    programs = chosen(
+        SUITES, options.choice, selection, lambda every: {one.name: Job(one.name) for one in every}
+    )
+    if options.list_only:
         return print_list(programs)
     stage = StageRun.as_typed("test_llm", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
-        models, results = work(args, programs, selection)
+        models, results = compile_and_run(programs, selection, options.work)
         judge(stage, programs, models, results)
     return finish(stage, selection)
 
 
-def work(
-    args: argparse.Namespace, programs: Sequence[Program], selection: Selection
+def compile_and_run(
+    programs: Sequence[Program], selection: Selection, work: Work
 ) -> tuple[dict[str, Result], dict[str, Result]]:
     """The results of training by case, and of the programs by name."""
     logs = selection.reports.absolute() / "llm"
     roots = roots_of(SUITES.shipped, selection.store)
-    reuse = not (args.no_cache or args.keep)
+    reuse = work.cache and not work.keep
     memo = Memo(selection.store, "llm", roots, environ=environment(), reuse=reuse)
     cases = {program.case_name: program.case for program in programs}
     # Genie needs nothing that is provisioned.
     lowered = any(program.run.through == "executorch" for program in programs)
-    here = replace(selection, target=DEFAULT_TARGET)
-    qnn_environment = ready_environment(here, os.environ) if lowered else None
+    qnn_environment = ready_environment(selection, os.environ) if lowered else None
 
     def workers(kind: str, variables: Mapping[str, str] | None = None) -> Callable[[int, int], Worker]:
-        return lambda threads, count: Worker(setup_of(kind, logs, args.timeout, variables))
+        return lambda threads, count: Worker(setup_of(kind, logs, work.timeout, variables))
 
     def accept(name: str, result: Result) -> bool:
         case = name.partition("/")[0]
         return not list(model_findings(case, cases[case].perplexity, result))
 
-    common = Common(memo, logs, args.timeout, basis_of(roots, selection.store))
+    common = Common(memo, logs, work.timeout, basis_of(roots, selection.store))
     trainings = {case: training(case, common) for case in cases}
-    how = How("models", workers("train"), args.jobs, args.why, share=True)
+    how = How("models", workers("train"), work.jobs, work.why, share=True)
     trained = do(list(trainings.values()), how, accept=accept)
     models = {case: trained[task.name] for case, task in trainings.items()}
     named = {program.name: program for program in programs}
@@ -87,18 +85,18 @@ def work(
         variables = executorch_environment(qnn_environment)
         other = Memo(selection.store, "llm-executorch", roots, environ=variables, reuse=reuse)
         commons["executorch"] = Common(
-            other, logs, args.timeout, basis_of(roots, selection.store, qnn_environment)
+            other, logs, work.timeout, basis_of(roots, selection.store, qnn_environment)
         )
         lower = workers("lower", variables)
         special = {program.name: lower for program in programs if program.run.through == "executorch"}
     tasks = [
         program_task(
-            program, commons[program.run.through], model.folder, model.facts["weights"], keep=args.keep
+            program, commons[program.run.through], model.folder, model.facts["weights"], keep=work.keep
         )
         for program in programs
         if (model := models[program.case_name]).folder is not None and model.failure is None
     ]
-    how = How("texts", workers("speak"), args.jobs, args.why, special=special)
+    how = How("texts", workers("speak"), work.jobs, work.why, special=special)
     return models, do(tasks, how, accept=passes)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline import compile_flags
-from ci.pipeline.flags import require_host
+from ci.pipeline.compile_flags import add_compile, add_option, compile_of, is_onnx
 from provisioning.base.command_line import add_timeout
 from provisioning.base.errors import UsageError
 
@@ -25,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     compiler = commands.add_parser("compile", help="quantize a model and compile it to a QNN context")
-    compile_flags.configure(compiler)
+    add_compile(compiler)
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
@@ -37,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=".npy of an input, or .npz with all of them; may be repeated",
     )
     runner.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
-    compile_flags.add_option(runner)
+    add_option(runner)
     runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
     runner.add_argument(
         "--as-it-is",
@@ -58,17 +57,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _compile(args: argparse.Namespace) -> int:
-    """As `compile`, of .onnx models alone."""
-    from ci.lanes.onnx.one_model import compile_model
-
-    if not compile_flags.is_onnx(args.model):
-        raise UsageError(f"{args.model}: expected an .onnx", remedy="`compile` takes PyTorch models too")
-    compile_flags.require_lane(args)
-    require_host(args)
-    return compile_model(args)
-
-
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.onnx import commands
 
@@ -78,10 +66,25 @@ def run(args: argparse.Namespace) -> int:
         require_installed()
         from ci.lanes.onnx.operator_tests import run_operators
 
-        return run_operators(args)
-    handlers = {
-        "compile": _compile,
-        "run": commands.run_model,
-        "options": commands.list_options,
-    }
-    return handlers[args.command](args)
+        return run_operators(check=args.check)
+    if args.command == "compile":
+        # As `compile`, of .onnx models alone.
+        from ci.lanes.onnx.one_model import compile_model
+
+        if not is_onnx(args.model):
+            raise UsageError(f"{args.model}: expected an .onnx", remedy="`compile` takes PyTorch models too")
+        return compile_model(compile_of(args))
+    if args.command == "options":
+        return commands.list_options()
+    return commands.run_model(
+        commands.RunModel(
+            args.model,
+            args.input,
+            args.soc,
+            args.option,
+            args.output,
+            args.profile_run,
+            args.as_it_is,
+            args.timeout,
+        )
+    )

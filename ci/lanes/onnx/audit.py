@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,23 @@ from ci.lanes.onnx.suite import Program
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact_onnx
+from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed, ToolkitError
-from provisioning.base.settings import Selection
 
 PRECISIONS = ("fp16", "8a8w", "16a8w")
 
 
-def audited(args: argparse.Namespace, selection: Selection) -> dict[str, dict[str, Any]]:
-    """A row of facts for each precision."""
-    quantized = precision_of(search_path() / args.model, None) == "qdq"
-    names = args.precision or (("qdq",) if quantized else PRECISIONS)
-    return {name: _row(args, name, selection) for name in dict.fromkeys(names)}
+def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
+    quantized = precision_of(search_path() / model.typed, None) == "qdq"
+    names = precisions or (("qdq",) if quantized else PRECISIONS)
+    return {name: _row(replace(model, precision=name), run=run) for name in dict.fromkeys(names)}
 
 
-def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict[str, Any]:
-    program = program_of(args, precision, selection)
+def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
+    program = program_of(model)
     try:
-        facts, folder = mixed(args, program, selection.store)
+        facts, folder = mixed(model, program)
     except Refused as refused:
         if problems := refused.details.get("problems"):
             return {
@@ -53,10 +53,10 @@ def _row(args: argparse.Namespace, precision: str, selection: Selection) -> dict
     row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}" for node in facts["reciprocals"]]
     row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
     row["inexact"] = _inexact(facts["delegated"], program)
-    if args.measure and (folder / CONTEXT).is_file():
+    if run and (folder / CONTEXT).is_file():
         settings = program.run.settings(program.soc)
-        run = measured(folder / CONTEXT, folder / SAMPLES, program.soc, settings, {}, args.timeout)
-        row["measured"] = run.on_cpu
+        timeout, samples = model.work.timeout, folder / SAMPLES
+        row["measured"] = measured(folder / CONTEXT, samples, program.soc, settings, {}, timeout).on_cpu
     return row
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +20,55 @@ from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 
 
-def run_model(args: argparse.Namespace) -> int:
-    for flag, path in (("--output", args.output), ("--profile-run", args.profile_run)):
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """`onnx run`."""
+
+    model: Path
+    inputs: Sequence[str]
+    soc: str | None
+    options: Sequence[str]
+    output: Path | None
+    profile_run: Path | None
+    as_it_is: bool
+    timeout: float
+
+
+def run_model(options: RunModel) -> int:
+    for flag, path in (("--output", options.output), ("--profile-run", options.profile_run)):
         if path and (path.is_dir() or not path.parent.is_dir()):
             problem = "it is a directory" if path.is_dir() else "its directory is not there"
             raise UsageError(f"{flag} {path}: {problem}", remedy="name a file in a directory that is there")
-    outputs = _run(args)
+    outputs = _run(options)
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
         shape = ", ".join(map(str, array.shape))
         print(f"{name}: {array.dtype}[{shape}]  {shown}{', …' if array.size > 4 else ''}")
-    if args.output:
+    if options.output:
         from ci.lanes.onnx.arrays import save_one
 
-        part = args.output.with_name(f".{args.output.name}.{os.getpid()}.npz")
+        part = options.output.with_name(f".{options.output.name}.{os.getpid()}.npz")
         try:
             save_one(part, outputs)
-            part.replace(args.output)
+            part.replace(options.output)
         finally:
             part.unlink(missing_ok=True)
-    for cost in slowest(args.profile_run) if args.profile_run else []:
+    for cost in slowest(options.profile_run) if options.profile_run else []:
         print(f"  {cost}")
     return 0
 
 
-def _run(args: argparse.Namespace) -> Mapping[str, Any]:
+def _run(options: RunModel) -> Mapping[str, Any]:
     """The outputs of a compiled model."""
     require_installed()
-    require_file(args.model)
-    context = read_context(args.model)
-    soc_name = args.soc or soc_of(context)
+    require_file(options.model)
+    context = read_context(options.model)
+    soc_name = options.soc or soc_of(context)
     soc = soc_named(soc_name)
-    settings = settings_of(parse_assignments(args.option), soc=soc, embed=not context.beside)
-    inputs = read_inputs(args.input, context.signature)
+    settings = settings_of(parse_assignments(options.options), soc=soc, embed=not context.beside)
+    inputs = read_inputs(options.inputs, context.signature)
     if context.record is None:
-        say(f"{record_path(args.model)} is not there, so that a changed byte cannot be told")
+        say(f"{record_path(options.model)} is not there, so that a changed byte cannot be told")
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
         scratch = Path(temporary)
         from ci.lanes.onnx.arrays import save, saved
@@ -62,24 +76,24 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
         save(scratch / "inputs.npz", [inputs])
         with (
             logs_folder() as logs,
-            Steps(logs, args.timeout) as worker,
-            step(f"running {args.model} on {soc_name}"),
+            Steps(logs, options.timeout) as worker,
+            step(f"running {options.model} on {soc_name}"),
         ):
             worker(
                 "run",
                 logs / "run.log",
-                model=str(args.model.absolute()),
+                model=str(options.model.absolute()),
                 inputs=str(scratch / "inputs.npz"),
                 outputs=str(scratch / "outputs.npz"),
                 soc=soc_name,
                 settings=settings.as_dict(),
-                profile=str(args.profile_run.absolute()) if args.profile_run else "",
-                as_it_is=args.as_it_is,
+                profile=str(options.profile_run.absolute()) if options.profile_run else "",
+                as_it_is=options.as_it_is,
             )
         return saved(scratch / "outputs.npz")[0]
 
 
-def list_options(args: argparse.Namespace) -> int:
+def list_options() -> int:
     print(described())
     print("precisions")
     for precision in PRECISIONS.values():

@@ -23,12 +23,14 @@ from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.suite import Program
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.stage import memos_of
+from ci.pipeline.options import Work
+from ci.pipeline.stage import AnyPlan, baselines_of, memos_of
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Metric
+from provisioning.base.settings import Selection
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
@@ -267,24 +269,27 @@ class Compilation:
             return Failure(refused.kind, refused.message, refused.remedy, self.log, of_machine=of_machine)
 
 
-def tasks_of(
-    programs: Sequence[Program],
-    baselines: Mapping[Path, Baseline],
-    *,
-    store: Path,
-    logs: Path,
-    scratch: Path,
-    reuse: bool,
-    keep: bool,
-    own: OwnPackages | None = None,
-) -> list[Compilation]:
+@dataclass(frozen=True, slots=True)
+class Plan(AnyPlan[Program]):
+    pass
+
+
+def plan_of(programs: Sequence[Program], selection: Selection, work: Work) -> Plan:
+    logs = selection.reports.absolute() / "onnx"
+    return Plan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
+
+
+def tasks_of(plan: Plan, scratch: Path, own: OwnPackages | None = None) -> list[Compilation]:
+    programs, work, store = plan.programs, plan.work, plan.selection.store
+    # Remembered programs have no model that --keep could keep.
+    reuse = work.cache and not work.keep
     memos = memos_of(programs, "onnx", store, environment(own), reuse=reuse, own=own)
     groups = model_names(programs)
     sizes = Counter(groups.values())
     tasks = []
     for program in programs:
         group, memo = groups[program.name], memos[program.suite]
-        seconds = SECONDS_PREPARE / sizes[group] + _seconds(program, baselines)
+        seconds = SECONDS_PREPARE / sizes[group] + _seconds(program, plan.baselines)
         tasks.append(
             Compilation(
                 program=program,
@@ -292,9 +297,9 @@ def tasks_of(
                 memo=memo,
                 cost=Job(program.name, seconds, WORKER_MEMORY),
                 group=group,
-                logs=logs,
+                logs=plan.logs,
                 scratch=scratch,
-                keep=keep,
+                keep=work.keep,
             )
         )
     return tasks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -13,69 +12,73 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.lanes.onnx.compile import key
+from ci.lanes.onnx.compile import key, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
 from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import Steps, say, search_path, step
-from ci.lanes.onnx.stage import Plan, compile_programs, figures_of, update
+from ci.lanes.onnx.stage import compile_programs, figures_of, update
 from ci.lanes.onnx.suite import SUITES, Program
 from ci.lanes.onnx.user_program import memory, prepared, program_of, remembered
 from ci.pipeline.findings import hardly_alike, not_in_fp16
 from ci.pipeline.into_suite import Extension, require_place
+from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import precision_named
-from ci.pipeline.stage import baselines_of
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
-from provisioning.base.settings import Selection, selection_of
 from provisioning.manifest import soc_named
 
 
-def compile_model(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
+def compile_model(options: Compile) -> int:
+    selection, suite = options.model.selection, options.suite
+    assigned = parse_assignments(options.model.options)
     settings = {
-        chip: settings_of(parse_assignments(args.option), soc=soc_named(chip), embed=args.embed)
-        for chip in (*selection.socs, *args.and_soc)
+        chip: settings_of(assigned, soc=soc_named(chip), embed=options.embed)
+        for chip in (*selection.socs, *options.and_socs)
     }
-    _require_fitting(args, selection)
-    suite = args.suite and args.suite.absolute()
+    _require_fitting(options)
     if suite:
-        require_place(suite, measured=args.verify == "emulator" and not args.and_soc)
-    program = program_of(args, args.precision, selection, with_options=False)
-    model, several = Path(program.case.model), len(selection.socs) > 1
+        require_place(suite, measured=options.verify and not options.and_socs)
+    program = program_of(options.model, with_options=False)
+    file, several = Path(program.case.model), len(selection.socs) > 1
+    # Nothing remembers what these options make the provider write beside the context.
+    writes_more = any("dump" in name or name.endswith("_dir") for name in assigned)
+    reuse = options.model.work.cache and not writes_more
     with (
-        writing_into(args.output.absolute(), selection.store) as (scratch, publish),
-        memory(args, model, selection.store, "onnx-compile", reuse=not _writes_more(args)) as memo,
+        writing_into(options.output.absolute(), selection.store) as (scratch, publish),
+        memory(file, selection.store, "onnx-compile", reuse=reuse) as memo,
     ):
         compiled = []
         for chip in selection.socs:
-            name = f"{model.stem}{f'-{chip}' if several else ''}_ctx"
+            name = f"{file.stem}{f'-{chip}' if several else ''}_ctx"
             one = replace(program, soc=chip)
-            compiled.append(Compiled.of(args, one, memo, settings[chip], scratch / chip, name))
+            compiled.append(Compiled.of(options, one, memo, settings[chip], scratch / chip, name))
         written = publish([Path(shutil.copy(path, scratch)) for each in compiled for path in each.files])
         for each in compiled:
-            each.say([path for path in written if path.name in {file.name for file in each.files}])
+            names = {path.name for path in each.files}
+            each.say([path for path in written if path.name in names], options.output)
     if suite:
-        _extend(suite, program, args, selection)
+        _extend(suite, program, options.model)
     return 0
 
 
-def _extend(suite: Path, program: Program, args: argparse.Namespace, selection: Selection) -> None:
+def _extend(suite: Path, program: Program, model: OneModel) -> None:
     """Write the model to the suite, with thresholds and a baseline from what the stage measures."""
+    selection = model.selection
     case: dict[str, Any] = {"model": os.path.relpath(program.case.model, suite.parent)}
-    if args.calibrate:
-        folder = search_path() / args.calibrate
-        case["calibrate"] = os.path.relpath(folder, suite.parent) if folder.is_dir() else args.calibrate
+    if model.calibrate:
+        folder = search_path() / model.calibrate
+        case["calibrate"] = os.path.relpath(folder, suite.parent) if folder.is_dir() else model.calibrate
     if program.case.dimensions:
         case["dimensions"] = dict(program.case.dimensions)
     run = {
         "precision": program.run.precision,
-        "per_channel": args.per_channel or None,
-        "options": dict(parse_assignments(args.option)) or None,
+        "per_channel": model.per_channel or None,
+        "options": dict(parse_assignments(model.options)) or None,
     }
     extension = Extension(
         SUITES,
@@ -88,11 +91,9 @@ def _extend(suite: Path, program: Program, args: argparse.Namespace, selection: 
         selection.socs,
         selection.profile,
     )
-    programs = tuple(extension.programs)
-    logs = selection.reports.absolute() / "onnx"
-    plan = Plan(programs, baselines_of(programs, selection.profile), logs)
-    results = compile_programs(args, plan, selection, new_baseline=True)
-    for each in programs:
+    plan = plan_of(extension.programs, selection, model.work)
+    results = compile_programs(plan, new_baseline=True)
+    for each in plan.programs:
         for finding in findings_of(each, results[each.name]):
             if finding.severity is Severity.ERROR:
                 raise CheckFailed(f"{finding.subject}: {finding.message}", remedy=finding.remedy)
@@ -100,17 +101,12 @@ def _extend(suite: Path, program: Program, args: argparse.Namespace, selection: 
     update(plan, results)
 
 
-def _require_fitting(args: argparse.Namespace, selection: Selection) -> None:
-    if args.and_soc and len(selection.socs) > 1:
+def _require_fitting(options: Compile) -> None:
+    if options.and_socs and len(options.model.selection.socs) > 1:
         raise UsageError("--and-soc with several --soc", remedy="one --soc, and --and-soc for others")
-    if args.verify == "none" and (args.and_soc or args.profile_run):
-        flag = "--and-soc" if args.and_soc else "--profile-run"
+    if not options.verify and (options.and_socs or options.profile_run):
+        flag = "--and-soc" if options.and_socs else "--profile-run"
         raise UsageError(f"{flag} runs the model, and --verify none does not", remedy="leave out one of them")
-
-
-def _writes_more(args: argparse.Namespace) -> bool:
-    """Whether an option makes the provider write files beside the context, which nothing remembers."""
-    return any("dump" in name or name.endswith("_dir") for name in parse_assignments(args.option))
 
 
 def _whose(facts: Mapping[str, Any]) -> str:
@@ -122,7 +118,6 @@ def _whose(facts: Mapping[str, Any]) -> str:
 class Compiled:
     """One chip's context, compiled now or earlier."""
 
-    args: argparse.Namespace
     program: Program
     chips: tuple[str, ...]
     name: str
@@ -132,37 +127,56 @@ class Compiled:
     @classmethod
     def of(
         cls,
-        args: argparse.Namespace,
+        options: Compile,
         program: Program,
         memo: Memo,
         settings: Settings,
         scratch: Path,
         name: str,
     ) -> Compiled:
-        chips = tuple(dict.fromkeys([program.soc, *args.and_soc]))
-        options = parse_assignments(args.option)
+        chips = tuple(dict.fromkeys([program.soc, *options.and_socs]))
+        assigned = parse_assignments(options.model.options)
         inputs = {
             **key(program, memo.roots, os.environ),
             "name": name,
             "chips": list(chips),
-            "options": dict(options),
-            "files of options": [memo.roots.name(str(path.absolute())) for path in files_of(options)],
-            "embed": args.embed,
-            "profiled": args.profile_run,
-            "verify": args.verify,
+            "options": dict(assigned),
+            "files of options": [memo.roots.name(str(path.absolute())) for path in files_of(assigned)],
+            "embed": options.embed,
+            "profiled": options.profile_run,
+            "verify": "emulator" if options.verify else "none",
         }
 
         def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
-            return _compile(args, program, step_of, log, folder, scratch, chips, settings, name)
+            """Put the context and what belongs to it into the folder."""
+            order, facts = prepared(program, step_of, log, scratch, verify=options.verify)
+            context = folder / f"{name}.onnx"
+            how = {"settings": settings.as_dict(), "path": str(context), "embed": options.embed}
+            with step(f"compiling for {chips[0]}, running and reloading it"):
+                profile = str(folder / f"{name}_profile.csv") if options.profile_run else ""
+                reply = order("compile", scratch, profile=profile, **how)
+            if not reply["reload_equal"]:
+                raise CheckFailed(
+                    f"{options.model.typed}: the reloaded context gives other outputs than the session that"
+                    " compiled it",
+                    remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
+                )
+            figures: dict[str, float] = {}
+            if len(chips) > 1:
+                for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
+                    path.unlink()
+                with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
+                    figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
+            return {"compared": facts["compared"], "reply": reply, "for each": figures}
 
-        subject = f"{args.model} for {program.soc}"
-        facts, folder = remembered(args, memo, subject, inputs, work, scratch.parent)
-        return cls(args, program, chips, name, facts, tuple(sorted(folder.iterdir())))
+        subject = f"{options.model.typed} for {program.soc}"
+        facts, folder = remembered(options.model.work, memo, subject, inputs, work, scratch.parent)
+        return cls(program, chips, name, facts, tuple(sorted(folder.iterdir())))
 
-    def say(self, written: list[Path]) -> None:
-        args, facts = self.args, self.facts
+    def say(self, written: list[Path], output: Path) -> None:
+        facts = self.facts
         for path in written:
-            print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+            print(f"{path.stat().st_size:>12,}  {output / path.name}")
         if figures := facts["for each"]:
             print(
                 f"one flexible context for {', '.join(self.chips)}, which only a device runs; compiled for"
@@ -189,51 +203,15 @@ class Compiled:
                 print(f"  {cost}")
 
 
-def _compile(
-    args: argparse.Namespace,
-    program: Program,
-    step_of: Steps,
-    log: Path,
-    folder: Path,
-    scratch: Path,
-    chips: tuple[str, ...],
-    settings: Settings,
-    name: str,
-) -> dict[str, Any]:
-    """Put the context and what belongs to it into the folder."""
-    order, facts = prepared(program, step_of, log, scratch, verify=args.verify == "emulator")
-    how = {
-        "settings": settings.as_dict(),
-        "path": str(folder / f"{name}.onnx"),
-        "embed": args.embed,
-    }
-    with step(f"compiling for {chips[0]}, running and reloading it"):
-        profile = str(folder / f"{name}_profile.csv") if args.profile_run else ""
-        reply = order("compile", scratch, profile=profile, **how)
-    if not reply["reload_equal"]:
-        raise CheckFailed(
-            f"{args.model}: the reloaded context gives other outputs than the session that compiled it",
-            remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
-        )
-    figures: dict[str, float] = {}
-    if len(chips) > 1:
-        for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
-            path.unlink()
-        with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
-            figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
-    return {"compared": facts["compared"], "reply": reply, "for each": figures}
-
-
-def quantize_model(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    if not precision_named(args.precision).quantized:
-        raise UsageError(f"{args.precision} quantizes nothing", remedy="--precision u16u8, u8u8 …")
-    program = program_of(args, args.precision, selection, with_options=False)
-    model, precision = Path(program.case.model), program.run.precision
-    name = f"{model.stem}-{precision}"
+def quantize_model(model: OneModel, output: Path) -> int:
+    program, store = program_of(model), model.selection.store
+    file, precision = Path(program.case.model), program.run.precision
+    if not precision_named(precision).quantized:
+        raise UsageError(f"{precision} quantizes nothing", remedy="--precision u16u8, u8u8 …")
+    name = f"{file.stem}-{precision}"
     with (
-        writing_into(args.output.absolute(), selection.store) as (scratch, publish),
-        memory(args, model, selection.store, "onnx-quantize") as memo,
+        writing_into(output.absolute(), store) as (scratch, publish),
+        memory(file, store, "onnx-quantize", reuse=model.work.cache) as memo,
     ):
 
         def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
@@ -243,12 +221,12 @@ def quantize_model(args: argparse.Namespace) -> int:
             return {each: facts[each] for each in ("compared", "inputs", "near", "packages")}
 
         inputs = key(program, memo.roots, os.environ)
-        facts, folder = remembered(args, memo, f"{args.model} in {precision}", inputs, work, scratch)
+        facts, folder = remembered(model.work, memo, f"{model.typed} in {precision}", inputs, work, scratch)
         files = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
         record = scratch / f"{name}.json"
         replace_text(record, _record(program, files, facts))
         for path in publish([*files, record]):
-            print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+            print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print(
         f"{precision}: {facts['near']['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}, both by ONNX"
         " Runtime on the CPU"

@@ -7,7 +7,7 @@ are checked here, before a session is created.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -108,7 +108,7 @@ def files_of(chosen: Mapping[str, object]) -> list[Path]:
     return files
 
 
-def parse_assignments(assignments: list[str]) -> dict[str, Value]:
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
     """Parse `NAME=VALUE` of the command line. A name that occurs twice is an error."""
     values: dict[str, Value] = {}
     for assignment in assignments:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def precision_of(model: Path, precision: str | None) -> str:
     return "qdq" if "QuantizeLinear" in operators else "fp16"
 
 
-def dimensions_of(assignments: list[str]) -> dict[str, Size]:
+def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
     sizes: dict[str, Size] = {}
     for assignment in assignments:
         match = re.fullmatch(r"([^=]+)=([1-9]\d*(?:,[1-9]\d*)*)", assignment)

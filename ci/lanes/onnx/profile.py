@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.lanes.onnx.context import read_context, soc_of
@@ -15,64 +14,68 @@ from ci.lanes.onnx.orders import Steps, logs_folder, require_file, say, search_p
 from ci.lanes.onnx.samples import drawn, read_inputs
 from ci.lanes.onnx.suite import command_for_one
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, Measured, OnCpu, merged
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 
 
-def profiled(args: argparse.Namespace, selection: Selection) -> tuple[dict[str, str], Measured]:
-    """What was profiled, and its figures."""
-    path = search_path() / args.model
+def profiled(model: OneModel, files: Sequence[str], source: Path | None) -> tuple[dict[str, str], Measured]:
+    """What was profiled, and its figures. `files` are its inputs; `source` is what a compiled .onnx was."""
+    path = search_path() / model.typed
     require_file(path)
     graph = load_graph(path)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
         inputs = Path(temporary) / SAMPLES
         if is_context(graph):
-            return _of_context(args, path, selection, inputs)
-        if args.source:
-            raise UsageError(f"--source: {args.model} has its lines itself", remedy="leave --source out")
-        program = program_of(args, args.precision, selection)
-        _, folder = mixed(args, program, selection.store)
+            return _of_context(model, path, files, source, inputs)
+        if source:
+            raise UsageError(f"--source: {model.typed} has its lines itself", remedy="leave --source out")
+        program = program_of(model)
+        _, folder = mixed(model, program)
         if not (folder / CONTEXT).is_file():
             why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
-            raise CheckFailed(f"{args.model}: HTP takes nothing of it", remedy=f"{why} says why")
-        if args.input:
-            _write_inputs(args, read_context(folder / CONTEXT).signature, inputs)
+            raise CheckFailed(f"{model.typed}: HTP takes nothing of it", remedy=f"{why} says why")
+        if files:
+            _write_inputs(files, read_context(folder / CONTEXT).signature, inputs)
         else:
             inputs = folder / SAMPLES
         settings, places = program.run.settings(program.soc), places_of(graph)
         about = {"precision": program.run.precision, "soc": program.soc}
-        return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, args.timeout)
+        return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, model.work.timeout)
 
 
 def _of_context(
-    args: argparse.Namespace, path: Path, selection: Selection, inputs: Path
+    model: OneModel, path: Path, files: Sequence[str], source: Path | None, inputs: Path
 ) -> tuple[dict[str, str], Measured]:
-    for flag in ("precision", "calibrate", "dimension", "per_channel"):
-        if getattr(args, flag):
-            shown = f"--{flag.replace('_', '-')}"
-            raise UsageError(f"{shown}: {args.model} is compiled already", remedy=f"leave {shown} out")
+    for flag, value in {
+        "--precision": model.precision,
+        "--calibrate": model.calibrate,
+        "--dimension": model.dimensions,
+        "--per-channel": model.per_channel,
+    }.items():
+        if value:
+            raise UsageError(f"{flag}: {model.typed} is compiled already", remedy=f"leave {flag} out")
     context = read_context(path)
-    soc = selection.named_socs[0] if selection.named_socs else soc_of(context)
-    settings = settings_of(parse_assignments(args.option), soc=soc_named(soc), embed=not context.beside)
-    _write_inputs(args, context.signature, inputs)
+    soc = next(iter(model.selection.named_socs), None) or soc_of(context)
+    settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
+    _write_inputs(files, context.signature, inputs)
     places: Mapping[str, Place] = {}
-    if args.source:
-        require_file(args.source)
-        if context.record and context.record.source != source_digest(args.source):
+    if source:
+        require_file(source)
+        if context.record and context.record.source != source_digest(source):
             say(
-                f"warning: {args.source} is not the file that {args.model} was compiled from, or --dimension"
+                f"warning: {source} is not the file that {model.typed} was compiled from, or --dimension"
                 " changed it; lines are looked up by the names of nodes"
             )
-        places = places_of(load_graph(args.source))
-    return {"soc": soc}, measured(path, inputs, soc, settings, places, args.timeout)
+        places = places_of(load_graph(source))
+    return {"soc": soc}, measured(path, inputs, soc, settings, places, model.work.timeout)
 
 
-def _write_inputs(args: argparse.Namespace, signature: Signature, path: Path) -> None:
+def _write_inputs(files: Sequence[str], signature: Signature, path: Path) -> None:
     from ci.lanes.onnx.arrays import save
 
-    save(path, [read_inputs(args.input, signature) if args.input else drawn(signature)])
+    save(path, [read_inputs(files, signature) if files else drawn(signature)])
 
 
 def measured(

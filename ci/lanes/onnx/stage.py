@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
-from ci.lanes.onnx.compile import jobs_of, require_installed, setup_of, tasks_of, versions
+from ci.lanes.onnx.compile import Plan, jobs_of, plan_of, require_installed, setup_of, tasks_of, versions
 from ci.lanes.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
     build_id_of,
@@ -26,12 +25,12 @@ from ci.lanes.onnx.findings import (
     row,
     was_compiled,
 )
-from ci.lanes.onnx.suite import SUITES, Program
+from ci.lanes.onnx.suite import SUITES
 from ci.pipeline.accuracy import rounded
-from ci.pipeline.baseline import COSTS, Baseline, load_tolerances
+from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults, verdict
-from ci.pipeline.flags import check_args
 from ci.pipeline.models.own_packages import OwnPackages, record
+from ci.pipeline.options import StageOptions
 from ci.pipeline.stage import (
     accepted,
     baselines_of,
@@ -44,73 +43,45 @@ from ci.pipeline.stage import (
 )
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import RUN, StageRun
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    programs: tuple[Program, ...]
-    baselines: dict[Path, Baseline]
-    logs: Path
-
-    def baseline(self, program: Program) -> Baseline:
-        return self.baselines[program.suite]
-
-
-def run(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    check_args(args)
+def run(options: StageOptions) -> int:
+    selection, accept = options.selection, options.accept
     programs = chosen(
-        SUITES, args, selection, lambda each: jobs_of(each, baselines_of(each, selection.profile))
+        SUITES, options.choice, selection, lambda each: jobs_of(each, baselines_of(each, selection.profile))
     )
-    if args.list:
+    if options.list_only:
         return print_list(programs)
     stage = StageRun.as_typed("test_onnx", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
-        logs = selection.reports.absolute() / "onnx"
-        plan = Plan(tuple(programs), baselines_of(programs, selection.profile), logs)
-        results = compile_programs(args, plan, selection, keep=args.keep, new_baseline=args.update_baseline)
+        plan = plan_of(programs, selection, options.work)
+        results = compile_programs(plan, new_baseline=accept.baseline)
         write = partial(update, plan, results)
         held = {each.name for each in plan.programs if not each.case.recorded}
         figures = {name: values for name, values in figures_of(results).items() if name in held}
-        current = accepted(args, SUITES, plan.programs, plan.baselines, figures, write, stage)
+        current = accepted(accept, SUITES, plan, figures, write, stage)
         plan = replace(plan, programs=current)
-        judge(stage, plan, results, selection)
+        judge(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection)
 
 
-def compile_programs(
-    args: argparse.Namespace,
-    plan: Plan,
-    selection: Selection,
-    *,
-    keep: bool = False,
-    new_baseline: bool = False,
-) -> dict[str, Result]:
+def compile_programs(plan: Plan, *, new_baseline: bool) -> dict[str, Result]:
     """The result of each program by name.
 
     With `new_baseline`, a cached result that is worse than the baseline counts: it becomes the baseline."""
     results: dict[str, Result] = {}
-    for own, programs in by_packages(plan.programs, selection.store):
+    for own, programs in by_packages(plan.programs, plan.selection.store):
         mine = replace(plan, programs=tuple(programs))
-        results |= _compile_with(own, args, mine, selection, keep=keep, new_baseline=new_baseline)
+        results |= _compile_with(own, mine, new_baseline=new_baseline)
     return results
 
 
-def _compile_with(
-    own: OwnPackages,
-    args: argparse.Namespace,
-    plan: Plan,
-    selection: Selection,
-    *,
-    keep: bool,
-    new_baseline: bool,
-) -> dict[str, Result]:
-    programs = {program.name: program for program in plan.programs}
-
+def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[str, Result]:
+    programs, work = {program.name: program for program in plan.programs}, plan.work
     margin_db = load_tolerances().sqnr_margin_db
 
     def accept(name: str, result: Result) -> bool:
@@ -122,26 +93,16 @@ def _compile_with(
 
     def worker(threads: int, count: int) -> Worker:
         return Worker(
-            setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True, exports=True, own=own)
+            setup_of(plan.logs, threads=threads, timeout=work.timeout, forks=True, exports=True, own=own)
         )
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
-        tasks = tasks_of(
-            plan.programs,
-            plan.baselines,
-            store=selection.store,
-            logs=plan.logs,
-            scratch=Path(scratch),
-            # Remembered programs have no model that --keep could keep.
-            reuse=not (args.no_cache or keep),
-            keep=keep,
-            own=own,
-        )
-        return do(tasks, How("programs", worker, args.jobs, args.why), accept=accept)
+        tasks = tasks_of(plan, Path(scratch), own)
+        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept)
 
 
-def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection: Selection) -> None:
-    tolerances = load_tolerances()
+def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
+    tolerances, selection = load_tolerances(), plan.selection
     lanes = {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
     pairs = pairs_of(
         plan.programs, lanes, executorch_lane(selection.reports, selection.profile, os.environ.get(RUN, ""))
@@ -199,4 +160,4 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
                 **outcome_of(result),
                 "build_id": build_id_of(result),
             }
-    update_baselines(SUITES, plan.baselines, plan.programs, values)
+    update_baselines(SUITES, plan, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import tempfile
@@ -19,39 +18,33 @@ from ci.lanes.onnx.orders import Steps, dimensions_of, logs_folder, precision_of
 from ci.lanes.onnx.samples import MOST
 from ci.lanes.onnx.suite import Case, Program, Run
 from ci.pipeline.models.user_model import user_model
+from ci.pipeline.options import OneModel, Work
 from ci.pipeline.precision import precision_named
 from ci.pipeline.suite import NO_SUITE
-from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 
 SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
 Order = Callable[..., dict[str, Any]]
 
 
-def program_of(
-    args: argparse.Namespace,
-    precision: str | None,
-    selection: Selection,
-    *,
-    with_options: bool = True,
-) -> Program:
-    """The program for the selection's first chip, with or without the command line's --option."""
-    options = parse_assignments(args.option) if with_options else {}
+def program_of(model: OneModel, *, with_options: bool = True) -> Program:
+    """The program for the first chip, with or without the command line's --option."""
+    options, selection = parse_assignments(model.options) if with_options else {}, model.selection
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
         settings_of(options, soc=soc_named(chip), embed=True)
-    named = user_model(args.model, search_path())
+    named = user_model(model.typed, search_path())
     assert named.file is not None
-    dimensions = dimensions_of(args.dimension)
+    dimensions = dimensions_of(model.dimensions)
     require_installed()
     run = Run(
-        precision=precision_of(named.file, precision),
+        precision=precision_of(named.file, model.precision),
         socs=(selection.soc,),
-        per_channel=args.per_channel,
+        per_channel=model.per_channel,
         calibration=MOST,
         options=dict(options),
     )
-    case = Case(model=str(named.file), dimensions=dimensions, calibrate=args.calibrate or "", run=(run,))
+    case = Case(model=str(named.file), dimensions=dimensions, calibrate=model.calibrate or "", run=(run,))
     return Program(search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
@@ -85,11 +78,8 @@ def prepared(
 
 
 @contextmanager
-def memory(
-    args: argparse.Namespace, model: Path, store: Path, kind: str, *, reuse: bool = True
-) -> Iterator[Memo]:
-    reuse = reuse and not args.no_cache
-    memo = Memo(store, kind, roots_of(model, store), environ=environment(), reuse=reuse)
+def memory(file: Path, store: Path, kind: str, *, reuse: bool) -> Iterator[Memo]:
+    memo = Memo(store, kind, roots_of(file, store), environ=environment(), reuse=reuse)
     try:
         yield memo
     finally:
@@ -97,7 +87,7 @@ def memory(
 
 
 def remembered(
-    args: argparse.Namespace,
+    how: Work,
     memo: Memo,
     subject: str,
     key: Mapping[str, Any],
@@ -110,10 +100,10 @@ def remembered(
         assert answer.folder is not None
         say(f"{subject} is cached")
         return answer.result, answer.folder
-    if args.why:
+    if how.why:
         say(f"{subject}: {answer.why}")
     folder = memo.scratch()
-    with logs_folder() as logs, Steps(logs, args.timeout, forks=True) as step_of:
+    with logs_folder() as logs, Steps(logs, how.timeout, forks=True) as step_of:
         try:
             facts = work(step_of, logs / "compile.log", folder)
         except Refused:
@@ -126,12 +116,13 @@ def remembered(
     return done.result, done.folder
 
 
-def mixed(args: argparse.Namespace, program: Program, store: Path) -> tuple[Mapping[str, Any], Path]:
+def mixed(model: OneModel, program: Program) -> tuple[Mapping[str, Any], Path]:
     """Compile for HTP what it takes: facts, and the folder of the contexts with the other nodes beside."""
-    subject = f"{args.model} in {program.run.precision} for {program.soc}"
+    file, store = Path(program.case.model), model.selection.store
+    subject = f"{model.typed} in {program.run.precision} for {program.soc}"
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary,
-        memory(args, Path(program.case.model), store, "onnx-mixed") as memo,
+        memory(file, store, "onnx-mixed", reuse=model.work.cache) as memo,
     ):
         scratch = Path(temporary)
 
@@ -142,4 +133,4 @@ def mixed(args: argparse.Namespace, program: Program, store: Path) -> tuple[Mapp
             shutil.copyfile(scratch / "prepared" / SAMPLES, folder / SAMPLES)
             return facts
 
-        return remembered(args, memo, subject, key(program, memo.roots, os.environ), work, scratch)
+        return remembered(model.work, memo, subject, key(program, memo.roots, os.environ), work, scratch)

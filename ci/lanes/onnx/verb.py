@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.flags import add_accuracy, add_choice, add_how
+from ci.pipeline.flags import add_accuracy, add_choice, add_how, stage_options
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -30,4 +30,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.onnx.stage import run as run_stage
 
-    return run_stage(args)
+    return run_stage(stage_options(args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from ci.lanes.upstream import verb
+from ci.lanes.upstream.flags import add_tests, options_of
 
 EXAMPLES = """\
   python -m ci test_upstream --sample
@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"one or more of {'; '.join(names)} [all of them]"
     )
-    choice = verb.configure(parser)
+    choice = add_tests(parser)
     choice.add_argument(
         "--flow",
         action="append",
@@ -45,4 +45,5 @@ def run(args: argparse.Namespace) -> int:
     for name in args.suites:
         if name not in SUITES:
             raise UnknownName(f"{name} is no suite", name, SUITES)
-    return run_suites([SUITES[name] for name in dict.fromkeys(args.suites or SUITES)], args, os.environ)
+    suites = [SUITES[name] for name in dict.fromkeys(args.suites or SUITES)]
+    return run_suites(suites, options_of(args), os.environ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -18,6 +17,7 @@ from ci.engine.progress import Line, progress
 from ci.engine.work import How, Result, do
 from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Setup, Worker
+from ci.lanes.upstream.flags import Options
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.ledger import (
@@ -36,12 +36,13 @@ from ci.lanes.upstream.process import TestTask, is_killed, setup_of, tests_of, v
 from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.pipeline.expression import matcher
+from ci.pipeline.options import Choice, Work
 from provisioning.base import units
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT, Selection, selection_of
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import resolve
 
@@ -107,23 +108,23 @@ class Workers:
             self._idle.pop().end()
 
 
-def run_suites(suites: Sequence[Suite], args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, str]) -> int:
     """One after the other, in one report."""
-    selection = selection_of(args)
-    _check(args, selection)
-    stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
-    if args.report_upstream:
+    _check(options)
+    selection = options.selection
+    if options.report_upstream:
         print_reports(selection.profile, [suite.name for suite in suites])
         return 0
+    stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
     with ExitStack() as started:
-        if args.list:
-            for run in prepare(suites, args, selection, environ, started):
+        if options.list_only:
+            for run in prepare(suites, options, environ, started):
                 _print_list(run.plan, run.chosen)
             return 0
         with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
-            runs = prepare(suites, args, selection, environ, started)
-            done = [_measure(stage, run, args, selection) for run in runs]
-            _write_tables(stage, runs, done, args)
+            runs = prepare(suites, options, environ, started)
+            done = [_measure(stage, run, options) for run in runs]
+            _write_tables(stage, runs, done, accept=options.table)
     return stage.close(
         selection.reports,
         show=lambda report: terminal.show(
@@ -143,20 +144,17 @@ class Run:
 
 
 def prepare(
-    suites: Sequence[Suite],
-    args: argparse.Namespace,
-    selection: Selection,
-    environ: Mapping[str, str],
-    started: ExitStack,
+    suites: Sequence[Suite], options: Options, environ: Mapping[str, str], started: ExitStack
 ) -> list[Run]:
     """The suites with tests that the flags choose. All are listed before the first test runs, so that a
     mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
-    plans = {suite.name: make_plan(suite, args, selection, environ) for suite in suites}
+    selection, choice = options.selection, options.choice
+    plans = {suite.name: make_plan(suite, selection, options.work, environ) for suite in suites}
     workers = {name: Workers(plan.setup, to_list_alone=len(suites) > 1) for name, plan in plans.items()}
     for each in workers.values():
         started.callback(each.close)
     jobs = [Job(name) for name in plans]
-    slots = args.jobs or default_slots()
+    slots = options.work.jobs or default_slots()
 
     def line(name: str, tests: Sequence[str]) -> Line:
         return Line("listed", f"{len(tests)} tests")
@@ -170,19 +168,19 @@ def prepare(
             observer=shown,
         )
     runs: list[Run] = []
-    unmatched = set(args.expressions)
+    unmatched = set(choice.words)
     for name, plan in plans.items():
         tests = listed[name]
         unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
-        chosen = choose(plan, args, tests)
+        chosen = choose(plan, choice, options.flows, options.sample, tests)
         # A suite that has lost all its tests is no suite without a match.
         if chosen or not tests:
             runs.append(Run(plan, workers[name], tests, chosen))
     if unmatched or not runs:
-        flags = [word for each in sorted(unmatched or args.expressions) for word in ("-k", each)]
+        flags = [word for each in sorted(unmatched or choice.words) for word in ("-k", each)]
         if not unmatched:
-            flags += ["--sample", args.sample] if args.sample is not None else []
-            flags += ["--shard", args.shard] if args.shard else []
+            flags += ["--sample", options.sample] if options.sample is not None else []
+            flags += ["--shard", choice.shard] if choice.shard else []
         version = plan.machinery.versions["executorch"]
         raise UsageError(
             f"no test of executorch {version} matches {quoted(*flags)}",
@@ -191,14 +189,12 @@ def prepare(
     return runs
 
 
-def _measure(
-    stage: StageRun, run: Run, args: argparse.Namespace, selection: Selection
-) -> tuple[Judge, Mapping[str, Verdict]]:
+def _measure(stage: StageRun, run: Run, options: Options) -> tuple[Judge, Mapping[str, Verdict]]:
     plan, judge = run.plan, run.plan.judge
     # What a suite without tests has lost stays recorded, and is an error.
-    updates = bool(run.tests) and (args.update_ledger or args.table)
+    updates = bool(run.tests) and options.updates
     _announce(plan, has_record=updates or bool(judge.record.tests))
-    verdicts, killed = run_tests(plan, selection, run.chosen, run.workers, args)
+    verdicts, killed = run_tests(plan, run.chosen, run.workers, options)
     if updates:
         # What was killed from outside says nothing about a test.
         expected = [verdict for test, verdict in verdicts.items() if test not in killed]
@@ -208,30 +204,27 @@ def _measure(
     return judge, verdicts
 
 
-def _check(args: argparse.Namespace, selection: Selection) -> None:
-    if selection.target != "x86_64-linux":
-        raise UsageError(
-            f"--target {selection.target}: the emulator runs on x86_64-linux only", remedy="omit --target"
-        )
+def _check(options: Options) -> None:
+    selection, shard = options.selection, options.choice.shard
     if len(selection.socs) > 1:
         raise UsageError(
             f"--soc {','.join(selection.socs)}: one chip at a time", remedy=quoted("--soc", selection.soc)
         )
-    if args.sample:
-        parse_shard(args.sample, "--sample")
-    if args.table and selection.profile != DEFAULT_PROFILE:
+    if options.sample:
+        parse_shard(options.sample, "--sample")
+    if options.table and selection.profile != DEFAULT_PROFILE:
         raise UsageError(
             f"--table: docs/operators.md is about the profile {DEFAULT_PROFILE}, not {selection.profile}",
             remedy="--update-ledger records without the table",
         )
-    if args.shard:
-        parse_shard(args.shard)
-        if args.table or args.update_ledger:
-            flag = "--table" if args.table else "--update-ledger"
+    if shard:
+        parse_shard(shard)
+        if options.updates:
+            flag = "--table" if options.table else "--update-ledger"
             raise UsageError(
                 f"{flag} with --shard: shards have equal lengths, and {flag} changes the recorded lengths,"
                 " so that tests would be in no shard",
-                remedy=f"--sample {args.shard}, whose parts stay the same",
+                remedy=f"--sample {shard}, whose parts stay the same",
             )
 
 
@@ -296,28 +289,27 @@ def _write_tables(
     stage: StageRun,
     runs: Sequence[Run],
     done: Sequence[tuple[Judge, Mapping[str, Verdict]]],
-    args: argparse.Namespace,
+    *,
+    accept: bool,
 ) -> None:
     """Once, after all suites: the table has what each of them gave."""
     tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in OPERATORS]
     if not tabled:
         return
-    if args.table:
+    if accept:
         with locked():
             accept_table()
     measured = runs[0].plan.machinery.measured_with()
     stage.artifacts += [Artifact.of("table", path) for path in write_table(tabled, measured)]
 
 
-def make_plan(
-    suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]
-) -> Plan:
+def make_plan(suite: Suite, selection: Selection, work: Work, environ: Mapping[str, str]) -> Plan:
     """Everything except the list of tests, which may need a worker."""
     suite.check(selection.soc)
     qnn_environment = resolve(selection, environ)
     qnn_environment.explain()
     runner = ready_runner(environ, selection.reports)
-    slots = args.jobs or default_slots()
+    slots = work.jobs or default_slots()
     environment = worker_environment(qnn_environment, environ, runner, slots)
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
@@ -325,20 +317,22 @@ def make_plan(
     return Plan(
         suite=suite,
         machinery=machinery(qnn_environment, environment, runner),
-        setup=setup_of(suite, environment, logs, args.timeout),
+        setup=setup_of(suite, environment, logs, work.timeout),
         judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
         costs={**usual.tests, **record.tests},
         slots=slots,
     )
 
 
-def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[str]:
+def choose(
+    plan: Plan, choice: Choice, flows: Sequence[str], sample: str | None, tests: Sequence[str]
+) -> list[str]:
     """The tests that the flags name, sorted."""
-    matches = matcher(args.expressions, whole=True)
-    flows = tuple(f"[qnn_{flow}".removesuffix("_fp16") for flow in args.flows or ())
-    sample = sample_of(args.sample, tests, plan.judge.ledger, plan.costs)
-    jobs = [plan.job(test) for test in sample if matches(test) and (not flows or _of_flow(test, flows))]
-    return sorted(job.name for job in shard(jobs, *parse_shard(args.shard or "1/1")))
+    matches = matcher(choice.words, whole=True)
+    starts = [f"[qnn_{flow}".removesuffix("_fp16") for flow in flows]
+    part = sample_of(sample, tests, plan.judge.ledger, plan.costs)
+    jobs = [plan.job(test) for test in part if matches(test) and (not starts or _of_flow(test, starts))]
+    return sorted(job.name for job in shard(jobs, *parse_shard(choice.shard or "1/1")))
 
 
 def _of_flow(test: str, flows: Sequence[str]) -> bool:
@@ -403,20 +397,19 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 
 
 def run_tests(
-    plan: Plan, selection: Selection, chosen: Sequence[str], workers: Workers, args: argparse.Namespace
+    plan: Plan, chosen: Sequence[str], workers: Workers, options: Options
 ) -> tuple[dict[str, Verdict], set[str]]:
     """The verdicts, remembered or new, and the tests that were killed from outside twice.
 
     A surprise runs again each time, so that its log and files can be read; not with --resume."""
-    memo, judge = memo_of(plan, selection, reuse=not args.no_cache), plan.judge
+    memo = memo_of(plan, options.selection, reuse=options.work.cache)
+    judge, keep = plan.judge, options.work.keep
 
     def is_surprise(test: str, result: Result) -> bool:
         return judge.is_surprise(verdict_of(test, result))
 
     key = plan.machinery.key(memo.roots)
-    tasks = [
-        TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, args.keep) for test in chosen
-    ]
+    tasks = [TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, keep) for test in chosen]
 
     def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
         worth = 1 + int(sum(task.cost.seconds for task in tasks) / START_SECONDS)
@@ -424,9 +417,9 @@ def run_tests(
         return do(
             tasks,
             How(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
-            accept=lambda test, result: args.resume or not is_surprise(test, result),
+            accept=lambda test, result: options.resume or not is_surprise(test, result),
             line=lambda test, result: _line(verdict_of(test, result), judge),
-            stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
+            stop_after=lambda test, result: options.fail_fast and is_surprise(test, result),
             remember_all=True,
         )
 

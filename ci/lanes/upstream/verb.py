@@ -1,12 +1,11 @@
-"""`test_delegate` and `test_upstream`: ExecuTorch's own tests on the HTP emulator."""
+"""`test_delegate`: ExecuTorch's own delegate suite on the HTP emulator."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from provisioning.base.command_line import add_timeout, count, repeatable
-from provisioning.base.settings import add_selection
+from ci.lanes.upstream.flags import add_tests, options_of
 
 EXAMPLES = """\
   python -m ci test_delegate
@@ -19,35 +18,8 @@ EXAMPLES = """\
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The flags that all suites share; returns those that choose tests, for more of them."""
-    parser.set_defaults(flows=None, table=False)
-    add_selection(parser)
-    choice = parser.add_argument_group("which tests")
-    repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    choice.add_argument(
-        "--sample",
-        nargs="?",
-        const="",
-        metavar="I/N",
-        help="the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
-    )
-    choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
-    choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
-    how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
-    add_timeout(how, "a test")
-    how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
-    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
-    how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
-    how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
-    how.add_argument(
-        "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/upstream"
-    )
-    how.add_argument(
-        "--report-upstream", action="store_true", help="print what upstream should be told; runs nothing"
-    )
-    return choice
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_tests(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,4 +28,4 @@ def run(args: argparse.Namespace) -> int:
     from ci.lanes.upstream.stage import run_suites
     from ci.lanes.upstream.suite import SUITES
 
-    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], args, os.environ)
+    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], options_of(args), os.environ)

@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.models.user_model import MODEL_HELP, UserModel, user_model
+from ci.pipeline.options import OneModel
 from provisioning.base.command_line import Parser, add_timeout
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.settings import add_selection
 
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
 
-ONNX, EXECUTORCH = "ci.lanes.onnx.dump", "ci.lanes.executorch.dump"
+ONNX_DUMP, EXECUTORCH_DUMP = "ci.lanes.onnx.dump", "ci.lanes.executorch.dump"
 
 
 def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> None:
@@ -43,17 +45,16 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
 
 
 @contextmanager
-def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
+def dumped(kind: str, model: OneModel, output: Path) -> Iterator[Path]:
     """A folder with the child's files; it is removed afterwards."""
     import tempfile
 
     from provisioning.manifest import soc_named
 
-    selection = selection_of(args)
-    soc_named(selection.soc)
-    named = user_model(args.model, Parser.user_folder())
-    module, arguments, environ = (_of_onnx if named.onnx else _of_pytorch)(named, args, selection)
-    output = args.output.absolute()
+    soc = model.selection.soc
+    soc_named(soc)
+    named = user_model(model.typed, Parser.user_folder())
+    module, arguments, environ = (_of_onnx if model.lane == ONNX else _of_pytorch)(named, model)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
@@ -62,11 +63,11 @@ def dumped(kind: str, args: argparse.Namespace) -> Iterator[Path]:
             f"{output.parent}: {error.strerror}", remedy="-o names another place"
         ) from error
     with folder as name:
-        done = captured_module(module, [kind, *arguments], environ, args.timeout, args.model, cwd=name)
+        done = captured_module(module, [kind, *arguments], environ, model.work.timeout, model.typed, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
-        if done.returncode and not (module == EXECUTORCH and SAVED in done.stderr + done.stdout):
-            remedy = session("audit", args.model, "--soc", selection.soc)
-            raise without_result(done, f"{args.model}: refused for {selection.soc}", remedy)
+        if done.returncode and not (module == EXECUTORCH_DUMP and SAVED in done.stderr + done.stdout):
+            remedy = session("audit", model.typed, "--soc", soc)
+            raise without_result(done, f"{model.typed}: refused for {soc}", remedy)
         yield Path(name)
 
 
@@ -74,24 +75,24 @@ Child = tuple[str, list[str], dict[str, str]]
 """The module, its arguments and its environment."""
 
 
-def _of_onnx(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+def _of_onnx(named: UserModel, model: OneModel) -> Child:
     from ci.lanes.onnx.compile import require_installed
     from provisioning.manifest import soc_named
 
     require_installed()
-    soc = soc_named(selection.soc)
-    return ONNX, [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
+    soc = soc_named(model.selection.soc)
+    return ONNX_DUMP, [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
 
 
-def _of_pytorch(named: UserModel, args: argparse.Namespace, selection: Selection) -> Child:
+def _of_pytorch(named: UserModel, model: OneModel) -> Child:
     from ci.lanes.executorch.user_program import program_of, scheme_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
 
-    scheme = scheme_of(named, args.scheme)
+    scheme, selection = scheme_of(named, model.precision), model.selection
     program = program_of(named, scheme, selection.soc, selection)
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
-    return EXECUTORCH, [json.dumps(program.order)], environment.merged(os.environ)
+    return EXECUTORCH_DUMP, [json.dumps(program.order)], environment.merged(os.environ)
 
 
 def move(source: Path, target: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ci.one_model.dump import child
+from ci.pipeline.compile_flags import plain_model_of
 
 EXAMPLES = """\
   python -m ci save-calls model.onnx --soc SM8750 -o calls/
@@ -17,8 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with child.dumped("calls", args) as folder:
-        for path in child.publish_calls(folder, args.output.absolute()):
-            print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+    output: Path = args.output
+    with child.dumped("calls", plain_model_of(args), output.absolute()) as folder:
+        for path in child.publish_calls(folder, output.absolute()):
+            print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")
     return 0

@@ -6,6 +6,7 @@ import argparse
 
 from ci.artifacts.dlc import read_dlc
 from ci.one_model.dump import child
+from ci.pipeline.compile_flags import plain_model_of
 from provisioning.base.errors import CheckFailed, UsageError
 
 EXAMPLES = """\
@@ -19,16 +20,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.output.is_dir():
-        raise UsageError(f"{args.output} is a directory", remedy="-o FILE.dlc")
-    with child.dumped("dlc", args) as folder:
+    model, output = plain_model_of(args), args.output
+    if output.is_dir():
+        raise UsageError(f"{output} is a directory", remedy="-o FILE.dlc")
+    with child.dumped("dlc", model, output.absolute()) as folder:
         graphs = sorted(folder.glob("*.dlc"))
         if len(graphs) != 1:
             raise CheckFailed(
-                f"{args.model}: expected one QNN graph, found {len(graphs)}",
+                f"{model.typed}: expected one QNN graph, found {len(graphs)}",
                 remedy="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
-        child.move(graphs[0], args.output.absolute())
-    print(f"{contents.size:>12,}  {args.output}, QNN {contents.qnn}")
+        child.move(graphs[0], output.absolute())
+    print(f"{contents.size:>12,}  {output}, QNN {contents.qnn}")
     return 0

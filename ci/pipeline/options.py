@@ -1,0 +1,106 @@
+"""What a command asks for, read once from its command line (flags.py, compile_flags.py). Imports nothing
+heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.command_line import TIMEOUT
+from provisioning.base.settings import Selection
+
+RUN_TIMEOUT = 300.0
+"""Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which programs of which suites; empty fields choose all."""
+
+    suites: tuple[Path, ...] = ()
+    cases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    shard: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How work is done, and with what limits. Times are seconds, memory is bytes."""
+
+    timeout: float = TIMEOUT
+    jobs: int | None = None
+    cache: bool = True
+    why: bool = False
+    keep: bool = False
+    """Whether to leave what was made with the logs."""
+    keep_going: bool = False
+    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
+    worker_memory: int | None = None
+    run_timeout: float = RUN_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Which measured values become the expected ones."""
+
+    baseline: bool = False
+    thresholds: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """A stage over suites."""
+
+    selection: Selection
+    choice: Choice
+    work: Work
+    accept: Accept
+    list_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OneModel:
+    """MODEL of a command line."""
+
+    selection: Selection
+    typed: str
+    """As the user typed it; empty where `divergence` takes a suite's program."""
+    lane: str
+    work: Work
+    precision: str | None = None
+    calibrate: str | None = None
+    python: Path | None = None
+    """Exports a PyTorch model."""
+    backend: str | None = None
+    per_channel: bool = False
+    dimensions: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """Settings of ONNX Runtime's provider, NAME=VALUE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How a checkpoint is compiled."""
+
+    through: str
+    context: int
+    prefill: int
+    parts: int | None
+    shared_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """`compile` of any MODEL."""
+
+    model: OneModel
+    output: Path
+    verify: bool
+    suite: Path | None
+    keep_on_cpu: tuple[str, ...]
+    embed: bool
+    profile_run: bool
+    and_socs: tuple[str, ...]
+    language: Language

@@ -1,0 +1,104 @@
+"""What commands ask for, as their command lines are read: each has every flag that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.lanes.executorch import emulator_verb
+from ci.lanes.executorch import verb as lowering_verb
+from ci.lanes.llm import verb as llm_verb
+from ci.lanes.onnx import verb as onnx_verb
+from ci.one_model import audit, compile, divergence, profile, quantize
+from ci.one_model.dump import save_calls
+from ci.pipeline.compile_flags import (
+    CHECKPOINT,
+    ONNX,
+    PYTORCH,
+    compile_of,
+    one_model_of,
+    plain_model_of,
+)
+from ci.pipeline.flags import stage_options
+from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, Work
+from provisioning.base.command_line import TIMEOUT
+from provisioning.base.errors import UsageError
+from tests.support.typed import parsed
+
+STAGES = [lowering_verb, emulator_verb, onnx_verb, llm_verb]
+COMMANDS: list[tuple[Any, list[str]]] = [
+    (compile, ["-o", "out"]),
+    (quantize, ["-o", "out", "--precision", "8a8w"]),
+    (audit, []),
+    (profile, []),
+    (divergence, []),
+]
+
+
+@pytest.mark.parametrize("verb", STAGES)
+def test_a_stage_without_flags_chooses_all_and_writes_nothing(verb: Any) -> None:
+    options = stage_options(parsed(verb))
+    assert options.choice == Choice() and options.work == Work(TIMEOUT, run_timeout=RUN_TIMEOUT)
+    assert options.accept == Accept() and not options.list_only
+
+
+def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
+    suite = tmp_path / "mine.toml"
+    suite.touch()
+    choice = ["--suite", suite, "--case", "net", "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
+    how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why", "--worker-memory", 2, "--run-timeout", 5]
+    accept = ["--update-baseline", "--update-thresholds", "--reason", "new weights"]
+    options = stage_options(parsed(emulator_verb, *choice, *how, "--keep-going", *accept, "--list"))
+    assert options.choice == Choice((suite,), ("net",), ("pr",), ("8a8w",), "1/2")
+    assert options.work == Work(
+        7, 3, cache=False, why=True, keep_going=True, worker_memory=2 << 20, run_timeout=5
+    )
+    assert (
+        options.accept == Accept(baseline=True, thresholds=True, reason="new weights") and options.list_only
+    )
+
+
+@pytest.mark.parametrize("words", [["--suite", "missing.toml"], ["--target", "aarch64-android"]])
+def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_work(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        stage_options(parsed(lowering_verb, *words))
+
+
+@pytest.mark.parametrize(("model", "lane"), [("net.py:make", PYTORCH), ("net.onnx", ONNX)])
+@pytest.mark.parametrize(("verb", "more"), COMMANDS)
+def test_a_command_for_one_model_has_the_models_lane(
+    verb: Any, more: list[str], model: str, lane: str
+) -> None:
+    one = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"))
+    assert (one.typed, one.lane, one.calibrate, one.selection.soc) == (model, lane, "samples", "SM8750")
+    assert one.work.cache and one.options == one.dimensions == () and not one.per_channel
+
+
+@pytest.mark.parametrize(
+    ("model", "flag"),
+    [
+        ("net.onnx", ["--keep-going"]),
+        ("net.onnx", ["--run-timeout", "3"]),
+        ("net.py:make", ["--per-channel"]),
+        ("net.py:make", ["--and-soc", "SM8750"]),
+        ("net.onnx", ["--shared-weights"]),
+    ],
+)
+def test_a_flag_that_this_kind_of_model_ignores_is_refused_by_its_name(model: str, flag: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        compile_of(parsed(compile, model, "-o", "out", *flag))
+    assert caught.value.remedy == f"leave {flag[0]} out"
+
+
+def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
+    assert compile_of(args).model.lane == CHECKPOINT
+    assert compile_of(args).language == Language("genie", 512, 32, None, shared_weights=False)
+
+
+def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
+    model = plain_model_of(parsed(save_calls, "net.py:make", "--scheme", "8a8w", "-o", "calls"))
+    assert (model.typed, model.lane, model.precision) == ("net.py:make", PYTORCH, "8a8w")
