@@ -126,15 +126,19 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_work
     assert (died.code, finding.rule) == (1, "lowering-compile")
     assert operator in finding.message and code in finding.message
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
-    cost = [each for each in options if each.startswith(("delegates", "cpu_budget"))]
-    # One as the remedy says, beside one that the flag keeps going.
-    cases = {case: {**dying(name), "run": "\n".join(how)} for case, how in ((name, options), ("kept", cost))}
-    followed = suite(tmp_path, cases, "followed.toml")
-    ran = run("test_emulator", tmp_path, "--suite", followed, "--reload", "--keep-going")
-    assert not {each.rule for each in ran.report.findings if each.severity == Severity.ERROR}
-    assert "lowering-kept-on-cpu" in ran.rules("kept") - ran.rules(name)
+    cases = {name: {**dying(name), "run": "\n".join(options)}}
+    flags, errors = ["--reload"], set()
+    if name == "volume":
+        # Beside it the model as it is, which the flag lowers; ExecuTorch has no kernel for what it keeps.
+        cases["kept"], flags, errors = dying(name), [*flags, "--keep-going"], {("kept", "emulator-run")}
+    ran = run("test_emulator", tmp_path, "--suite", suite(tmp_path, cases, "followed.toml"), *flags)
+    bad = [each for each in ran.report.findings if each.severity == Severity.ERROR]
+    assert {(each.subject.partition("/")[0], each.rule) for each in bad} == errors
+    assert ("lowering-kept-on-cpu" in ran.rules("kept")) == bool(errors)
+    assert "lowering-kept-on-cpu" not in ran.rules(name)
     not_reloaded = "emulator-reload-not-run" in ran.rules(name)
-    assert (ran.code, ran.report.metrics["loaded again"], not_reloaded) == (0, 2 * reloads, not reloads)
+    assert (ran.report.metrics["loaded again"], not_reloaded) == (reloads, not reloads)
+    assert ran.code == bool(errors)
 
 
 @pytest.mark.whole
