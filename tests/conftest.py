@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import alone, engine, needs, order, twice, whole
+from tests.support import alone, engine, needs, order, small_disk, twice, whole
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
     whole.mark_properties(config, items)
-    why = {item: engine.reasons(item) or needs.reasons(item) or whole.reasons(item) for item in items}
+    reasons = (engine.reasons, needs.reasons, small_disk.reasons, whole.reasons)
+    why = {item: next(filter(None, (each(item) for each in reasons)), []) for item in items}
     config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
     config.hook.pytest_deselected(items=[item for item in items if why[item]])
     items[:] = [item for item in items if not why[item]]

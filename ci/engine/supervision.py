@@ -72,7 +72,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 
     `stand_in` replaces a missing or unreadable report. `killed` is how many processes the kernel has killed
     meanwhile for lack of memory."""
-    from ci.engine.workers.parent import how_it_ended
+    from ci.engine.trouble import how_it_ended
 
     try:
         report = Report.read(file)

@@ -16,7 +16,9 @@ from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
 from ci.engine.memo import Entry, Memo
 from ci.engine.progress import Line, failed, progress
+from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
 from ci.engine.workers.parent import Gone, Worker, WorkerSlot
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
 
@@ -28,11 +30,26 @@ class Failure:
     message: str
     remedy: str = ""
     log: Path | None = None
-    of_machine: bool = False
-    """Whether memory, time or a signal from outside was the cause. Then the next try may pass, and a
-    remembered result stays."""
+    blame: Blame = "model"
     exit_code: int = 1
     """Of a command that does this work alone."""
+
+    @classmethod
+    def of(cls, trouble: Trouble, log: Path | None = None) -> Failure:
+        """What the machine is to blame for."""
+        code = EnvironmentLacking.exit_code
+        return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
+
+    @property
+    def rule(self) -> str:
+        """The end of its finding's rule."""
+        return MACHINE if self.blame == "machine" else self.kind
+
+    @property
+    def of_work(self) -> bool:
+        """Whether it says that the same work would fail again, so that a cached pass of it is no longer
+        believed. A time-out does not: it depends on the limit."""
+        return self.blame != "machine" and self.kind != "timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,10 @@ class Task(Protocol):
     @property
     def cost(self) -> Job:
         """The expected seconds and memory."""
+
+    @property
+    def log(self) -> Path:
+        """What the work prints."""
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         """Do the work. May raise `Gone`."""
@@ -207,13 +228,10 @@ def _run(
 
     def once(task: Task, worker: Worker, shared: dict[str, Any]) -> Result:
         began = time.monotonic()
-        try:
-            done = task.work(worker, shared)
-        except Gone as gone:
-            done = task.ended(gone, shared)
+        done = _work(task, worker, shared)
         taken = Result(seconds=time.monotonic() - began, why=reasons[task.name])
         if isinstance(done, Failure):
-            if not done.of_machine:
+            if done.of_work:
                 task.memo.forget(task.key)
             return replace(taken, failure=done)
         taken = replace(taken, facts=done.facts, folder=done.folder)
@@ -271,6 +289,26 @@ def _run(
             stop_after=lambda job, result: stop_after(job.name, result),
         )
     return results
+
+
+def _work(task: Task, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+    """The work's outcome; what the machine is to blame for is told from what the work is, for all lanes."""
+    try:
+        return task.work(worker, shared)
+    except Gone as gone:
+        try:
+            # First: it puts the log in its place.
+            ended = task.ended(gone, shared)
+        except OSError as error:
+            if not (trouble := of_error(error)):
+                raise
+        else:
+            trouble = gone.trouble(task.log)
+        return Failure.of(trouble, task.log) if trouble else ended
+    except (OSError, MemoryError, InTrouble) as error:
+        if not (trouble := of_error(error)):
+            raise
+        return Failure.of(trouble, task.log)
 
 
 def empty_folder(path: Path) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.engine.supervision import death, log_of, memory_kills, report_of, supervise
-from ci.engine.workers.parent import how_it_ended
+from ci.engine.trouble import how_it_ended
 from ci.gate import without_annotations
 from ci.github.files import annotate, set_outputs
 from ci.github.packages import as_root

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
 from ci.engine.memo import Memo
+from ci.engine.trouble import MACHINE
 from ci.engine.work import Result, cached_from
 from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
 from ci.pipeline.findings import verdict
@@ -20,7 +21,7 @@ from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.options import Accept, Choice, Work
 from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.thresholds import update_suite
-from provisioning.base.findings import Finding, Metric, Report
+from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
@@ -186,8 +187,14 @@ def counts(
     }
 
 
+def machine_failed(findings: Iterable[Finding]) -> bool:
+    """Whether the machine kept us from a verdict: exit code 1 says that everything could be checked."""
+    return any(each.severity is Severity.ERROR and each.rule.endswith(f"-{MACHINE}") for each in findings)
+
+
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
     """Write and show the report; returns the exit code. For `lacking` see StageRun.close."""
+    lacking = lacking or machine_failed(stage.findings)
     add_history(stage.metrics, stage.stage, selection.profile, selection.store)
 
     def show(report: Report) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from provisioning.base.errors import EnvironmentLacking
 
-_SPACE = "free some space, or {elsewhere}"
+_SPACE = "free some space{at}, or {elsewhere}"
 _PERMISSION = "get permission for it, or {elsewhere}"
 _REMEDIES = {
     errno.EACCES: _PERMISSION,
@@ -20,11 +20,15 @@ _REMEDIES = {
     errno.EFBIG: _SPACE,
     errno.ENAMETOOLONG: "{elsewhere}, with a shorter path",
     errno.ELOOP: "fix the link that leads to itself, or {elsewhere}",
+    errno.EIO: "see what `dmesg` says of that disk, or {elsewhere}",
     errno.EMFILE: "allow more open files: ulimit -n 4096",
+    errno.ENFILE: "close programs: the whole machine has too many open files",
 }
 """Errors that any file operation may meet. All others are our own errors."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OF_MACHINE = frozenset({*FULL, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
+"""What no wrong path causes: whatever was to be written says nothing about it."""
 IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
 """Also errors of the machine if they concern a folder that the user named."""
 
@@ -43,10 +47,18 @@ def disk_error(
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is None:
         return None
-    message = f"{where or error.filename2 or error.filename or 'output'}: {error.strerror}"
+    place = where or error.filename2 or error.filename
+    message = f"{place or 'output'}: {error.strerror}"
     if error.errno in FULL and where is not None:
         message += f" ({f'{needed:,} bytes' if needed else 'more'} needed{_free(where)})"
-    return EnvironmentLacking(message, remedy=remedy.format(elsewhere=elsewhere))
+    at = f" at {_mount_point(Path(str(place)))}" if place else ""
+    return EnvironmentLacking(message, remedy=remedy.format(elsewhere=elsewhere, at=at))
+
+
+def _mount_point(path: Path) -> Path:
+    """The folder of its file system, which outlives the path."""
+    path = path.absolute()
+    return next((each for each in (path, *path.parents) if each.is_mount()), path)
 
 
 def _free(folder: Path) -> str:

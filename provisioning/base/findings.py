@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from provisioning.base.commands import as_here
-from provisioning.base.errors import UsageError
+from provisioning.base.disk import OF_MACHINE, disk_error
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
 SCHEMA = 1
@@ -113,12 +114,14 @@ class Report:
             raise ValueError(f"{path}: not a report: {what}") from error
 
 
-def unwritable(path: Path, error: OSError) -> UsageError:
+def unwritable(path: Path, error: OSError) -> ToolkitError:
     """The error for a report, or a file beside it, that cannot be written."""
-    return UsageError(
-        f"cannot write the report {path}: {error.strerror}",
-        remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
-    )
+    message, elsewhere = f"cannot write the report {path}: {error.strerror}", "--reports or QNN_CI_REPORTS"
+    if error.errno in OF_MACHINE and (
+        known := disk_error(error, f"name another disk with {elsewhere}", path)
+    ):
+        return EnvironmentLacking(message, remedy=known.remedy)
+    return UsageError(message, remedy=f"name a directory that you may write with {elsewhere}")
 
 
 def _typed(kind: type[T], data: dict[str, object]) -> T:

@@ -20,6 +20,7 @@ import numpy
 import pytest
 
 from ci.__main__ import VERBS
+from ci.engine import trouble
 from ci.engine.work import Result
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
@@ -104,7 +105,7 @@ class TestCompiling:
     def test_one_that_fails_is_one_failure_and_the_others_are_done(self, tmp_path: Path) -> None:
         expected = {
             "crash": ("crash", "SIGSEGV"),
-            "killed": ("crash", "when memory runs out"),
+            "killed": ("killed", "when memory runs out"),
             "refuse": ("factory", "it is no model"),
         }
         bad = {what: program_of(tmp_path, what, what) for what in expected}
@@ -118,14 +119,30 @@ class TestCompiling:
         # All were forks of the same process.
         assert len({results[each.name].facts["parent"] for each in good}) == 1
 
-    @pytest.mark.parametrize(("what", "stays"), [("refuse", False), ("killed", True)])
+    @pytest.mark.parametrize(
+        ("what", "rule", "stays"),
+        [
+            ("refuse", "factory", False),
+            ("crash", "crash", False),
+            ("spin", "timeout", True),
+            ("hang", "machine", True),
+            ("killed", "machine", True),
+            ("full", "machine", True),
+            ("bad_alloc", "machine", True),
+        ],
+    )
     def test_a_failure_removes_what_was_cached_unless_the_machine_failed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, stays: bool
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, rule: str, stays: bool
     ) -> None:
+        # Other tests run beside this one, and take the processor from what computes.
+        monkeypatch.setattr(trouble, "BUSY", 0.1)
         program = make_program(tmp_path / "suite")
         compiled(tmp_path, program)
         monkeypatch.setattr(compiling, "WORKER", ("-c", FAILING.format(what=what)))
-        assert compiled(tmp_path, program, cache=False)[program.name].failure
+        failure = compiled(tmp_path, program, cache=False, timeout=2)[program.name].failure
+        assert failure and failure.rule == rule
+        assert failure.exit_code == (3 if rule == "machine" else 1)
+        assert not list((tmp_path / "store/cache/memo/lowering/work").iterdir())
         monkeypatch.setattr(compiling, "WORKER", ("-m", "tests.support.lowering_worker"))
         assert compiled(tmp_path, program)[program.name].cached == stays
 
@@ -291,7 +308,7 @@ class TestRunning:
 
     def test_one_that_is_killed_from_outside_says_nothing_of_the_program(self, emulator: Emulator) -> None:
         for result in emulator.run("killed", "killed-in-a-shell"):
-            assert result.failure and result.failure.of_machine
+            assert result.failure and result.failure.blame == "machine"
             assert result.failure.log and result.failure.log.is_file()
 
 

@@ -25,8 +25,8 @@ BAD = {
     "raises": ("lowering-factory", "RuntimeError: no such checkpoint"),
     "nonsense": ("lowering-factory", "expected a pair of an nn.Module and its inputs, found a str"),
     "text_input": ("lowering-factory", "input 0: expected a tensor, found str 'hello'"),
-    "killed": ("lowering-crash", "ended by SIGKILL, as the system does when memory runs out"),
-    "too_large": ("lowering-memory", "can't allocate memory"),
+    "killed": ("lowering-machine", "ended by SIGKILL, as the system does when memory runs out"),
+    "too_large": ("lowering-machine", "can't allocate memory"),
     "decides": ("lowering-export", "the model branches on the value of a tensor"),
     "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
     "spectrum": ("lowering-compile", "complex numbers, which ExecuTorch does not have"),
@@ -108,7 +108,7 @@ class TestBadInput:
 
     @each(["good", "named"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
-        assert not done.rules(case) and done.code == 1
+        assert not done.rules(case) and done.code == 3
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,14 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "hang":
         time.sleep(600)
+    elif what == "spin":
+        while True:
+            pass
+    elif what == "bad_alloc":
+        print("terminate called after throwing an instance of 'std::bad_alloc'", flush=True)
+        os.abort()
+    elif what == "full":
+        Path("/dev/full").write_text("weights")
     elif what == "refuse":
         return {"fault": "factory", "message": "it is no model"}
     text = getattr(importlib.import_module(module), what)(**order["case"]["arguments"])

@@ -158,7 +158,7 @@ def test_a_program_without_a_verdict_did_not_pass(lane: Lane) -> None:
     assert lane.steps() == dict.fromkeys(STEPS, "passed") | {"run_fp16": "failed", "run_8a8w": "failed"}
 
 
-@pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-memory"])
+@pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-machine"])
 def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str) -> None:
     lane.errors = {(stage.LOWER, "fp16"): (rule, "no result after 600 s")}
     assert lane.measure("2.49.40") == (3, Measured(schema=1))

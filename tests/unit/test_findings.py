@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 
 
@@ -44,3 +47,27 @@ def test_closing_writes_shows_and_gives_the_exit_code(
     shown: list[Report] = []
     assert stage.close(tmp_path, strict=strict, show=shown.append) == code
     assert shown == [Report.read(tmp_path / "lint.json")]
+
+
+WRITES = """\
+import resource, sys
+from pathlib import Path
+from provisioning.base.command_line import guarded
+from provisioning.base.stage_run import StageRun
+
+def work():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+    StageRun("lint", "wheels", "x86_64-linux", "nox").finish().write(Path(sys.argv[1]))
+    return 0
+
+sys.exit(guarded(work, debug=False))
+"""
+
+
+def test_a_report_for_which_there_is_no_room_lacks_a_disk_and_is_no_usage_error(tmp_path: Path) -> None:
+    """A limit on the length of files stands for a full disk."""
+    run = subprocess.run(
+        [sys.executable, "-c", WRITES, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 3 and str(tmp_path / "lint.json") in run.stderr, run.stderr
+    assert "free some space at" in run.stderr and list(tmp_path.iterdir()) == []

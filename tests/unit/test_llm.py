@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
+from ci.engine.trouble import InTrouble
 from ci.engine.work import Failure, Result
 from ci.lanes.llm import verb
+from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import INDEX, read_architecture, require_tensors, shards_of, upstream_name
 from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
@@ -71,6 +73,10 @@ CONFIG = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+
+
+def fill_the_disk(order: dict[str, Any]) -> None:
+    Path("/dev/full").write_text(order["do"])
 
 
 def compared(
@@ -850,6 +856,16 @@ class TestVerdicts:
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
         assert rules(program("genie-u16u8"), Result(every)) == found
+
+    def test_a_full_disk_is_the_machines_in_training_and_in_a_program(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(llm_worker.ORDERS, "train", (__name__, "fill_the_disk"))
+        with pytest.raises(InTrouble) as caught:
+            llm_worker.answer({"do": "train", "log": str(tmp_path / "log")})
+        failed = Result(failure=Failure.of(caught.value.trouble))
+        assert rules(program("genie-fp16"), failed) == ["llm-machine"]
+        assert [each.rule for each in model_findings("tiny", 18, failed)] == ["llm-machine"]
 
     def test_a_program_that_failed_and_a_model_that_learned_nothing_are_errors(self) -> None:
         failed = Result(failure=Failure("crash", "ended by SIGSEGV"))

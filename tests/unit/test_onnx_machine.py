@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ci.engine.trouble import InTrouble
 from ci.lanes.onnx import provider, steps
 from ci.lanes.onnx.arrays import save
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import conv_model, write
 
 OF_QNN = CheckFailed("the QNN provider cannot compile it: error 1002", remedy="other")
@@ -61,7 +62,7 @@ def test_they_are_raised(
         raise error
 
     monkeypatch.setattr(provider, what, fails)
-    with pytest.raises(EnvironmentLacking):
+    with pytest.raises(InTrouble):
         step(order(tmp_path))
 
 

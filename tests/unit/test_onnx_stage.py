@@ -55,7 +55,8 @@ for line in sys.stdin:
     if [order["do"], order["soc"]] == [what, soc] and (order.get("trace", True) or not traced):
         with open(order["log"], "a") as log:
             log.write(os.environ["WORDS"])
-        reply({"late": True} if os.environ["LATE"] else {"died": -11, **touched})
+        late = {"late": 30, "used": float(os.environ["LATE"] or 0)}
+        reply(late if os.environ["LATE"] else {"died": -11, **touched})
     elif order["do"] == "prepare":
         reply({"model": "m", "compared": 2, "notes": [], **touched})
     elif order["do"] == "quantize":
@@ -141,19 +142,30 @@ class TestStage:
         assert self.done().count("case u16u8 SM8650") == 1
 
     @pytest.mark.parametrize(
-        ("words", "late", "rule"),
-        [("", "1", "onnx-timeout"), ("terminate called: std::bad_alloc\n", "", "onnx-machine")],
+        ("words", "late", "rule", "code"),
+        [
+            ("", "29", "onnx-timeout", 1),
+            ("", "1", "onnx-machine", 3),
+            ("terminate called: std::bad_alloc\n", "", "onnx-machine", 3),
+        ],
     )
     def test_what_the_machine_does_is_no_result_of_a_recorded_case(
-        self, tmp_path: Path, words: str, late: str, rule: str
+        self, tmp_path: Path, words: str, late: str, rule: str, code: int
     ) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.crash, self.words, self.late = "case SM8650", words, late
-        assert self.stage(tmp_path, "--update-baseline", text=recorded) == 1
+        assert self.stage(tmp_path, "--update-baseline", text=recorded) == code
         assert self.rules(tmp_path) == {rule}
         agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
         assert list(agreed) == ["net/u16u8/SM8750"]
-        assert self.stage(tmp_path, text=recorded) == 1 and self.rules(tmp_path) == {rule}
+        assert self.stage(tmp_path, text=recorded) == code and self.rules(tmp_path) == {rule}
+
+    def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
+        self, tmp_path: Path
+    ) -> None:
+        self.crash, self.late, self.answers = "case SM8650", "1", facts(reload_equal=False)
+        assert self.stage(tmp_path) == 3
+        assert self.rules(tmp_path) == {"onnx-machine", "onnx-reload"}
 
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
         for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 2), (SUITE.replace(" 20,", " 40,"), 1, 0)):

@@ -127,7 +127,7 @@ def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
     ("error", "kind"),
     [
         ("lowering: MemoryError: Unable to allocate 3 GiB", "memory"),
-        ("lowering: OSError: [Errno 28] No space left on device", "killed"),
+        ("lowering: OSError: [Errno 28] No space left on device", "disk"),
     ],
 )
 def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it(
@@ -141,7 +141,7 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
     worker: Any = SimpleNamespace(ask=lambda order: reply)
     task = process.TestTask("t", memo=cast(Any, None), key={}, cost=Job("t"), logs=tmp_path, keep=False)
     done = task.work(worker, {})
-    assert isinstance(done, Failure) and (done.kind, done.of_machine) == (kind, True)
+    assert isinstance(done, Failure) and (done.kind, done.blame) == (kind, "machine")
 
 
 def record(rows: dict[str, list[Part]]) -> Record:

@@ -13,15 +13,17 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from ci.engine import interpreter
+from ci.engine import interpreter, trouble
 from ci.engine.workers.watched_fork import in_watched_fork
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -70,7 +72,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
             order = json.loads(line)
             if forks:
                 work = functools.partial(_logged, answer, order)
-                reply = in_watched_fork(work, order["temporary"], order["timeout"])
+                reply = in_watched_fork(work, order["temporary"], order["timeout"], places_of(order))
             else:
                 reply = _logged(answer, order)
             _say(replies, {**reply, "resident": memory_of_process()})
@@ -106,12 +108,35 @@ def threads(default: int = 1) -> int:
 
 def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
     log = order.get("log")
-    with output_to(Path(log)) if log else contextlib.nullcontext():
-        try:
-            return answer(order)
-        except Exception:
-            traceback.print_exc()
-            raise
+    try:
+        with output_to(Path(log)) if log else contextlib.nullcontext():
+            try:
+                return answer(order)
+            except Exception:
+                traceback.print_exc()
+                raise
+    except Exception as error:
+        if found := trouble.of_error(error, places_of(order)):
+            return {"trouble": asdict(found)}
+        raise
+
+
+WRITTEN = ("into", "folder", "scratch")
+"""The folders in an order that its work writes to."""
+WRITTEN_FILES = ("path", "log")
+
+
+def places_of(order: Mapping[str, Any]) -> list[Path]:
+    """Every folder that the work of an order writes to."""
+    named = [Path(order[name]) for name in WRITTEN if order.get(name)]
+    files = [Path(order[name]).parent for name in WRITTEN_FILES if order.get(name)]
+    return [*named, *files, Path(tempfile.gettempdir())]
+
+
+def blame(error: BaseException, order: Mapping[str, Any]) -> None:
+    """Raise InTrouble if the machine is to blame. For workers whose replies have the errors of the work."""
+    if found := trouble.of_error(error, places_of(order)):
+        raise trouble.InTrouble(found) from error
 
 
 class Meter:

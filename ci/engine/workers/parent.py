@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ci.engine.jobs import Job
 from ci.engine.remote import without_secrets
+from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -61,18 +62,24 @@ class Gone(Exception):
     """The worker ended during an order, or was ended because no reply came in time."""
 
     def __init__(
-        self, kind: Literal["crash", "timeout"], how: str, touched: Mapping[str, Any] | None = None
+        self,
+        kind: Literal["crash", "timeout"],
+        how: str,
+        touched: Mapping[str, Any] | None = None,
+        *,
+        code: int = 0,
+        trouble: Trouble | None = None,
     ) -> None:
         super().__init__(f"{kind}: {how}")
-        self.kind, self.how = kind, how
+        self.kind, self.how, self.code = kind, how, code
         self.touched = touched
         """What the fork touched that did the order, if it crashed."""
+        self._trouble = trouble
 
-    @property
-    def of_machine(self) -> bool:
-        """Whether the machine is to blame: a time-out or a kill from outside says nothing about the work; a
-        crash does."""
-        return self.kind == "timeout" or killed(self.how)
+    def trouble(self, log: Path) -> Trouble | None:
+        """What the machine did to it; None if the work is to blame."""
+        places = (log.parent, Path(tempfile.gettempdir()))
+        return self._trouble or of_ending("process", self.code, last_words(log), places)
 
     @property
     def by_itself(self) -> bool:
@@ -83,9 +90,8 @@ class Gone(Exception):
         """How it ended, for a reader who knows nothing of workers, with the last line of its log."""
         if self.kind == "timeout":
             return self.how
-        # The rest of faulthandler's text is for readers of the log.
-        words = tail(log, 20_000).partition("Fatal Python error")[0].strip().splitlines()[-1:]
-        return in_words("process", self.how) + (f"; its last words: {words[0][-400:]}" if words else "")
+        words = last_words(log)
+        return f"the process {self.how}" + (f"; its last words: {words[-400:]}" if words else "")
 
 
 class Worker:
@@ -104,6 +110,8 @@ class Worker:
             log = setup.logs / f"worker-{os.getpid()}-{threading.get_ident()}.log"
             errors = log.open("wb")
         except OSError as error:
+            if trouble := of_error(error):
+                raise EnvironmentLacking(trouble.message, remedy=trouble.fix) from error
             raise UsageError(
                 f"logs cannot be written to {setup.logs}: {error.strerror or error}",
                 remedy="choose another directory",
@@ -129,6 +137,8 @@ class Worker:
             self.touched = self._reply(setup.start_seconds).get("touched", {})
         except Gone as gone:
             text = tail(log, 2000).strip()
+            if trouble := of_text(text):
+                raise EnvironmentLacking(trouble.message, remedy=trouble.fix) from gone
             raise EnvironmentLacking(
                 f"{setup.imports} cannot be imported ({gone.how}):\n{text}", remedy=setup.remedy
             ) from gone
@@ -163,10 +173,15 @@ class Worker:
             self._process.stdin.flush()
         reply = self._reply(patience)
         self.resident = int(reply.get("resident", 0))
+        trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:
-            raise Gone("timeout", f"no result after {timeout:g} s")
+            trouble = of_time(timeout, reply["used"])
+            raise Gone("timeout", f"no result after {timeout:g} s", trouble=trouble)
         if "died" in reply:
-            raise Gone("crash", how_it_ended(reply["died"]), reply.get("touched"))
+            code = reply["died"]
+            raise Gone("crash", how_it_ended(code), reply.get("touched"), code=code, trouble=trouble)
+        if trouble:
+            raise Gone("crash", trouble.message, trouble=trouble)
         return reply
 
     def end(self, grace: float = 0) -> str:
@@ -199,15 +214,16 @@ class Worker:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _reply(self, timeout: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
+        deadline, began = time.monotonic() + timeout, processor_seconds(self._process.pid)
         while b"\n" not in self._pending:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._receive], [], [], remaining)[0]:
+                trouble = of_time(timeout, processor_seconds(self._process.pid) - began)
                 self.end()
-                raise Gone("timeout", f"no result after {timeout:g} s")
+                raise Gone("timeout", f"no result after {timeout:g} s", trouble=trouble)
             block = os.read(self._receive, 1 << 16)
             if not block:
-                raise Gone("crash", self.end(grace=5))
+                raise Gone("crash", self.end(grace=5), code=self._process.returncode)
             self._pending += block
         line, _, self._pending = self._pending.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
@@ -266,22 +282,18 @@ class WorkerSlot(Generic[W, R]):
                 self._worker = None
 
 
-def how_it_ended(code: int) -> str:
-    """In words that follow the name of the process: `ended with exit code 3`."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    names = {each.value: each.name for each in signal.Signals}
-    return f"was ended by {names.get(-code, f'signal {-code}')}"
+def processor_seconds(process: int) -> float:
+    """What a process and its children that ended have used of the processor; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
-def in_words(process: str, how: str) -> str:
-    memory = ", as the system does when memory runs out" if "SIGKILL" in how else ""
-    return f"the {process} {how}{memory}"
-
-
-def killed(how: str) -> bool:
-    """Whether `how_it_ended` describes a kill from outside; 137 and 143 are a shell's codes for it."""
-    return bool(re.search(r"ended by SIG(KILL|TERM|INT|HUP)\b|exit code 1(37|43)$", how))
+def last_words(log: Path) -> str:
+    """The last line of a process's log that is its own: the rest of faulthandler's text is for readers."""
+    lines = tail(log, 20_000).partition("Fatal Python error")[0].strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def tail(log: Path, characters: int = 200_000) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -17,12 +18,13 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ci.engine import interpreter
+from ci.engine.trouble import of_places
 from ci.engine.watch import Supervisor, Unavailable, install
 
 _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
@@ -32,14 +34,18 @@ _CHANNEL = 900
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def in_watched_fork(work: Callable[[], dict[str, Any]], temporary: str, timeout: float) -> dict[str, Any]:
+def in_watched_fork(
+    work: Callable[[], dict[str, Any]], temporary: str, timeout: float, places: Iterable[Path] = ()
+) -> dict[str, Any]:
     """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
     What died cannot tell which variables and modules it asked for, so `touched` has all of them.
 
-    `temporary` is the work's own directory for temporary files, and is removed. Everything that the work
+    `temporary` is the work's own directory for temporary files, and is removed. If the process died and one
+    of `places`, where it wrote, is full, the reply has that as `trouble`. Everything that the work
     started has ended when this returns."""
     # Processes that outlive the work become children of this process, which ends them.
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    before = _processor_seconds()
     receive, send = os.pipe()
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -52,15 +58,18 @@ def in_watched_fork(work: Callable[[], dict[str, Any]], temporary: str, timeout:
     try:
         supervisor, reason = _supervisor(ours)
         text, code = _wait(child, receive, supervisor, timeout)
+        # Now: it may be full only until the temporary files are removed.
+        full = of_places([*places, Path(temporary)]) if code else None
     finally:
         ours.close()
         os.close(receive)
         _end_children()
         shutil.rmtree(temporary, ignore_errors=True)
     if code is None:
-        return {"late": timeout}
+        return {"late": timeout, "used": _processor_seconds() - before}
     if code or not text:
         reply: dict[str, Any] = {"died": code, "touched": interpreter.all_that_may_be_touched()}
+        reply |= {"trouble": asdict(full)} if full else {}
     else:
         reply = json.loads(text)
         path, homes, absent = reply["touched"].pop("modules")
@@ -155,6 +164,12 @@ def _end_children() -> None:
         for child in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, 0)
+
+
+def _processor_seconds() -> float:
+    """What all children that ended have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _children() -> Iterator[int]:

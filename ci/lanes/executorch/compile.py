@@ -99,7 +99,7 @@ class ProgramTask(ABC):
         """Where the work writes what it prints."""
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        return Failure(gone.kind, gone.sentence(self.log), log=self.log, of_machine=gone.of_machine)
+        return Failure(gone.kind, gone.sentence(self.log), log=self.log)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Lowering(ProgramTask):
         if "fault" in reply:
             log = self._keep_log(folder)
             kind, remedy = reply["fault"], reply.get("remedy", "")
-            return Failure(kind, reply["message"], remedy, log, of_machine=kind == "memory")
+            return Failure(kind, reply["message"], remedy, log)
         return Done(reply, Touched.of(reply.pop("touched")), folder)
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
@@ -133,7 +133,7 @@ class Lowering(ProgramTask):
         if named := _dies_of(log):
             message = f"{named}; with that on the CPU {message}"
             remedy = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
-        return Failure(gone.kind, message, remedy, log, of_machine=gone.of_machine)
+        return Failure(gone.kind, message, remedy, log)
 
     @property
     def log(self) -> Path:
@@ -141,9 +141,11 @@ class Lowering(ProgramTask):
 
     def _keep_log(self, folder: Path) -> Path:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        if (folder / LOG).is_file():
-            shutil.copyfile(folder / LOG, self.log)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if (folder / LOG).is_file():
+                shutil.copyfile(folder / LOG, self.log)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         return self.log
 
 

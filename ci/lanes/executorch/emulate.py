@@ -68,8 +68,6 @@ class Run(ProgramTask):
                 **self.request,
             }
         )
-        if "killed" in reply:
-            return Failure("crash", reply["killed"], log=self.log, of_machine=True)
         touched = Touched.of(reply.pop("touched"))
         return Done(reply, touched, evidence=self.folder, own=(self.compiled.folder,))
 
@@ -160,7 +158,8 @@ def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[st
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.
-        kept = result.folder or (plan.logs / name if result.failure else None)
+        judged = result.failure and result.failure.blame != "machine"
+        kept = result.folder or (plan.logs / name if judged else None)
         if source and kept and kept.is_dir():
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)
@@ -240,7 +239,9 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, remedy)
 
     if result.failure:
-        return [wrong(result.failure.kind, result.failure.message)]
+        failure = result.failure
+        remedy = f"{failure.remedy}; then {again}" if failure.remedy else again
+        return [wrong(failure.rule, failure.message, remedy)]
     facts = result.facts
     if fault := program.run.emulator_fault:
         if fault in facts["message"]:

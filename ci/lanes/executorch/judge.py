@@ -26,7 +26,6 @@ PAGE = 4096
 REMEDIES = {
     "factory": "correct the factory: docs/suites.md says what it must return",
     "suite": "correct the case in {suite}",
-    "memory": "run with fewer --jobs, or make the model smaller",
     "crash": "python -m ci diagnose {log}",
     "timeout": "give it longer with --timeout, or read {log}",
 }
@@ -35,7 +34,7 @@ REMEDIES = {
 def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
     message, remedy = failure_in_words(program, failure)
     remedy = f"{remedy}; then {SUITES.repeat(program, stage)}"
-    return Finding(f"lowering-{failure.kind}", Severity.ERROR, program.name, message, remedy)
+    return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, remedy)
 
 
 def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:

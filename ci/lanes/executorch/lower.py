@@ -34,6 +34,7 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.artifacts.compiler_log import DIES_OF, total, traffic
+from ci.engine.trouble import of_error
 from ci.engine.workers.child import new_text, size_of, text_since
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
@@ -59,7 +60,6 @@ from ci.pipeline.models.factory import (
     explained,
     find,
     infer_all,
-    is_memory,
     is_quantized,
     make,
     not_compilable,
@@ -483,19 +483,19 @@ def _loads(program: Path) -> str:
         loaded = Runtime.get().load_program(program, verification=Verification.InternalConsistency)
         return "" if "forward" in loaded.method_names else f"methods are {sorted(loaded.method_names)}"
     except RuntimeError as error:
+        if of_error(error):
+            raise
         return str(error)
 
 
 @contextmanager
 def _step(name: str) -> Any:
-    """Wrap errors with the step's name, except errors of memory."""
+    """Wrap errors with the step's name."""
     try:
         yield
-    except (Failed, BadFactory, MemoryError):
+    except (Failed, BadFactory):
         raise
     except Exception as error:
-        if is_memory(error):
-            raise
         message, remedy = explained(error)
         raise Failed(name, message, remedy) from error
 
@@ -534,18 +534,20 @@ def _with_remedy(
     try:
         with search.installed():
             return lower(), None
-    except (Failed, BadFactory, MemoryError):
+    except (Failed, BadFactory):
         raise
     except Exception as error:
-        if not is_memory(error):
-            refuse_model()
+        if of_error(error):
+            # Neither the model nor a search for what the compiler dies of says anything then.
+            raise
+        refuse_model()
         node = search.node
         if node is not None and (known := not_compilable(str(error))):
             source, code = source_of(node)
             raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
-        if is_memory(error) or not (remedy := remedy_of(search, error, lower_again, brief=brief)):
+        if not (remedy := remedy_of(search, error, lower_again, brief=brief)):
             raise
         if remedy.lowered is None:
             raise _failed(remedy, remedy.tried) from error

@@ -14,7 +14,8 @@ from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.engine.workers.parent import how_it_ended, tail
+from ci.engine.trouble import how_it_ended
+from ci.engine.workers.parent import tail
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.user_program import plan_of_model, program_named, require_done

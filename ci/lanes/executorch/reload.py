@@ -101,7 +101,7 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
         return Finding(f"emulator-reload-{rule}", Severity.ERROR, name, message, again)
 
     if result.failure:
-        yield wrong(result.failure.kind, f"loading it again: {result.failure.message}")
+        yield wrong(result.failure.rule, f"loading it again: {result.failure.message}")
         return
     for message in result.facts["wrong"]:
         yield wrong("outputs", message)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.engine.workers.child import Answer, serve, threads
-from ci.engine.workers.parent import how_it_ended, in_words, killed, tail
+from ci.engine.trouble import InTrouble, how_it_ended, of_ending
+from ci.engine.workers.child import Answer, blame, places_of, serve, threads
+from ci.engine.workers.parent import tail
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
@@ -27,9 +28,7 @@ def start() -> Answer:
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
-    """Figures by threshold name and times, or the broken `rule` with its `message`.
-
-    `killed` means that something outside ended the runner, which says nothing about the program."""
+    """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
     from ci.pipeline.accuracy import Unusable, compare, in_files
 
     folder, compiled = Path(order["folder"]), Path(order["compiled"])
@@ -53,10 +52,11 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             check=False,
         ).returncode
     facts["seconds"] = time.monotonic() - began
-    if killed(how := how_it_ended(code)):
-        return {"killed": in_words("runner", how)}
     if code:
-        return {**facts, "rule": "run", "message": _message(code, folder / LOG)}
+        message = _message(code, folder / LOG)
+        if trouble := of_ending("runner", code, message, places_of(order)):
+            raise InTrouble(trouble)
+        return {**facts, "rule": "run", "message": message}
     try:
         facts["figures"] = compare(
             in_files(outputs, compiled, order["expected"]),
@@ -65,6 +65,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
         )
         facts["times"] = _times(folder / METRICS)
     except Unusable as error:
+        blame(error, order)
         return {**facts, "rule": error.rule, "message": str(error)}
     return facts
 

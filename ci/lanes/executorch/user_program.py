@@ -19,7 +19,7 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import Parser
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.settings import Selection, user_path
 from provisioning.manifest import soc_named
 
@@ -120,5 +120,5 @@ def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -
         message, remedy = failure_in_words(program, failure)
         if failure.kind == "factory" and not failure.remedy:
             remedy = "correct the model or the samples: docs/compile.md says what they may be"
-        raise CheckFailed(message, remedy=remedy)
+        raise ToolkitError(message, remedy=remedy, exit_code=failure.exit_code)
     return result

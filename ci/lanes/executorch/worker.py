@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import WARM, Answer, Meter, serve, threads
+from ci.engine.workers.child import WARM, Answer, Meter, blame, serve, threads
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
@@ -42,10 +42,9 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def lowered(order: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a program, or what failed as `fault` and `message`."""
+    """The facts of a program, or what failed as `fault` and `message`. Raises InTrouble."""
     from ci.lanes.executorch.lower import Failed, lower
     from ci.lanes.executorch.suite import ordered
-    from ci.pipeline.models.factory import is_memory
     from ci.pipeline.models.user_model import BadFactory
 
     meter = Meter()
@@ -59,14 +58,16 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
         )
     except BadFactory as error:
         traceback.print_exc()
+        blame(error, order)
         return {"fault": "factory", "message": str(error), "remedy": error.remedy}
     except Failed as error:
         traceback.print_exc()
+        blame(error, order)
         return {"fault": error.step, "message": str(error), "remedy": error.remedy}
     except Exception as error:
         traceback.print_exc()
-        fault = "memory" if is_memory(error) else "compile"
-        return {"fault": fault, "message": f"{type(error).__name__}: {error}"[:2000]}
+        blame(error, order)
+        return {"fault": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
     return {**facts, **meter.read()}
 
 

@@ -47,7 +47,7 @@ from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
@@ -230,6 +230,8 @@ def asking(log: Path, timeout: float) -> Iterator[Ask]:
         try:
             reply = worker.ask({**order, "log": str(log)})
         except Gone as gone:
+            if trouble := gone.trouble(log):
+                raise EnvironmentLacking(trouble.message, remedy=trouble.fix) from gone
             raise CheckFailed(gone.sentence(log), remedy=session("diagnose", log)) from gone
         if error := reply.get("error"):
             raise ToolkitError(error["message"], remedy=error["remedy"], exit_code=error["exit_code"])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.parent import how_it_ended
+from ci.engine.trouble import how_it_ended
 from ci.lanes.llm.architecture import Architecture, read_object
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, UsageError

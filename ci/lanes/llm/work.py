@@ -130,7 +130,7 @@ class ModelTask:
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         remedy = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", self.log)
-        return Failure(gone.kind, gone.sentence(self.log), remedy, self.log, of_machine=gone.of_machine)
+        return Failure(gone.kind, gone.sentence(self.log), remedy, self.log)
 
 
 def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:

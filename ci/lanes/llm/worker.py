@@ -8,9 +8,8 @@ import sys
 import traceback
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, serve
+from ci.engine.workers.child import Answer, Meter, blame, serve
 from ci.engine.workers.faster_exports import make_exports_faster
-from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
@@ -48,7 +47,7 @@ def start(work: str) -> Answer:
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of the order's function, or what went wrong as `error`."""
+    """The result of the order's function, or what went wrong as `error`. Raises InTrouble."""
     meter = Meter()
     try:
         module, function = ORDERS[order["do"]]
@@ -56,12 +55,11 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     except ToolkitError as error:
         traceback.print_exc()
         sys.stdout.write(error.output)
+        blame(error, order)
         return _refused(error)
     except Exception as error:
         traceback.print_exc()
-        known = disk_error(error, "name a folder on another disk") if isinstance(error, OSError) else None
-        if known:
-            return _refused(known)
+        blame(error, order)
         text = " ".join(str(error).split())[:1000]
         message = f"{order['do']}: {type(error).__name__}: {text}"
         remedy = f"the traceback is in {order['log']}"

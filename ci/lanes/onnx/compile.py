@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from ci.engine.memo import Memo
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import Gone, Setup, Worker
-from ci.lanes.onnx.machine import RAN_OUT
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.suite import Program
 from ci.pipeline.baseline import Baseline
@@ -28,7 +27,7 @@ from ci.pipeline.stage import AnyPlan, baselines_of, memos_of
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
-from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 
@@ -40,13 +39,7 @@ SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 estimate.
 """
 
-MACHINE = "machine"
-KINDS = {
-    "NotOnProvider": "cpu-node",
-    "UsageError": "suite",
-    "Unforeseen": "unforeseen",
-    "EnvironmentLacking": MACHINE,
-}
+KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite", "Unforeseen": "unforeseen"}
 """The names of findings for the worker's errors."""
 
 
@@ -79,8 +72,10 @@ def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str
     return reply
 
 
-def ended(gone: Gone, what: str, log: Path) -> CheckFailed:
+def ended(gone: Gone, what: str, log: Path) -> ToolkitError:
     """For the commands: how the process ended."""
+    if trouble := gone.trouble(log):
+        return EnvironmentLacking(f"{what}: {trouble.message}", remedy=trouble.fix)
     late = "give it longer with --timeout" if gone.kind == "timeout" else ""
     return CheckFailed(f"{what}: {gone.sentence(log)}", remedy=late or session("diagnose", log))
 
@@ -217,7 +212,7 @@ class Compilation:
         if known := explain(text):
             message, remedy = f"{message}. {known[0]}", remedy or known[0].fix
         remedy = remedy or session("diagnose", self.log)
-        return Failure(gone.kind, message, remedy, self.log, of_machine=gone.of_machine)
+        return Failure(gone.kind, message, remedy, self.log)
 
     def _compiled(self, worker: Worker, shared: Mapping[str, Any], **order: Any) -> dict[str, Any] | Failure:
         """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
@@ -225,7 +220,7 @@ class Compilation:
         try:
             return self._ordered(worker, "case", into=str(empty_folder(self.compiled)), **order)
         except Gone as gone:
-            if not gone.by_itself or self.program.run.refused:
+            if not gone.by_itself or self.program.run.refused or gone.trouble(self.log):
                 return self._crash(gone, shared)
             crash = self.ended(gone, shared).message
         try:
@@ -235,12 +230,14 @@ class Compilation:
             return self._crash(gone, shared)
         return reply if isinstance(reply, Failure) else {**reply, "trace_crash": crash}
 
-    def _crash(self, gone: Gone, shared: Mapping[str, Any]) -> dict[str, Any] | Failure:
-        """How the process ended; as a result, if a crash is one for this case."""
+    def _crash(
+        self, gone: Gone, shared: Mapping[str, Any], *, is_result: bool = True
+    ) -> dict[str, Any] | Failure:
+        """How the process ended; as a result, if a crash is one for this case and this step."""
+        if trouble := gone.trouble(self.log):
+            return Failure.of(trouble, self.log)
         end = self.ended(gone, shared)
-        if RAN_OUT.search(gone.sentence(self.log)):
-            return replace(end, kind=MACHINE, of_machine=True)
-        if not self.program.case.recorded or not gone.by_itself:
+        if not (is_result and self.program.case.recorded and gone.by_itself):
             return end
         return {"failed": "crash", "message": end.message, "touched": dict(gone.touched or {})}
 
@@ -253,7 +250,7 @@ class Compilation:
             try:
                 reply = self._ordered(worker, what, into=str(into), **more)
             except Gone as gone:
-                reply = self._crash(gone, shared) if what == "quantize" else self.ended(gone, shared)
+                reply = self._crash(gone, shared, is_result=what == "quantize")
             if not isinstance(reply, Failure):
                 reply |= {"into": str(into), "touched": Touched.of(reply["touched"])}
             shared[folder] = reply
@@ -265,8 +262,7 @@ class Compilation:
         try:
             return ordered(worker, what, self.log, **order)
         except Refused as refused:
-            of_machine = refused.kind == MACHINE
-            return Failure(refused.kind, refused.message, refused.remedy, self.log, of_machine=of_machine)
+            return Failure(refused.kind, refused.message, refused.remedy, self.log)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
     if failure := result.failure:
-        yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
+        yield error(f"onnx-{failure.rule}", failure.message, failure.remedy)
         return
     if crash := result.facts.get("trace_crash"):
         message = f"done without the provider's trace of refused operators: with it, {crash}"

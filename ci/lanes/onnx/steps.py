@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
+from ci.engine.workers.child import blame
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.arrays import Array, Sample, save, saved
 from ci.lanes.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
@@ -31,7 +32,6 @@ from ci.lanes.onnx.graph import (
     source_digest,
     wrong_reciprocals,
 )
-from ci.lanes.onnx.machine import ran_out
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, checked, divided, drawn, resembling
 from ci.lanes.onnx.suite import Case, Run, command_for_one
@@ -39,7 +39,7 @@ from ci.pipeline.accuracy import Pair, Unusable, compare
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from provisioning.base import commands
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
@@ -414,10 +414,7 @@ def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """The error as the result of a case whose failures are results. Raises it again for other cases."""
     if not case_of(order).recorded:
         raise error
-    if ran_out(error):
-        raise EnvironmentLacking(
-            f"memory or the disk ran out: {error}", remedy="free some of it, or give fewer --jobs"
-        ) from error
+    blame(error, order)
     if isinstance(error, provider.NotOnProvider):
         # Where nothing else is refused, quantizers stand for types that do not go together.
         refused = error.operators.difference(WITHOUT_PLACE) or error.operators

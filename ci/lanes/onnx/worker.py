@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, serve, threads
+from ci.engine.workers.child import Answer, Meter, blame, serve, threads
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
@@ -49,7 +49,7 @@ def answer_in_fork(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of a step of ci/lanes/onnx/steps.py, or what went wrong as `error`."""
+    """The result of a step of ci/lanes/onnx/steps.py, or what went wrong as `error`. Raises InTrouble."""
     from ci.lanes.onnx import steps
     from ci.lanes.onnx.provider import NotOnProvider
 
@@ -61,6 +61,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         reply = steps.ORDERS[order["do"]](order)
     except ToolkitError as error:
         traceback.print_exc()
+        blame(error, order)
         details: dict[str, Any] = {
             "kind": type(error).__name__,
             "exit_code": error.exit_code,
@@ -74,6 +75,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         return {"error": details}
     except Exception as error:
         traceback.print_exc()
+        blame(error, order)
         text = " ".join(str(error).split())[:1000]
         return {
             "error": {

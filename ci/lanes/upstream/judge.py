@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.artifacts.compiler_log import DIES_OF
+from ci.engine.trouble import MACHINE
 from ci.engine.workers.parent import tail
 from ci.lanes.upstream.adapters import GOOD, ORDER
 from ci.lanes.upstream.ledger import (
@@ -113,7 +114,10 @@ class Judge:
         remedy = self._again(stage, verdict)
         kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
         rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
-        if verdict.outcome == expected:
+        if verdict.fix:
+            rule, remedy = f"{rules_of(stage)}-{MACHINE}", f"{verdict.fix}; then {remedy}"
+            message = f"no verdict: {reason}"
+        elif verdict.outcome == expected:
             rule = f"{rules_of(stage)}-changed"
             message = "; ".join(changes)
         elif verdict.outcome == "passed":

@@ -101,6 +101,8 @@ class Verdict:
     """CPU time of the worker and its children: other work on the machine does not affect it."""
     peak: int = 0
     cached: bool = False
+    fix: str = ""
+    """Of what the machine is to blame for: it says nothing about the test."""
 
 
 class Expected(Model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -13,21 +12,13 @@ from typing import Any
 from ci.engine.inputs import PATH_VARIABLES, Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
+from ci.engine.trouble import of_text
 from ci.engine.work import Done, Failure, Result
-from ci.engine.workers.parent import Gone, Setup, Worker, killed, tail
-from ci.lanes.upstream.ledger import Part, Verdict
+from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.lanes.upstream.ledger import GONE, Part, Verdict
 from ci.lanes.upstream.suite import Suite
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
-
-NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|[Cc]an(?:'t|not) allocate memory")
-NO_ROOM = "No space left on device"
-
-
-def _ran_out(text: str) -> str:
-    """The kind of failure if memory or the disk ran out. A full disk says no more of a test than a kill from
-    outside, and is not recorded either."""
-    return "killed" if NO_ROOM in text else "memory" if NO_MEMORY.search(text) else ""
 
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
@@ -80,22 +71,27 @@ class TestTask:
     def group(self) -> str:
         return self.name
 
+    @property
+    def log(self) -> Path:
+        return self.logs / f"{self.name}.log"
+
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        log, scratch = self.logs / f"{self.name}.log", self.logs / self.name
+        scratch = self.logs / self.name
         shutil.rmtree(scratch, ignore_errors=True)
         began = time.monotonic()
         try:
-            reply = worker.ask({"do": "run", "test": self.name, "log": str(log), "scratch": str(scratch)})
+            reply = worker.ask(
+                {"do": "run", "test": self.name, "log": str(self.log), "scratch": str(scratch)}
+            )
         except Gone as gone:
             end = self.ended(gone, shared)
-            if end.kind != "crash" or gone.touched is None or not gone.by_itself:
+            if gone.trouble(self.log) or gone.touched is None or not gone.by_itself:
                 raise
             reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
         # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
         errors = [*(each["what"] for each in reply["problems"]), *(part["error"] for part in reply["parts"])]
-        for line in "\n".join(errors).splitlines():
-            if kind := _ran_out(line):
-                return Failure(kind, line.strip(), of_machine=True)
+        if trouble := of_text("\n".join(errors)):
+            return Failure.of(trouble, self.log)
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
         _forget_places(reply["touched"])
@@ -103,9 +99,7 @@ class TestTask:
         return Done(facts, Touched.of(reply["touched"]), own=(self.logs,))
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        log = self.logs / f"{self.name}.log"
-        kind = _ran_out(tail(log)) or ("killed" if killed(gone.how) else gone.kind)
-        return Failure(kind, gone.sentence(log), of_machine=gone.of_machine or kind in ("memory", "killed"))
+        return Failure(gone.kind, gone.sentence(self.log), log=self.log)
 
 
 def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,16 +121,24 @@ def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) 
 FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
 
 
-def is_killed(result: Result | None) -> bool:
-    return bool(result and result.failure and result.failure.kind == "killed")
+def of_machine(result: Result | None) -> bool:
+    """Whether it says nothing about the test. Memory does: the worker's own limit is the same everywhere."""
+    failure = result and result.failure
+    return bool(failure and failure.blame == "machine" and failure.kind != "memory")
 
 
 def verdict_of(test: str, result: Result) -> Verdict:
     if failure := result.failure:
         # A kill from outside is what the system does when memory runs out.
-        kind = "memory" if failure.kind == "killed" else failure.kind
+        kind = failure.kind if failure.kind in GONE else "memory"
         return Verdict(
-            test, kind, failure.message, (("", failure.message),), parts=(Part(kind),), seconds=result.seconds
+            test,
+            kind,
+            failure.message,
+            (("", failure.message),),
+            parts=(Part(kind),),
+            seconds=result.seconds,
+            fix=failure.remedy if of_machine(result) else "",
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))

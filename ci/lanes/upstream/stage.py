@@ -32,11 +32,12 @@ from ci.lanes.upstream.ledger import (
 )
 from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
-from ci.lanes.upstream.process import TestTask, is_killed, setup_of, tests_of, verdict_of, worker_of
+from ci.lanes.upstream.process import TestTask, of_machine, setup_of, tests_of, verdict_of, worker_of
 from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.pipeline.expression import matcher
 from ci.pipeline.options import Choice, Work
+from ci.pipeline.stage import machine_failed
 from provisioning.base import units
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -127,6 +128,7 @@ def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, 
             _write_tables(stage, runs, done, accept=options.table)
     return stage.close(
         selection.reports,
+        lacking=machine_failed(stage.findings),
         show=lambda report: terminal.show(
             replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)})
         ),
@@ -194,10 +196,9 @@ def _measure(stage: StageRun, run: Run, options: Options) -> tuple[Judge, Mappin
     # What a suite without tests has lost stays recorded, and is an error.
     updates = bool(run.tests) and options.updates
     _announce(plan, has_record=updates or bool(judge.record.tests))
-    verdicts, killed = run_tests(plan, run.chosen, run.workers, options)
+    verdicts, unknown = run_tests(plan, run.chosen, run.workers, options)
     if updates:
-        # What was killed from outside says nothing about a test.
-        expected = [verdict for test, verdict in verdicts.items() if test not in killed]
+        expected = [verdict for test, verdict in verdicts.items() if test not in unknown]
         judge.note_changes(stage, expected, run.tests)
         judge = judge.updated(expected, run.tests, plan.machinery.measured_with())
     _report(stage, plan, judge, verdicts, run)
@@ -399,7 +400,7 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 def run_tests(
     plan: Plan, chosen: Sequence[str], workers: Workers, options: Options
 ) -> tuple[dict[str, Verdict], set[str]]:
-    """The verdicts, remembered or new, and the tests that were killed from outside twice.
+    """The verdicts, remembered or new, and the tests of which the machine kept us from having one.
 
     A surprise runs again each time, so that its log and files can be read; not with --resume."""
     memo = memo_of(plan, options.selection, reuse=options.work.cache)
@@ -424,11 +425,15 @@ def run_tests(
         )
 
     results = work(tasks)
-    # A kill from outside says nothing about a test.
-    if killed := [task for task in tasks if is_killed(results.get(task.name))]:
+    # Once more: a kill from outside says nothing about a test.
+    if killed := [task for task in tasks if _was_killed(results.get(task.name))]:
         results |= work(killed)
     verdicts = {test: verdict_of(test, result) for test, result in results.items()}
-    return verdicts, {test for test, result in results.items() if is_killed(result)}
+    return verdicts, {test for test, result in results.items() if of_machine(result)}
+
+
+def _was_killed(result: Result | None) -> bool:
+    return bool(result and result.failure and result.failure.kind == "killed")
 
 
 WORDS = {
@@ -449,7 +454,8 @@ WORDS = {
 def _line(verdict: Verdict, judge: Judge) -> Line:
     surprise = judge.is_surprise(verdict)
     note = "" if verdict.outcome == "passed" else verdict.reason
-    return Line(WORDS[verdict.outcome] + ("!" if surprise else ""), note, surprise, verdict.seconds)
+    word = "MACHINE" if surprise and verdict.fix else WORDS[verdict.outcome]
+    return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
 
 
 def _print_list(plan: Plan, tests: Sequence[str]) -> None:

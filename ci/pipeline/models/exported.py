@@ -97,8 +97,6 @@ def _loaded(path: Path) -> Any:
     try:
         with path.open("rb") as stream:
             return torch.export.load(stream)
-    except MemoryError:
-        raise
     except Exception as error:
         cause = str(error).strip().partition("\n")[0][:300]
         version = torch.__version__.partition("+")[0]

@@ -36,8 +36,6 @@ OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/pipeline/models/shipped/"
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
-MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
-
 
 NOT_COMPILABLE = (
     (
@@ -193,11 +191,7 @@ def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
     try:
         with torch.enable_grad():
             return function(**arguments)
-    except MemoryError:
-        raise
     except Exception as error:
-        if is_memory(error):
-            raise
         if not_compilable(str(error)):
             message, remedy = explained(error)
             raise BadFactory(f"{dotted}: {message}", remedy) from error
@@ -429,10 +423,6 @@ def is_quantized(model: nn.Module) -> bool:
     """Whether it is a graph with quantizing operators in it."""
     graph = getattr(model, "graph", None) or getattr(getattr(model, "model", None), "graph", None)
     return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
-
-
-def is_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or bool(MEMORY.search(str(error)))
 
 
 def described(error: BaseException) -> str:

@@ -317,7 +317,7 @@ def _report(file: Path, log: Path) -> Report:
 def _of_this_machine(report: Report) -> str:
     """Why a report says nothing about the build; empty if it does."""
     for finding in report.findings:
-        if finding.rule.endswith(("-memory", "-timeout")):
+        if finding.rule.endswith(("-machine", "-timeout")):
             return f"{finding.subject}: {finding.message}"
     if report.outcome is Outcome.ERROR and not rows_of(report):
         return next((each.message for each in report.findings), "it measured nothing")

@@ -197,7 +197,7 @@ def run_lane(
     report = Report.read(folder / f"{stage}.json")
     for finding in report.findings:
         # These are about this machine, not about the pair.
-        if report.outcome is Outcome.ERROR or finding.rule.endswith(("-memory", "-timeout")):
+        if report.outcome is Outcome.ERROR or finding.rule.endswith(("-machine", "-timeout")):
             raise EnvironmentLacking(
                 f"{stage} could not measure: {finding.subject}: {finding.message}", remedy=finding.remedy
             )

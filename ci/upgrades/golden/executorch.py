@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from ci.artifacts.program import Program, TensorInfo, read
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.engine.workers.parent import how_it_ended, in_words, killed
+from ci.engine.trouble import of_ending
 from ci.upgrades import releases
 from ci.upgrades.compare.stage import environment_of, own_build, rows_of
 from ci.upgrades.compat.stage import SUITE, first_line
@@ -183,9 +183,9 @@ def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path,
     code = logged(command, log, variables, place, timeout=timeout)
     if not code:
         return ""
-    if killed(how := how_it_ended(code)):
-        raise EnvironmentLacking(f"{place}: {in_words('runner', how)}", remedy=f"read {log}")
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if trouble := of_ending("runner", code, "\n".join(lines[-1:]), [outputs]):
+        raise EnvironmentLacking(f"{place}: {trouble.message}", remedy=trouble.fix)
     errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {code}"]
     return first_line(errors[-1])
 

@@ -1,0 +1,124 @@
+"""A disk without room is never the model's verdict: each lane with one of its folders on 16 kB.
+
+What passed before stays cached though --no-cache does it again there, and the command ends with 3.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioning.base.settings import ROOT
+from tests.support.lowering_suites import environment, suite
+from tests.support.onnx_models import conv_model, write
+from tests.support.small_disk import with_small
+
+pytestmark = [pytest.mark.heavy, pytest.mark.small_disk, pytest.mark.timeout(900)]
+
+KILOBYTES = 16
+
+ONNX = """\
+schema = 1
+[case.net]
+factory = "lowering_models:net"
+arguments = { width = 1024 }
+[[case.net.run]]
+precision = "u16u8"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = { sqnr_db = 5 }
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class House:
+    """A store, reports, a folder for temporary files and a suite of one model."""
+
+    folder: Path
+
+    def run(self, verb: str, *words: str | Path, full: str = "") -> Ended:
+        for name in ("store", "reports", "temporary", *([full] if full else ())):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "ci", verb, *map(str, words)]
+        command += ["--store", str(self.folder / "store"), "--reports", str(self.folder / "reports")]
+        if full:
+            command = with_small(self.folder / full, KILOBYTES, *command)
+        environ = {**environment(), "TMPDIR": str(self.folder / "temporary")}
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Ended(done.returncode, done.stdout + done.stderr)
+
+    def test(self, stage: str, *flags: str, full: str = "") -> Ended:
+        flags = ("--suite", str(self.folder / f"{stage}.toml"), "--jobs", "1", *flags)
+        return self.run(stage, *flags, full=full)
+
+    def report(self, stage: str) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.folder / f"reports/{stage}.json").read_text())
+        return report
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """Each lane's model has passed and is cached."""
+    house = House(tmp_path_factory.mktemp("house"))
+    made = suite(house.folder, {"net": {"arguments": "width = 1024"}})
+    shutil.copyfile(made, house.folder / "test_lowering.toml")
+    shutil.copyfile(made, house.folder / "test_emulator.toml")
+    (house.folder / "test_onnx.toml").write_text(ONNX)
+    for stage in ("test_lowering", "test_emulator", "test_onnx"):
+        ended = house.test(stage)
+        assert ended.code == 0, ended.text
+    return house
+
+
+@pytest.mark.parametrize(
+    ("stage", "full"),
+    [
+        ("test_lowering", "store/cache/memo/lowering/work"),
+        ("test_lowering", "temporary"),
+        ("test_emulator", "reports/emulator"),
+        ("test_onnx", "reports/onnx"),
+        ("test_onnx", "temporary"),
+    ],
+)
+def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full: str) -> None:
+    ended = house.test(stage, "--no-cache", full=full)
+    report = house.report(stage)
+    errors = [each for each in report["findings"] if each["severity"] == "error"]
+    lane = stage.removeprefix("test_")
+    assert (ended.code, report["outcome"], {each["rule"] for each in errors}) == (
+        3,
+        "error",
+        {f"{lane}-machine"},
+    ), ended.text
+    assert "No space left on device" in errors[0]["message"]
+    assert f"free some space at {house.folder / full}" in errors[0]["remedy"]
+    again = house.test(stage)
+    # Compiled again, a program has other bytes, and the emulator has not run these yet.
+    cached = 0 if stage == "test_emulator" else 1
+    assert (again.code, house.report(stage)["metrics"]["cached"]) == (0, cached), again.text
+
+
+@pytest.mark.parametrize(
+    ("model", "full"),
+    [("lowering_models.py:net", "temporary"), ("net.onnx", "store/cache/memo/onnx-compile/work")],
+)
+def test_compile_ends_with_3(house: House, model: str, full: str) -> None:
+    write(conv_model(), house.folder / "net.onnx")
+    out = house.folder / "out"
+    ended = house.run("compile", house.folder / model, "-o", out, full=full)
+    assert ended.code == 3 and "No space left on device" in ended.text, ended.text
+    assert not out.exists()

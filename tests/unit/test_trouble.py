@@ -1,0 +1,153 @@
+"""Who is to blame for a failure: an exception, how a process ended, what it printed, how long it took."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.engine.trouble import InTrouble, Trouble, of_ending, of_error, of_places, of_text, of_time
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+
+
+def numbered(number: int, path: str | None = None) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+def caused_by(cause: BaseException) -> CheckFailed:
+    error = CheckFailed("QNN cannot compile it")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (numbered(errno.ENOSPC, "/disk/file"), "disk", "/disk/file: No space left on device"),
+        (numbered(errno.EDQUOT, "/disk/file"), "disk", "Disk quota exceeded"),
+        (numbered(errno.EROFS, "/disk/file"), "disk", "Read-only file system"),
+        (numbered(errno.EIO, "/disk/file"), "disk", "Input/output error"),
+        (numbered(errno.EFBIG, "/disk/file"), "disk", "File too large"),
+        (numbered(errno.EMFILE, "/disk/file"), "disk", "Too many open files"),
+        (numbered(errno.ENOMEM), "memory", "Cannot allocate memory"),
+        (MemoryError("Unable to allocate 3 GiB"), "memory", "3 GiB"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "memory", "allocate"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "memory", "not enough"),
+        (RuntimeError("Failed to allocate memory for requested buffer"), "memory", "buffer"),
+        (RuntimeError("std::bad_alloc"), "memory", "bad_alloc"),
+        (RuntimeError("can't start new thread"), "memory", "thread"),
+        (RuntimeError("Failed to write context cache file."), "disk", "context cache"),
+        (caused_by(numbered(errno.ENOSPC, "/disk/file")), "disk", "/disk/file: No space"),
+        (caused_by(MemoryError()), "memory", "memory ran out"),
+        (EnvironmentLacking("no licence", remedy="accept it"), "lacking", "no licence"),
+        (InTrouble(Trouble("disk", "full", "free it")), "disk", "full"),
+    ],
+)
+def test_the_machine_is_to_blame_for_what_no_model_causes(
+    error: BaseException, kind: str, words: str
+) -> None:
+    trouble = of_error(error)
+    assert trouble is not None and trouble.kind == kind and words in trouble.message and trouble.fix
+
+
+def test_what_to_free_is_the_file_system_that_the_path_is_on() -> None:
+    trouble = of_error(numbered(errno.ENOSPC, "/proc/sys/none"))
+    assert trouble is not None and trouble.fix.startswith("free some space at /proc")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        numbered(errno.ENOENT, "weights.bin"),
+        numbered(errno.EACCES, "weights.bin"),
+        numbered(errno.EISDIR, "weights.bin"),
+        CheckFailed("QNN cannot compile it: error 1002"),
+        caused_by(RuntimeError("shape '[3]' is invalid")),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        ValueError("the model has no memory of it"),
+    ],
+)
+def test_what_a_model_causes_is_its_own(error: BaseException, tmp_path: Path) -> None:
+    assert of_error(error, [tmp_path]) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (-signal.SIGKILL, "killed"),
+        (-signal.SIGTERM, "killed"),
+        (-signal.SIGINT, "killed"),
+        (-signal.SIGHUP, "killed"),
+        (137, "killed"),
+        (143, "killed"),
+        (-signal.SIGXFSZ, "disk"),
+        (-signal.SIGBUS, "disk"),
+        (-signal.SIGXCPU, "timeout"),
+        (-signal.SIGSEGV, None),
+        (-signal.SIGABRT, None),
+        (-signal.SIGILL, None),
+        (-signal.SIGFPE, None),
+        (1, None),
+        (70, None),
+        (0, None),
+    ],
+)
+def test_a_signal_from_outside_is_not_the_works_own(code: int, kind: str | None) -> None:
+    trouble = of_ending("process", code)
+    assert (trouble and trouble.kind) == kind
+
+
+def test_last_words_tell_what_an_exit_code_does_not() -> None:
+    words = "terminate called after throwing an instance of 'std::bad_alloc'"
+    trouble = of_ending("runner", -signal.SIGABRT, words)
+    assert trouble is not None and trouble.kind == "memory"
+    assert of_ending("runner", 0, words) is None
+
+
+def test_only_the_line_that_tells_it_is_shown() -> None:
+    trouble = of_text("first\n  OSError: No space left on device: 'a'\nlast")
+    assert trouble is not None
+    assert trouble.message == "a file cannot be written: OSError: No space left on device: 'a'"
+
+
+@pytest.mark.parametrize(("used", "blamed"), [(0.0, True), (29.0, True), (30.0, False), (110.0, False)])
+def test_time_is_the_works_own_if_it_had_the_processor_for_half_of_it(used: float, blamed: bool) -> None:
+    trouble = of_time(60, used)
+    assert (trouble is not None) == blamed
+    assert trouble is None or f"60 s, of which it had the processor for {used:.1f} s" in trouble.message
+
+
+PROBE = """\
+import sys
+from pathlib import Path
+from ci.engine.trouble import of_error
+trouble = of_error(RuntimeError("cannot write it"), [Path(sys.argv[1]) / "not there yet"])
+print(trouble.kind if trouble else "", trouble.message if trouble else "")
+"""
+
+
+@pytest.mark.parametrize(("room", "kind"), [(300 << 10, "disk"), (16 << 20, "")])
+def test_an_error_that_does_not_name_a_full_disk_is_blamed_on_it(
+    tmp_path: Path, room: int, kind: str
+) -> None:
+    """A limit on the length of files stands for a full disk: anybody may set it."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE, tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
+    )
+    assert run.stdout.split(" ")[0].strip() == kind
+    assert not kind or str(tmp_path) in run.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_nowhere_blames_nobody() -> None:
+    assert of_places([Path("/proc/none/at/all")]) is None
