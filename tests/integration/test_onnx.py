@@ -149,6 +149,7 @@ class TestCompile:
         done = onnx_command("compile", product, "-o", tmp_path / "out", verb=())
         assert "SM8650 qdq" in done.stdout
 
+    @pytest.mark.whole
     def test_a_suite_of_a_compiled_model_passes_until_more_is_asked_of_it(
         self, model: Path, samples: Path, tmp_path: Path
     ) -> None:
