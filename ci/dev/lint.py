@@ -42,8 +42,7 @@ REGISTRY_HOSTS = tuple(
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|Users|root|work|farm)/[A-Za-z]")
 
 MAY_BE_BINARY = ("ci/builds/runner/fuzz/seeds/", "docs/report.png")
-"""Fuzzers' inputs of a few bytes, with NULs between arguments; and a picture, of which docs/gate.md says how it is
-made."""
+"""Inputs of fuzzers, with NULs between arguments; a picture, which docs/gate.md says how to make."""
 
 SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\b")
 
