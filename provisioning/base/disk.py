@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,7 +59,8 @@ def disk_error(
 def _mount_point(path: Path) -> Path:
     """The folder of its file system, which outlives the path."""
     path = path.absolute()
-    return next((each for each in (path, *path.parents) if each.is_mount()), path)
+    # pathlib raises an error for a folder below one that may not be read.
+    return next((each for each in (path, *path.parents) if os.path.ismount(each)), path)
 
 
 def _free(folder: Path) -> str:

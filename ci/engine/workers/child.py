@@ -128,9 +128,10 @@ WRITTEN_FILES = ("path", "log")
 
 def places_of(order: Mapping[str, Any]) -> list[Path]:
     """Every folder that the work of an order writes to."""
-    named = [Path(order[name]) for name in WRITTEN if order.get(name)]
-    files = [Path(order[name]).parent for name in WRITTEN_FILES if order.get(name)]
-    return [*named, *files, Path(tempfile.gettempdir())]
+    given = {name: Path(value) for name, value in order.items() if value and isinstance(value, str)}
+    folders = [given[name] for name in WRITTEN if name in given]
+    files = [given[name].parent for name in WRITTEN_FILES if name in given]
+    return [*folders, *files, Path(tempfile.gettempdir())]
 
 
 def blame(error: BaseException, order: Mapping[str, Any]) -> None:
