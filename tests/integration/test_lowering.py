@@ -123,7 +123,8 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_work
     else:
         died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {name: dying(name)}))
     (finding,) = (each for each in died.report.findings if each.subject.startswith(f"{name}/"))
-    assert (died.code, finding.rule) == (1, "lowering-compile")
+    # Beside `volume` is a model that memory does not suffice for.
+    assert (died.code, finding.rule) == (3 if name == "volume" else 1, "lowering-compile")
     assert operator in finding.message and code in finding.message
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
     cases = {name: {**dying(name), "run": "\n".join(options)}}
