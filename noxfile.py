@@ -106,7 +106,7 @@ def interpreter(session: nox.Session, environment: str) -> str:
     try:
         return PythonEnvironments(session.cache_dir.parent, session.log).interpreter(environment)
     except ToolkitError as error:
-        session.error(f"{error.message}: {error.remedy}" if error.remedy else error.message)
+        session.error(f"{error.message}: {error.fix}" if error.fix else error.message)
 
 
 def _read(file: Path) -> str:

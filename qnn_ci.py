@@ -67,7 +67,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     if package == "ci" and verb == "shell" and not CLONE:
         raise UsageError(
             "shell --image works on the images of a clone",
-            remedy="clone the repository: nox -s shell -- --image",
+            fix="clone the repository: nox -s shell -- --image",
         )
     folder = ROOT / ".nox" if CLONE else outputs_path() / "environments"
     python = PythonEnvironments(folder, _log).interpreter(environment)

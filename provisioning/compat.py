@@ -184,5 +184,5 @@ def load_measured(file: Path | None = None) -> Measured:
             key,
             expected=first["msg"],
             found=repr(first["input"])[:200],
-            remedy="nox -s compat measures it anew",
+            fix="nox -s compat measures it anew",
         ) from error

@@ -96,7 +96,7 @@ class Environment:
             return self.roots[component]
         raise EnvironmentLacking(
             f"{component} is neither in the store nor named by {COMPONENT_VARIABLES[component]}",
-            remedy=session("provision", *self.provision_flags, "--component", component),
+            fix=session("provision", *self.provision_flags, "--component", component),
         )
 
 
@@ -179,15 +179,15 @@ def _lacking(
     elsewhere = [each for each in lacking if each not in pins]
     if elsewhere and profile.name != OFFICIAL_PROFILE:
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
-        remedy = session("provision", *flags, *_components(needs))
+        fix = session("provision", *flags, *_components(needs))
         message += f"; the profile {profile.name} has no {' and no '.join(elsewhere)}"
-        return EnvironmentLacking(message, remedy=f"{remedy}, and --profile {OFFICIAL_PROFILE} here as well")
+        return EnvironmentLacking(message, fix=f"{fix}, and --profile {OFFICIAL_PROFILE} here as well")
     if QNN_SDK in lacking and (why := profile.why_lacking(selection.target)):
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
-        return EnvironmentLacking(f"{message}; {why}", remedy=session("provision", *flags))
+        return EnvironmentLacking(f"{message}; {why}", fix=session("provision", *flags))
     if any(each in profile.optional for each in lacking):
         flags = [*flags, *_components(lacking)]
-    return EnvironmentLacking(message, remedy=session("provision", *flags))
+    return EnvironmentLacking(message, fix=session("provision", *flags))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -346,7 +346,7 @@ def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
     if special := _LOADER_SPECIAL.search(ours):
         raise UsageError(
             f"LD_LIBRARY_PATH cannot carry {ours!r}: {special.group()!r} means something else to the loader",
-            remedy="move it to a path without that, with --store or QNN_CI_STORE for the store",
+            fix="move it to a path without that, with --store or QNN_CI_STORE for the store",
         )
     kept = [ours] if Path(ours).is_dir() else []
     if not kept:

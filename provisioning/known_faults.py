@@ -30,7 +30,7 @@ class Fault(Model):
     effect: str
     show: str
     """The one command that shows it."""
-    avoid: str
+    fix: str
     source: str
     measured: bool
     """Whether this project saw it itself; else the thread says so."""

@@ -43,7 +43,7 @@ def recorded(store: Path) -> dict[str, dict[str, str]]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EnvironmentLacking(
             f"{path}: expected the record of accepted licences, found {error}",
-            remedy=f"remove {path} and accept again with {FLAG}",
+            fix=f"remove {path} and accept again with {FLAG}",
         ) from error
 
 
@@ -88,7 +88,7 @@ def require(store: Path, components: Mapping[str, Component], accepted: Mapping[
         flags = " ".join(f"{FLAG} {licence}" for licence in lacking)
         raise LicenceNotAccepted(
             "; ".join(under),
-            remedy=f"read {'it' if len(lacking) == 1 else 'them'}, then add `{flags}` or set "
+            fix=f"read {'it' if len(lacking) == 1 else 'them'}, then add `{flags}` or set "
             f"{VARIABLE}={','.join(lacking)}",
         )
     for name, one in components.items():

@@ -13,7 +13,7 @@ _GLIBC_OF = {"GLIBC_ABI_DT_RELR": "2.36"}
 
 
 class Wrong(str, enum.Enum):
-    """What can be wrong with a file: `validate` has a rule for each, builds have a remedy."""
+    """What can be wrong with a file: `validate` has a rule for each, builds have a fix."""
 
     MACHINE = "machine"
     PAGE_SIZE = "page-size"

@@ -235,11 +235,11 @@ def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequen
             if "unsatisfiable" in answer or "No solution found" in answer:
                 raise UsageError(
                     f"the environment {environment!r} cannot be resolved:\n{answer}",
-                    remedy="change its requirements in manifests/environments.toml",
+                    fix="change its requirements in manifests/environments.toml",
                 )
             raise UpstreamError(
                 f"uv could not resolve the environment {environment!r}:\n{answer}",
-                remedy="check the package index that pip or uv is set to, then run `nox -s lock` again",
+                fix="check the package index that pip or uv is set to, then run `nox -s lock` again",
             )
         return output.read_text(encoding="utf-8")
 
@@ -250,7 +250,7 @@ def uv() -> str:
         return str(beside)
     if on_path := shutil.which("uv"):
         return on_path
-    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", remedy="nox -s lock")
+    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix="nox -s lock")
 
 
 def _unmet(inputs: Sequence[str], entries: Sequence[Entry], text: str) -> list[str]:

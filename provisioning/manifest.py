@@ -256,11 +256,11 @@ def soc_named(name: str) -> Soc:
         return socs[name]
     for known, soc in socs.items():
         if name.strip().upper() in soc.sold_as:
-            raise UsageError(f"{name} is QNN's {known}", remedy=f"--soc {known}")
+            raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
         if name in map(str, soc.kernel_ids):
             raise UsageError(
-                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)", remedy=f"--soc {known}"
+                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)", fix=f"--soc {known}"
             )
         if name == str(soc.id):
-            raise UsageError(f"{name} is QNN's number of {known}", remedy=f"--soc {known}")
+            raise UsageError(f"{name} is QNN's number of {known}", fix=f"--soc {known}")
     raise UnknownName(f"there is no SoC {name!r} in manifests/socs.toml", name.strip().upper(), socs)

@@ -99,7 +99,7 @@ class PythonEnvironments:
         for recorded in (cpu, index):
             if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _text(recorded), re.MULTILINE):
                 message = f"{recorded} has no {requirement}; record the builds of your index"
-                raise EnvironmentLacking(message, remedy=ACCEPT)
+                raise EnvironmentLacking(message, fix=ACCEPT)
         python = home / "bin" / "python"
         output = ""
         for recorded, pytorchs in ((cpu, False), (cpu, True), (index, False)):
@@ -120,7 +120,7 @@ class PythonEnvironments:
             raise EnvironmentLacking(
                 f"your index has {requirement} in a build that is not on record in {TORCH}, so it was not "
                 f"installed; if you trust your index, record it and start again",
-                remedy=ACCEPT,
+                fix=ACCEPT,
             )
         raise EnvironmentLacking(f"{requirement} could not be installed:\n{output}")
 
@@ -144,7 +144,7 @@ def _run(command: list[str]) -> None:
     if code := subprocess.run(command, env=_variables(), check=False).returncode:
         raise EnvironmentLacking(
             f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete",
-            remedy="correct what it says above, then type the command again",
+            fix="correct what it says above, then type the command again",
         )
 
 

@@ -101,7 +101,7 @@ def _hashes(line: str, options: list[str]) -> set[str]:
     if not all(digest for _, digest in wheels):
         raise UpstreamError(
             f"the package index has {line} and does not say its sha256",
-            remedy=f"add it by hand to {CPU}: pip download --no-deps {line}, then sha256sum",
+            fix=f"add it by hand to {CPU}: pip download --no-deps {line}, then sha256sum",
         )
     return {f"sha256:{digest}" for _, digest in wheels}
 

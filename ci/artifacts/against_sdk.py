@@ -116,14 +116,14 @@ def sdk_builds(sdk: Path) -> tuple[str, ...]:
 
     if not sdk.is_dir():
         raise UsageError(
-            f"--against {sdk}: expected the folder of an SDK, found none", remedy="--against $QNN_SDK_ROOT"
+            f"--against {sdk}: expected the folder of an SDK, found none", fix="--against $QNN_SDK_ROOT"
         )
     libraries = [*sorted(sdk.glob("lib/*/libQnnHtp.so")), *sdk.glob("libQnnHtp.so")]
     builds = sorted({build for library in libraries for build in build_ids(library)})
     if not builds:
         raise CheckFailed(
             f"{sdk}: expected lib/*/libQnnHtp.so with a build id, found none",
-            remedy="--against $QNN_SDK_ROOT",
+            fix="--against $QNN_SDK_ROOT",
         )
     return tuple(builds)
 

@@ -67,7 +67,7 @@ def read_model(path: Path) -> CompiledModel:
         return parse_model(memoryview(data), path)
     except Malformed as error:
         raise CheckFailed(
-            f"{path}: expected a compiled ONNX model, found {error}", remedy="compile or copy it again"
+            f"{path}: expected a compiled ONNX model, found {error}", fix="compile or copy it again"
         ) from error
 
 
@@ -83,7 +83,7 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
     if not compiled:
         raise CheckFailed(
             f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
-            remedy=session("onnx", "compile", path, "--soc", "SM8650", "-o", "OUT"),
+            fix=session("onnx", "compile", path, "--soc", "SM8650", "-o", "OUT"),
         )
     notes = {entry.text(1): entry.text(2) for entry in model.messages(14)}
     arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))
@@ -106,7 +106,7 @@ def context_binaries(path: Path) -> list[bytes]:
         return [bytes(stored[1]) for node in nodes if (stored := _stored(node, path)) is not None]
     except Malformed as error:
         raise CheckFailed(
-            f"{path}: expected a compiled ONNX model, found {error}", remedy="compile or copy it again"
+            f"{path}: expected a compiled ONNX model, found {error}", fix="compile or copy it again"
         ) from error
 
 
@@ -154,13 +154,13 @@ def context_beside(path: Path, name: str) -> Path:
     if not is_below(folder, name):
         raise CheckFailed(
             f"{path}: expected its context in a file beside it, found {name[:200]!r}",
-            remedy="compile it again",
+            fix="compile it again",
         )
     data = folder / name
     if not data.is_file():
         raise CheckFailed(
             f"{path}: its context {name} is not beside it",
-            remedy=f"move {name} together with {path.name}, or compile with --embed for one file",
+            fix=f"move {name} together with {path.name}, or compile with --embed for one file",
         )
     return data
 

@@ -61,7 +61,7 @@ def read_dlc(path: Path) -> Dlc:
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, struct.error, RuntimeError) as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
-            remedy="write it again: python -m ci to-dlc MODEL.onnx -o model.dlc",
+            fix="write it again: python -m ci to-dlc MODEL.onnx -o model.dlc",
         ) from error
 
 

@@ -141,7 +141,7 @@ def read(path: Path) -> Program | Context:
         signing = quoted("python", "-m", "ci", "signing", "inspect", path)
         raise CheckFailed(
             f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
-            remedy=signing if data[:4] == ELF else "compile or download it again",
+            fix=signing if data[:4] == ELF else "compile or download it again",
         ) from error
 
 
@@ -162,7 +162,7 @@ def bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"cannot read {path}: {error.strerror}", remedy="name a file that is there, and that you may read"
+            f"cannot read {path}: {error.strerror}", fix="name a file that is there, and that you may read"
         ) from error
 
 

@@ -259,19 +259,19 @@ def failure(command: Command, code: int, text: str, log: Path, jobs: int) -> Che
     if _FULL in text:
         return EnvironmentLacking(
             f"{command.title}: the disk is full",
-            remedy="free some space, or build elsewhere with --build-dir",
+            fix="free some space, or build elsewhere with --build-dir",
             output=text,
         )
     if _KILLED.search(text):
         return EnvironmentLacking(
             f"{command.title}: a compiler was killed for lack of memory, with {jobs} at once",
-            remedy=f"--jobs {max(1, jobs // 2)}",
+            fix=f"--jobs {max(1, jobs // 2)}",
             output=text,
         )
     error = first_error(text)
     return CheckFailed(
         f"{command.title} failed with exit code {code}:\n{error}{causes(error)}",
-        remedy=f"read {log}",
+        fix=f"read {log}",
         output=text,
     )
 

@@ -133,7 +133,7 @@ def plan_of(
     if target not in TARGETS:
         raise UsageError(
             f"--target: expected {' or '.join(TARGETS)}, found {target}",
-            remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
+            fix="nox -s build_android builds the runner for Android from ExecuTorch's source",
         )
     for pair in remap:
         if "=" not in pair or ";" in pair:
@@ -165,7 +165,7 @@ def find_executorch(named: Path | None, selection: Selection) -> Executorch:
                 return _package(root.absolute())
         raise EnvironmentLacking(
             f"--executorch {named}: expected {CONFIG} in it, found none",
-            remedy="name an unpacked executorch wheel",
+            fix="name an unpacked executorch wheel",
         )
     if selection.target == DEFAULT_TARGET:
         spec = importlib.util.find_spec("executorch")
@@ -174,7 +174,7 @@ def find_executorch(named: Path | None, selection: Selection) -> Executorch:
                 return _package(Path(place))
         raise EnvironmentLacking(
             f"{sys.executable} has no executorch package with {CONFIG}",
-            remedy="nox -s build_runner uses an environment that has it; or name one with --executorch DIR",
+            fix="nox -s build_runner uses an environment that has it; or name one with --executorch DIR",
         )
     return _provisioned(selection)
 
@@ -188,14 +188,14 @@ def _provisioned(selection: Selection) -> Executorch:
     if pin is None:
         raise EnvironmentLacking(
             f"the profile {profile.name} has no executorch wheel of {selection.target}",
-            remedy=f"--profile {DEFAULT_PROFILE}, or name an unpacked wheel with --executorch DIR",
+            fix=f"--profile {DEFAULT_PROFILE}, or name an unpacked wheel with --executorch DIR",
         )
     want = Want(targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch}))
     if tree := Store(selection.store).find(EXECUTORCH_RUNTIME, pin, want):
         return _package(tree.root)
     raise EnvironmentLacking(
         f"the executorch wheel of {selection.target} is not in the store ({selection.store})",
-        remedy=session("provision", "--target", selection.target, "--component", EXECUTORCH_RUNTIME),
+        fix=session("provision", "--target", selection.target, "--component", EXECUTORCH_RUNTIME),
     )
 
 
@@ -336,7 +336,7 @@ def _backends(runner: Path) -> list[Metric]:
         raise CheckFailed(
             f"{runner} --version failed with exit code {result.returncode}:\n"
             f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
-            remedy="run it by hand; --clean builds it anew",
+            fix="run it by hand; --clean builds it anew",
         )
     return [*backends.group(1).split()]
 

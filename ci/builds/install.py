@@ -54,7 +54,7 @@ def collect(plan: SourcePlan, target_only: bool) -> list[Built]:
             raise CheckFailed(
                 f"no CMake file below {plan.tree.root / str(output.defined_in)} defines "
                 f"a {output.kind}: nothing fits {output.defined}",
-                remedy="correct `defined` of that output in manifests/recipes/",
+                fix="correct `defined` of that output in manifests/recipes/",
             )
         for name in names:
             built += [
@@ -74,7 +74,7 @@ def _files(plan: SourcePlan, output: Output, name: str) -> list[Path]:
         return max(matches, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
     raise CheckFailed(
         f"expected the build to make {' or '.join(patterns(output, name))} in {plan.build}, found none",
-        remedy=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
+        fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
     )
 
 
@@ -98,7 +98,7 @@ def _strip(program: str, path: Path) -> None:
     if done.returncode != 0:
         raise CheckFailed(
             f"{program} failed on {path.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
-            remedy="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+            fix="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
         )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ci.builds.recipes import Kind
 
 CLEAN = "check the toolchain, and build with --clean"
-REMEDIES = {
+FIXES = {
     "elf": "build with --clean",
     "machine": CLEAN,
     "loader": CLEAN,
@@ -67,7 +67,7 @@ def check(built: Sequence[Built], target: str, glibc: str, private: Iterable[Pat
     # A root such as `/` occurs in every path of the target.
     private = [folder for folder in private if len(folder.parts) > 1]
     return [
-        Finding(f"build-{what}", Severity.ERROR, file.place, message, REMEDIES[what])
+        Finding(f"build-{what}", Severity.ERROR, file.place, message, FIXES[what])
         for file in built
         for what, message in _wrong_with(file, target, demands, places, private)
     ]

@@ -29,7 +29,7 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
     if taken and not (folder / mark).is_file():
         raise UsageError(
             f"{folder} holds {taken[0]} of something else, which a build would remove",
-            remedy=f"name an empty or new folder with {flag}",
+            fix=f"name an empty or new folder with {flag}",
         )
 
 

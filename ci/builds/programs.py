@@ -47,12 +47,12 @@ def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
     if len(name.split()) > 1:
         raise EnvironmentLacking(
             f"{name!r} is not a program on PATH",
-            remedy="name the program alone, without a launcher or arguments",
+            fix="name the program alone, without a launcher or arguments",
         )
     package = PACKAGES.get(Path(name).name)
     raise EnvironmentLacking(
         f"{name} is not on PATH",
-        remedy=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
+        fix=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
     )
 
 
@@ -67,7 +67,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
             continue
     raise EnvironmentLacking(
         "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
-        remedy=quoted("apt-get", "install", PACKAGES["g++"]),
+        fix=quoted("apt-get", "install", PACKAGES["g++"]),
     )
 
 
@@ -81,7 +81,7 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
     listing = f"found {' and '.join(old)}" if old else "found none"
     raise EnvironmentLacking(
         f"CMake: expected {floor} or newer, {listing}",
-        remedy=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
+        fix=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
     )
 
 
@@ -90,7 +90,7 @@ def find_ninja() -> Program:
         return ninja
     raise EnvironmentLacking(
         "Ninja is neither beside this Python nor on PATH",
-        remedy=quoted(sys.executable, "-m", "pip", "install", "ninja"),
+        fix=quoted(sys.executable, "-m", "pip", "install", "ninja"),
     )
 
 

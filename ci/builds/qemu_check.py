@@ -62,8 +62,8 @@ def judge(ours: list[float], theirs: list[float], subject: Path) -> Comparison:
             f"expected {len(ours)} values within {TOLERANCE} of this machine's runner, "
             f"found {len(theirs)}, up to {largest:.3g} away"
         )
-        remedy = "compare the two runners on your own program, and report it with both outputs"
-        findings = (Finding("runner-outputs", Severity.ERROR, str(subject), message, remedy),)
+        fix = "compare the two runners on your own program, and report it with both outputs"
+        findings = (Finding("runner-outputs", Severity.ERROR, str(subject), message, fix),)
     return Comparison(findings, len(theirs), largest)
 
 
@@ -75,7 +75,7 @@ def sysroot_of(compiler: Program) -> Path:
     if library.is_absolute() and library.is_file():
         return library.resolve().parent.parent
     raise EnvironmentLacking(
-        f"{compiler.path} has no {name}", remedy="apt-get install libc6-dev-arm64-cross g++-aarch64-linux-gnu"
+        f"{compiler.path} has no {name}", fix="apt-get install libc6-dev-arm64-cross g++-aarch64-linux-gnu"
     )
 
 
@@ -87,7 +87,7 @@ def probe_in(folder: Path) -> Path:
             raise EnvironmentLacking(
                 f"{sys.executable} cannot export the probe:\n  {result.stderr.strip()[-400:]}"
                 f"{causes(result.stderr)}",
-                remedy="nox -s build_runner uses an environment with torch and executorch",
+                fix="nox -s build_runner uses an environment with torch and executorch",
             )
     # Written each time, because it contains the folder's path, which may have changed.
     write_inputs(folder / INPUTS, [[folder / DATA]])
@@ -114,17 +114,17 @@ def export(into: Path) -> None:
 
 
 def outputs(runner: Path, probe: Path, into: Path, emulator: Sequence[str] = ()) -> list[float]:
-    remedy = "run that command by hand; a runner that was moved or changed is built anew with --clean"
+    fix = "run that command by hand; a runner that was moved or changed is built anew with --clean"
     command = [*emulator, *runner_command(runner, probe / PROGRAM, probe / INPUTS, into)]
     try:
         result = captured(command, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise CheckFailed(f"{runner} did not end within {SECONDS:g} s on the probe", remedy=remedy) from error
+        raise CheckFailed(f"{runner} did not end within {SECONDS:g} s on the probe", fix=fix) from error
     if result.returncode != 0:
         raise CheckFailed(
             f"{quoted(*command)} failed on the probe with exit code {result.returncode}:\n"
             f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
-            remedy=remedy,
+            fix=fix,
         )
     values = array.array("f")
     for path in sorted(into.glob("*")):

@@ -109,9 +109,9 @@ def _check_headers(
         resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
     except EnvironmentLacking as lacking:
         raise EnvironmentLacking(
-            f"{message}; give --profile {OFFICIAL_PROFILE}, of which {lacking.message}", remedy=lacking.remedy
+            f"{message}; give --profile {OFFICIAL_PROFILE}, of which {lacking.message}", fix=lacking.fix
         ) from lacking
-    raise EnvironmentLacking(message, remedy=f"--profile {OFFICIAL_PROFILE}")
+    raise EnvironmentLacking(message, fix=f"--profile {OFFICIAL_PROFILE}")
 
 
 def _has_headers(profile: Profile) -> bool:
@@ -125,13 +125,13 @@ def sdk_at(root: Path) -> Sdk:
     if not (root / HEADER).is_file():
         raise EnvironmentLacking(
             f"{root}: expected {HEADER} to compile against, found none: the libraries of wheels come without",
-            remedy=f"name an official SDK with QNN_SDK_ROOT, or select --profile {OFFICIAL_PROFILE}",
+            fix=f"name an official SDK with QNN_SDK_ROOT, or select --profile {OFFICIAL_PROFILE}",
         )
     libraries = sorted(root.glob("lib/*/libQnnHtp.so")) or sorted(root.glob("lib/*/libQnn*.so"))
     ids = build_ids(libraries[0]) if libraries else ()
     if not ids:
         raise EnvironmentLacking(
-            f"{root}: no library below lib/ tells its build id", remedy="name a whole SDK with QNN_SDK_ROOT"
+            f"{root}: no library below lib/ tells its build id", fix="name a whole SDK with QNN_SDK_ROOT"
         )
     return Sdk(root, ids[0])
 

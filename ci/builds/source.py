@@ -109,8 +109,8 @@ def _put_into_dist(
         strip = strip_program(plan.build) if plan.build_type == "Release" else ""
         if plan.build_type == "Release" and not strip:
             message = "CMake found no program that strips for this target: the files keep their symbols"
-            remedy = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
-            stage.add("build-strip", Severity.WARNING, plan.target, message, remedy)
+            fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
+            stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
         placed = assemble(built, part, strip)
         private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
         stage.findings += loadable.check(placed, plan.target, glibc, private)
@@ -128,12 +128,12 @@ def _may_install(plan: SourcePlan, selection: Selection) -> None:
     if plan.tree.root.is_relative_to(selection.store):
         raise UsageError(
             f"--install: {plan.tree.root} is in the store, where nothing is changed",
-            remedy="leave out --install: an overlay is made instead",
+            fix="leave out --install: an overlay is made instead",
         )
     if not os.access(plan.tree.root, os.W_OK):
         raise UsageError(
             f"--install: {plan.tree.root} cannot be written to",
-            remedy="leave out --install: an overlay is made instead",
+            fix="leave out --install: an overlay is made instead",
         )
 
 

@@ -76,7 +76,7 @@ def ndk(root: Path) -> Toolchain:
         if not path.is_file():
             raise EnvironmentLacking(
                 f"{root}: expected an Android NDK with {path.relative_to(root)}, found none",
-                remedy="set ANDROID_NDK_ROOT to the folder that holds source.properties",
+                fix="set ANDROID_NDK_ROOT to the folder that holds source.properties",
             )
     revision = identity_of(ANDROID_NDK, root).version or "unknown"
     return Toolchain(
@@ -95,7 +95,7 @@ def c_compiler_of(cxx: Path) -> Path:
     for name, other in _C_OF.items():
         if re.search(rf"(^|-){re.escape(name)}(-\d+)?$", cxx.name):
             return cxx.with_name(cxx.name.replace(name, other))
-    raise EnvironmentLacking(f"{cxx}: no C compiler is known to belong to it", remedy="set CC as well as CXX")
+    raise EnvironmentLacking(f"{cxx}: no C compiler is known to belong to it", fix="set CC as well as CXX")
 
 
 def _compilers(cc: Program, cxx: Program) -> Toolchain:

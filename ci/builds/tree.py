@@ -49,20 +49,20 @@ def open_tree(root: Path) -> SourceTree:
     if missing:
         raise EnvironmentLacking(
             f"{root}: expected an ExecuTorch tree with {missing[0]}, found none",
-            remedy="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
+            fix="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
         )
     empty = [name for name in _submodule_urls(root) if not any((root / name).glob("*"))]
     if empty:
         raise EnvironmentLacking(
             f"{root}: the submodule {empty[0]} is empty"
             + (f", and {len(empty) - 1} more" * (len(empty) > 1)),
-            remedy=quoted("git", "-C", root, "submodule", "update", "--init", "--recursive"),
+            fix=quoted("git", "-C", root, "submodule", "update", "--init", "--recursive"),
         )
     if root.resolve().name != OWN_NAME:
         raise EnvironmentLacking(
             f"{root}: its headers are included as <{OWN_NAME}/…> from the folder above, so that it must be "
             f"named {OWN_NAME}, found {root.resolve().name}",
-            remedy=f"{quoted('git', '-C', root, 'worktree', 'add', '--detach', f'{root}.d/{OWN_NAME}')}, "
+            fix=f"{quoted('git', '-C', root, 'worktree', 'add', '--detach', f'{root}.d/{OWN_NAME}')}, "
             "or rename the directory",
         )
     version = root / "version.txt"

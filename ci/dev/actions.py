@@ -28,12 +28,12 @@ def table(root: Path = ROOT) -> str:
             if not re.fullmatch("[0-9a-f]{40}", commit) or not re.fullmatch(r"v[\d.]+", version):
                 raise CheckFailed(
                     f"{path.relative_to(root)}: {name}@{commit}: expected a full commit and `# VERSION`",
-                    remedy="pin it as the other actions are",
+                    fix="pin it as the other actions are",
                 )
             if pins.setdefault(name, (version, commit)) != (version, commit):
                 raise CheckFailed(
                     f"{path.relative_to(root)}: {name} is pinned at {version}, elsewhere at {pins[name][0]}",
-                    remedy="use one of them everywhere",
+                    fix="use one of them everywhere",
                 )
     lines = [HEAD]
     for name, pattern in (("runner", _RUNNER), ("python", _PYTHON)):

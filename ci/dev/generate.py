@@ -91,6 +91,7 @@ PAGES = {
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
     "docs/chips.md": "ci.dev.chips_page:page",
     "docs/findings.md": "ci.lanes.upstream.findings_page:page",
+    "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/upstream/operators/table.json": "ci.lanes.upstream.operators_page:table_json",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownName(f"{name} is not a generated file", name, GENERATED)
     outdated = stale(args.files)
     if args.check and outdated:
-        raise CheckFailed(f"stale: {', '.join(outdated)}", remedy="nox -s generate")
+        raise CheckFailed(f"stale: {', '.join(outdated)}", fix="nox -s generate")
     for name, text in outdated.items():
         replace_text(ROOT / name, text)
         sys.stdout.write(f"wrote {name}\n")

@@ -53,11 +53,11 @@ LEFT_BEHIND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program that exits with 0 if all is well. `fix` is the same program when it fixes what it can."""
+    """A program that exits with 0 if all is well. `fixer` is the same program when it fixes what it can."""
 
     command: Sequence[str]
-    remedy: str
-    fix: Sequence[str] = ()
+    fix: str
+    fixer: Sequence[str] = ()
 
 
 PYTHON = sys.executable
@@ -144,8 +144,8 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun.as_typed("lint", selection.profile, "")
     if args.fix:
         for name in chosen:
-            if name in TOOLS and TOOLS[name].fix:
-                subprocess.run(TOOLS[name].fix, cwd=ROOT, env=_environment(), check=False)
+            if name in TOOLS and TOOLS[name].fixer:
+                subprocess.run(TOOLS[name].fixer, cwd=ROOT, env=_environment(), check=False)
     with stage.reported(selection.reports, "lint"), ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, (findings, seconds) in zip(
             chosen, pool.map(lambda n: _timed(checks[n]), chosen), strict=True
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
             mark = "FAIL" if bad else "note" if findings else "ok  "
             print(f"{mark} {name:<10} {seconds:5.1f} s", flush=True)
             for finding in findings:
-                print(f"     {finding.subject}: {finding.message}\n       try: {finding.remedy}")
+                print(f"     {finding.subject}: {finding.message}\n       try: {finding.fix}")
     return stage.close(selection.reports, show=lambda report: None)
 
 
@@ -164,7 +164,7 @@ def tracked_files(root: Path) -> list[Path]:
     listed = captured(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
     if listed.returncode:
         raise EnvironmentLacking(
-            f"git ls-files: {listed.stderr.strip()}", remedy="lint a git checkout, not an archive"
+            f"git ls-files: {listed.stderr.strip()}", fix="lint a git checkout, not an archive"
         )
     return [path for name in listed.stdout.split("\0") if name and (path := root / name).is_file()]
 
@@ -268,12 +268,12 @@ def actionlint_findings(store: Path) -> list[Finding]:
     program = shutil.which("actionlint", path=_environment()["PATH"])
     if program is None and not lint_tools.required():
         message = "is not installed, so it did not run; zizmor and the schemas did"
-        remedy = f"install actionlint, or have it downloaded: {lint_tools.REQUIRED}=required nox -s lint"
-        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, remedy)]
+        fix = f"install actionlint, or have it downloaded: {lint_tools.REQUIRED}=required nox -s lint"
+        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, fix)]
     try:
         program = program or str(lint_tools.program("actionlint", store))
     except ToolkitError as error:
-        return [_finding("lint-did-not-run", "actionlint", error.message, error.remedy or "nox -s lint")]
+        return [_finding("lint-did-not-run", "actionlint", error.message, error.fix or "nox -s lint")]
     return _run_tool("actionlint", Tool([program, *ACTIONLINT], "fix what is named above"))
 
 
@@ -282,8 +282,8 @@ def _first_line(path: Path) -> str:
         return stream.readline(200).decode("utf-8", "replace")
 
 
-def _finding(rule: str, subject: str, message: str, remedy: str) -> Finding:
-    return Finding(rule, Severity.ERROR, subject, message, remedy)
+def _finding(rule: str, subject: str, message: str, fix: str) -> Finding:
+    return Finding(rule, Severity.ERROR, subject, message, fix)
 
 
 _COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<message>.+)")
@@ -315,9 +315,9 @@ def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) ->
         if match := _COMPLAINT.fullmatch(line):
             file = (places or {}).get(match["file"])
             subject = file or f"{match['file'].removeprefix(f'{ROOT}/')}:{match['line']}"
-            findings.append(_finding(f"lint-{name}", subject, match["message"], tool.remedy))
+            findings.append(_finding(f"lint-{name}", subject, match["message"], tool.fix))
     program = Path(tool.command[0]).name
-    return findings or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.remedy)]
+    return findings or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.fix)]
 
 
 def _environment() -> dict[str, str]:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
         text = table()
         if args.file.is_file():  # no page, no pull request: then it is only printed
-            write_named(args.file, f"\n{text}", append=True, remedy="name another file")
+            write_named(args.file, f"\n{text}", append=True, fix="name another file")
         sys.stdout.write(text)
         return 0
     if args.what == "write":
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             encoding="utf-8",
         )
         if done.returncode:
-            raise UsageError(f"git diff: {done.stderr.strip()}", remedy="run it in a clone")
+            raise UsageError(f"git diff: {done.stderr.strip()}", fix="run it in a clone")
         args.file.parent.mkdir(parents=True, exist_ok=True)
         args.file.write_text(done.stdout, encoding="utf-8", newline="")
         sys.stdout.write(f"{args.file}: {len(judged(done.stdout.encode()))} files\n")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         patch = args.file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{args.file}: {error.strerror}", remedy="nox -s pins -- write FILE") from error
+        raise UsageError(f"{args.file}: {error.strerror}", fix="nox -s pins -- write FILE") from error
     apply(patch, ROOT)
     return 0
 
@@ -85,9 +85,7 @@ def apply(patch: bytes, root: Path) -> None:
         command = ["git", "apply", "--whitespace=nowarn", "-"]
         done = captured(command, cwd=root, input=patch.decode(), encoding="utf-8")
         if done.returncode:
-            raise CheckFailed(
-                f"git apply: {done.stderr.strip()}", remedy="make the patch again, of this commit"
-            )
+            raise CheckFailed(f"git apply: {done.stderr.strip()}", fix="make the patch again, of this commit")
     sys.stdout.writelines(f"{name}\n" for name in names or ["nothing changed"])
 
 
@@ -144,5 +142,5 @@ def _end_of_hunks(lines: list[str], at: int) -> int:
 def _refused(why: str) -> CheckFailed:
     return CheckFailed(
         f"the patch is refused: {why}",
-        remedy=f"it may only change lines of ordinary files in {FOLDER}/; look at the job that made it",
+        fix=f"it may only change lines of ordinary files in {FOLDER}/; look at the job that made it",
     )

@@ -116,12 +116,12 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
         raise UsageError(
             f"{device.name}: {folder} holds files, and none that a bundle put there: some of them would be "
             "removed",
-            remedy=f"name a folder for it alone: {_other_folder(folder.rstrip('/') + '/qnn-ci')}",
+            fix=f"name a folder for it alone: {_other_folder(folder.rstrip('/') + '/qnn-ci')}",
         )
     reason = answer.out.strip().splitlines()[-1:] or ["no reason given"]
     raise UpstreamError(
         f"{device.name}: {folder} could not be created: {reason[0]}",
-        remedy="name a folder that you may write with --device-dir",
+        fix="name a folder that you may write with --device-dir",
     )
 
 
@@ -152,7 +152,7 @@ def _refuse(device: Device, folder: str, other: Holder | None) -> None:
     who = other.description if other else "another run"
     raise EnvironmentLacking(
         f"{device.name}: {folder} is in use by {who}",
-        remedy=f"wait for it with --wait 600, or use another folder: {_other_folder(f'{folder}-2')}; "
+        fix=f"wait for it with --wait 600, or use another folder: {_other_folder(f'{folder}-2')}; "
         f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
     )
 

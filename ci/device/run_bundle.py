@@ -119,11 +119,11 @@ def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
     if not folders:
         raise UsageError(
             f"{bundles}: expected a bundle ({' or '.join(patterns)}) in it, found none",
-            remedy="make one with nox -s bundle, or name another: nox -s run_device -- BUNDLE",
+            fix="make one with nox -s bundle, or name another: nox -s run_device -- BUNDLE",
         )
     raise UsageError(
         f"{bundles} holds {len(folders)} bundles that fit: {', '.join(path.name for path in folders)}",
-        remedy=f"name one: {quoted('nox', '-s', 'run_device', '--', folders[0])}",
+        fix=f"name one: {quoted('nox', '-s', 'run_device', '--', folders[0])}",
     )
 
 
@@ -172,7 +172,7 @@ def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[De
     if bundle.target != "aarch64-android" and not options.serial:
         raise UsageError(
             f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",
-            remedy="--ssh USER@HOST; a Linux device that speaks adb is named with --serial",
+            fix="--ssh USER@HOST; a Linux device that speaks adb is named with --serial",
         )
     return transport.adb(options.serial)
 
@@ -183,7 +183,7 @@ def _flags(options: DeviceOptions, bundle: Bundle) -> tuple[str, ...]:
     if name is None or name not in models:
         names = ", ".join(models) or "none"
         raise UsageError(
-            f"--model: expected one of the bundle's, which are {names}", remedy="name one with --model NAME"
+            f"--model: expected one of the bundle's, which are {names}", fix="name one with --model NAME"
         )
     flags = ["--model_path", models[name]]
     if bundle.runner == RUNNER.name:
@@ -193,7 +193,7 @@ def _flags(options: DeviceOptions, bundle: Bundle) -> tuple[str, ...]:
     elif options.inputs:
         raise UsageError(
             f"--inputs: lists are read by {RUNNER.name}, and the bundle's runner is {bundle.runner}",
-            remedy="give it its own arguments with --runner-arg",
+            fix="give it its own arguments with --runner-arg",
         )
     return (*flags, *options.runner_arguments)
 
@@ -212,8 +212,8 @@ def _explain(ran: session.RunResult, device: Device, into: Path, stage: StageRun
     else:
         message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"
     lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]
-    remedy = f"read {into / 'run.log'}"
-    stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), remedy)
+    fix = f"read {into / 'run.log'}"
+    stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), fix)
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
         for known in explain(text):
             stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.fix)

@@ -100,7 +100,7 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
                 raise UpstreamError(
                     f"{device.name}: {folder}/{place}: expected {wanted[place].sha256} after pushing, "
                     f"found {arrived.get(place, 'no such file')}",
-                    remedy="check that the device has space left (df -h), then run it again",
+                    fix="check that the device has space left (df -h), then run it again",
                 )
     size = sum(wanted[place].size for place in missing)
     return Pushed(tuple(missing), tuple(stale), len(wanted) - len(missing), size)
@@ -145,7 +145,7 @@ def run(
         try:
             still_running = stop(device, folder)
         except ToolkitError as error:
-            raise Lost(error.message, error.remedy, late.out) from error
+            raise Lost(error.message, error.fix, late.out) from error
         return RunResult(None, late.out, still_running)
     except KeyboardInterrupt:
         with suppress(ToolkitError):
@@ -189,7 +189,7 @@ def _words(line: str, where: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise UsageError(f"{where}: {error}", remedy="close the quotes around file names") from error
+        raise UsageError(f"{where}: {error}", fix="close the quotes around file names") from error
 
 
 def _below(folder: str, places: Sequence[str]) -> str:
@@ -200,6 +200,6 @@ def _expect(answer: Answer, device: Device, what: str) -> Answer:
     if answer.code != 0:
         reason = answer.out.strip().splitlines()[-1:] or ["no reason given"]
         raise UpstreamError(
-            f"{device.name}: {what}: {reason[0]}", remedy="name a folder that you may write with --device-dir"
+            f"{device.name}: {what}: {reason[0]}", fix="name a folder that you may write with --device-dir"
         )
     return answer

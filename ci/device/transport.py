@@ -47,8 +47,8 @@ BATCH = 200
 class Lost(UpstreamError):
     """The device did not finish a script or a transfer; `out` is what it had printed."""
 
-    def __init__(self, message: str, remedy: str, out: str = "") -> None:
-        super().__init__(message, remedy=remedy)
+    def __init__(self, message: str, fix: str, out: str = "") -> None:
+        super().__init__(message, fix=fix)
         self.out = out
 
 
@@ -129,11 +129,11 @@ class Adb:
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and (errors.startswith(("error:", "adb:", "* ")) or not out):
             last = (errors or out.strip() or "no answer").splitlines()[-1]
-            for words, remedy in _ADB_ERRORS:
+            for words, fix in _ADB_ERRORS:
                 if words in errors:
-                    raise EnvironmentLacking(f"{self.name}: {last}", remedy=remedy)
-            remedy = _FREE_SPACE if _FULL in errors else "see `adb devices`"
-            raise Lost(f"{self.name}: adb {arguments[0]}: {last}", remedy, out)
+                    raise EnvironmentLacking(f"{self.name}: {last}", fix=fix)
+            fix = _FREE_SPACE if _FULL in errors else "see `adb devices`"
+            raise Lost(f"{self.name}: adb {arguments[0]}: {last}", fix, out)
         return out
 
 
@@ -194,14 +194,14 @@ class Ssh:
     def _error(self, code: int, stderr: bytes, out: bytes) -> EnvironmentLacking | UpstreamError:
         text = stderr.decode("utf-8", "replace").strip()
         message = f"{self.name}: {text.splitlines()[-1] if text else 'no answer'}"
-        remedy = f"make this work first: {quoted('ssh', self.destination)}"
+        fix = f"make this work first: {quoted('ssh', self.destination)}"
         if code != 255:
-            return UpstreamError(message, remedy=_FREE_SPACE if _FULL in text else remedy)
+            return UpstreamError(message, fix=_FREE_SPACE if _FULL in text else fix)
         if out or any(words in text for words in _SSH_LOST):
             return Lost(
-                message, f"{remedy}; what was pushed is not pushed again", out.decode("utf-8", "replace")
+                message, f"{fix}; what was pushed is not pushed again", out.decode("utf-8", "replace")
             )
-        return EnvironmentLacking(message, remedy=remedy)
+        return EnvironmentLacking(message, fix=fix)
 
 
 @contextmanager
@@ -244,10 +244,10 @@ def _answer(output: str, name: str, look: str) -> Answer:
     return Answer(int(code), out)
 
 
-def _program(name: str, remedy: str) -> str:
+def _program(name: str, fix: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise EnvironmentLacking(f"there is no {name} on PATH", remedy=remedy)
+        raise EnvironmentLacking(f"there is no {name} on PATH", fix=fix)
     return path
 
 

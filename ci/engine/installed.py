@@ -20,11 +20,11 @@ from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selec
 RUNNER = outputs_path() / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
 
 
-def require_packages(modules: Iterable[str], remedy: str) -> None:
+def require_packages(modules: Iterable[str], fix: str) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise EnvironmentLacking(
-                f"{module.replace('_', '-')} is not installed in {sys.executable}", remedy=remedy
+                f"{module.replace('_', '-')} is not installed in {sys.executable}", fix=fix
             )
 
 
@@ -38,7 +38,7 @@ def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> d
     if not htp.is_file():
         raise EnvironmentLacking(
             f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which {purpose}",
-            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
+            fix="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
     digests = Digests(store) if store else None
     hashes = {
@@ -72,7 +72,7 @@ def find_runner(environ: Mapping[str, str]) -> Path:
     if not path.is_file():
         raise EnvironmentLacking(
             f"QNN_EXECUTOR_RUNNER={named} is not a file" if named else "qnn_executor_runner is not built yet",
-            remedy="unset QNN_EXECUTOR_RUNNER, then nox -s build_runner" if named else "nox -s build_runner",
+            fix="unset QNN_EXECUTOR_RUNNER, then nox -s build_runner" if named else "nox -s build_runner",
         )
     return path
 
@@ -88,6 +88,6 @@ def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
             sys.stderr.write(done.stdout.decode(errors="replace"))
             raise EnvironmentLacking(
                 f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
-                remedy="nox -s build_runner",
+                fix="nox -s build_runner",
             )
     return find_runner(environ)

@@ -209,7 +209,7 @@ def parse_shard(text: str, flag: str = "--shard") -> tuple[int, int]:
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise UsageError(
-            f"{flag} {text}: expected i/n with 1 <= i <= n, such as 1/4", remedy=f"{flag} 1/4 is the first"
+            f"{flag} {text}: expected i/n with 1 <= i <= n, such as 1/4", fix=f"{flag} 1/4 is the first"
         )
     return int(index), int(count)
 
@@ -221,7 +221,7 @@ def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
     if not mine:
         raise UsageError(
             f"--shard {text}: of {len(jobs)} in all, none is left for this part",
-            remedy="nox -s matrix, which makes no empty parts",
+            fix="nox -s matrix, which makes no empty parts",
         )
     return mine
 

@@ -36,7 +36,7 @@ def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
         except OSError as error:
             raise UsageError(
                 f"{folder} cannot be written: {error.strerror or error}",
-                remedy="name a folder that you may write with -o",
+                fix="name a folder that you may write with -o",
             ) from error
         try:
             yield scratch, lambda files: _publish(files, folder)
@@ -56,7 +56,7 @@ def _mutex(folder: Path, store: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise UsageError(
-            f"{folder}: another compile is writing there", remedy="wait for it, or choose another -o"
+            f"{folder}: another compile is writing there", fix="wait for it, or choose another -o"
         ) from error
 
 
@@ -69,6 +69,6 @@ def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
         except OSError as error:
             raise UsageError(
                 f"{folder / path.name} cannot be written: {error.strerror or error}",
-                remedy="move what is there away, or name another folder with -o",
+                fix="move what is there away, or name another folder with -o",
             ) from error
     return [folder / path.name for path in ordered]

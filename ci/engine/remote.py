@@ -329,9 +329,7 @@ def _remote(url: str, token: str, signing: str, public: str) -> Remote:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(
-            f"{URL}: expected the address of a server", remedy=f"{URL}=https://cache.example.com"
-        )
+        raise UsageError(f"{URL}: expected the address of a server", fix=f"{URL}=https://cache.example.com")
     signer = writers = None
     end = "-----END PUBLIC KEY-----"
     try:
@@ -343,14 +341,14 @@ def _remote(url: str, token: str, signing: str, public: str) -> Remote:
     if writers is None or len(known) != len(writers) or not isinstance(signer, Ed25519PrivateKey | None):
         raise UsageError(
             f"{SIGNING_KEY} and {PUBLIC_KEYS}: expected Ed25519 keys in PEM",
-            remedy="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout",
+            fix="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout",
         )
     if signer:
         known.append(signer.public_key())
     if not known:
         raise UsageError(
             f"{URL} is set, and no public key: whatever a server says would be believed",
-            remedy=f"{PUBLIC_KEYS}_FILE=FILE, with the public keys of those who write",
+            fix=f"{PUBLIC_KEYS}_FILE=FILE, with the public keys of those who write",
         )
     return Remote(url, token, signer, tuple(known))
 
@@ -363,7 +361,7 @@ def _secret(environ: Mapping[str, str], name: str) -> str:
             return Path(file).read_text(encoding="utf-8").strip()
         except OSError as error:
             message = f"{name}_FILE={file}: {error.strerror}"
-            raise UsageError(message, remedy="name a file that can be read") from error
+            raise UsageError(message, fix="name a file that can be read") from error
     return ""
 
 

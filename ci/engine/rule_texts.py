@@ -16,7 +16,7 @@ class ParityText(Model):
     message: str
     """Of a finding, with {what}, {where}, {mapping} and words of the rule's own."""
     fix: str
-    """The same, for its remedy."""
+    """The same, for its fix."""
 
 
 class ParityTexts(Model):

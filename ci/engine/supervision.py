@@ -97,23 +97,23 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
 
     text = tail(log, READ)
     known = explain(text)[:MOST_CAUSES]
-    words, remedy = last_words(text)
+    words, fix = last_words(text)
     lines = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
     if killed:
         lines.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
-        remedy = "give it more memory, or run with fewer --jobs"
+        fix = "give it more memory, or run with fewer --jobs"
     elif known:
-        remedy = known[0].fix
-    elif not remedy:
+        fix = known[0].fix
+    elif not fix:
         lines.append("nothing known matches its log")
-        remedy = f"read {log}"
+        fix = f"read {log}"
     return Finding(
-        "stage.died", Severity.ERROR, stage, "\n".join(lines), f"{remedy}; repeat with: {command_line}"
+        "stage-died", Severity.ERROR, stage, "\n".join(lines), f"{fix}; repeat with: {command_line}"
     )
 
 
 def last_words(text: str) -> tuple[str, str]:
-    """The error and remedy at the end of a log (see command_line.py), or its last line without a remedy.
+    """The error and fix at the end of a log (see command_line.py), or its last line without a fix.
 
     For a crash in native code: Python's message, and the innermost frame."""
     lines = [line for line in map(one_line, text.splitlines()) if line and not line.startswith(NOX)]
@@ -134,7 +134,7 @@ def with_causes(report: Report, log: Path) -> Report:
     explained = "\n".join(finding.message for finding in report.findings)
     new = [each for each in explain(tail(log, READ)) if each.cause not in explained]
     notes = [
-        Finding("stage.known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.fix)
+        Finding("stage-known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.fix)
         for each in new[:MOST_CAUSES]
     ]
     return replace(report, findings=(*report.findings, *notes))

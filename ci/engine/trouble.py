@@ -107,7 +107,7 @@ def _of_kind(cause: BaseException, places: Iterable[Path]) -> Trouble | None:
         case InTrouble():
             return cause.trouble
         case EnvironmentLacking():
-            return Trouble("lacking", cause.message, cause.remedy)
+            return Trouble("lacking", cause.message, cause.fix)
         case MemoryError():
             return Trouble("memory", ": ".join(filter(None, ("memory ran out", str(cause)))), LESS_MEMORY)
         case OSError():
@@ -124,7 +124,7 @@ def _of_number(error: OSError, places: Iterable[Path]) -> Trouble | None:
     if error.filename is None and (full := of_places(places)):
         return full
     known = disk_error(error, ELSEWHERE)
-    return Trouble("disk", known.message, known.remedy) if known else None
+    return Trouble("disk", known.message, known.fix) if known else None
 
 
 def of_text(text: str) -> Trouble | None:
@@ -165,7 +165,7 @@ def of_places(places: Iterable[Path]) -> Trouble | None:
                 write_all(stream.fileno(), b"\0" * PROBE)
         except OSError as error:
             if error.errno in OF_MACHINE and (known := disk_error(error, ELSEWHERE, there)):
-                return Trouble("disk", known.message, known.remedy)
+                return Trouble("disk", known.message, known.fix)
     return None
 
 

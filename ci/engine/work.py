@@ -28,7 +28,7 @@ class Failure:
 
     kind: str
     message: str
-    remedy: str = ""
+    fix: str = ""
     log: Path | None = None
     blame: Blame = "model"
     exit_code: int = 1

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         code: int = module.run(os.environ)
     except ToolkitError as error:
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            text = "\n→ ".join(filter(None, (error.message, error.remedy)))
+            text = "\n→ ".join(filter(None, (error.message, error.fix)))
             sys.stdout.write(command("error", text, title=args.part) + "\n")
         raise
     return code

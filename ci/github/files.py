@@ -38,4 +38,4 @@ def annotate(report: Report, environ: Mapping[str, str]) -> None:
 def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
     """Append to the file that the variable names; nothing outside GitHub."""
     if name := environ.get(variable):
-        write_named(Path(name), text, append=True, remedy=f"unset {variable} to run outside GitHub")
+        write_named(Path(name), text, append=True, fix=f"unset {variable} to run outside GitHub")

@@ -48,7 +48,7 @@ def run(environ: Mapping[str, str]) -> int:
 
 def push(environ: Mapping[str, str]) -> int:
     if shutil.which("skopeo") is None:
-        raise EnvironmentLacking("skopeo is not on PATH", remedy="apt-get install skopeo")
+        raise EnvironmentLacking("skopeo is not on PATH", fix="apt-get install skopeo")
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_ARCHIVES", "")).absolute()
     registry, version = environ.get("QNN_CI_REGISTRY", ""), tagged_version(environ)
     for name in NAMES:
@@ -84,16 +84,14 @@ def check(archive: Path, name: str) -> None:
             labels = json.loads(_member(image, manifest["Config"]).read())["config"]["Labels"]
             names = [file for layer in manifest["Layers"] for file in _files(_member(image, layer))]
     except (OSError, tarfile.TarError, KeyError, ValueError, TypeError) as error:
-        raise CheckFailed(
-            f"{archive}: not an archive of an image: {error}", remedy="build it again"
-        ) from error
+        raise CheckFailed(f"{archive}: not an archive of an image: {error}", fix="build it again") from error
     if labels.get("qnn-ci.image") != name:
-        raise CheckFailed(f"{archive} is the image {labels.get('qnn-ci.image')!r}", remedy="build it again")
+        raise CheckFailed(f"{archive} is the image {labels.get('qnn-ci.image')!r}", fix="build it again")
     vendors = [file for file in names if VENDORS.search(file)]
     if vendors or labels.get("qnn-ci.not-to-be-published"):
         raise CheckFailed(
             f"{archive} has {', '.join(vendors[:3]) or 'an SDK'}, and its vendor lets nobody publish that",
-            remedy=f"remove it from the stage {name} of docker/Dockerfile",
+            fix=f"remove it from the stage {name} of docker/Dockerfile",
         )
 
 
@@ -112,4 +110,4 @@ def _files(layer: IO[bytes]) -> list[str]:
 def _skopeo(*arguments: str, token: str | None = None) -> None:
     done = subprocess.run(["skopeo", *arguments], input=token, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise UpstreamError(f"skopeo {arguments[0]}: {done.stderr.strip()}", remedy="run the job again")
+        raise UpstreamError(f"skopeo {arguments[0]}: {done.stderr.strip()}", fix="run the job again")

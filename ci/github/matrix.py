@@ -110,13 +110,13 @@ def run(args: argparse.Namespace) -> int:
     text = json.dumps(matrix)
     shown = text if args.format == "github" else json.dumps(gitlab_pipeline(matrix["include"]), indent=2)
     if args.output:
-        write_named(args.output, f"{shown}\n", remedy="name another --output")
+        write_named(args.output, f"{shown}\n", fix="name another --output")
     else:
         sys.stdout.write(f"{shown}\n")
     if args.github:
         if not os.environ.get("GITHUB_OUTPUT"):
             message = "--github: GITHUB_OUTPUT is not set"
-            raise UsageError(message, remedy="leave --github out; the JSON is on stdout")
+            raise UsageError(message, fix="leave --github out; the JSON is on stdout")
         append("GITHUB_OUTPUT", f"matrix={text}\nempty={str(not matrix['include']).lower()}\n", os.environ)
     return 0
 
@@ -263,7 +263,7 @@ def _git(folder: Path, *arguments: str) -> str:
     if result.returncode != 0:
         raise UsageError(
             f"git {' '.join(arguments)} failed in {folder}: {result.stderr.strip()}",
-            remedy="name a commit that this clone has; CI checks out with its history (fetch-depth: 0)",
+            fix="name a commit that this clone has; CI checks out with its history (fetch-depth: 0)",
         )
     return result.stdout
 

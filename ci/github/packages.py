@@ -28,14 +28,14 @@ def run(environ: Mapping[str, str]) -> int:
         if code := subprocess.run(command, check=False).returncode:
             raise UpstreamError(
                 f"apt-get {' '.join(arguments)} ended with exit code {code}",
-                remedy=quoted("apt-get", "install", *lacking),
+                fix=quoted("apt-get", "install", *lacking),
             )
     return 0
 
 
 def installed(package: str) -> bool:
     if shutil.which("dpkg-query") is None:
-        raise EnvironmentLacking("dpkg-query is not on PATH", remedy=f"install {package} yourself")
+        raise EnvironmentLacking("dpkg-query is not on PATH", fix=f"install {package} yourself")
     query = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
     done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return done.stdout == "installed"
@@ -49,6 +49,6 @@ def as_root(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     if shutil.which("sudo") is None:
         raise EnvironmentLacking(
             f"{command[0]} needs root here, and there is no sudo",
-            remedy="run the job as root, in a container",
+            fix="run the job as root, in a container",
         )
     return ["sudo", "--non-interactive", *with_variables]

@@ -91,7 +91,7 @@ def run(environ: Mapping[str, str]) -> int:
     if not jobs:
         raise UsageError(
             "no job is left to run",
-            remedy=f"name stages that {GATE_TABLE.relative_to(ROOT)} has, or a suite: gate.yml's inputs",
+            fix=f"name stages that {GATE_TABLE.relative_to(ROOT)} has, or a suite: gate.yml's inputs",
         )
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
@@ -113,7 +113,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         if not file.is_file() or not file.resolve().is_relative_to(source.resolve()):
             raise UsageError(
                 f"the suite {name}: there is no such file in the calling repository",
-                remedy="give gate.yml's input suite a path that begins at the repository's root",
+                fix="give gate.yml's input suite a path that begins at the repository's root",
             )
         # Relative, because the job that runs it may have another workspace.
         suites[_is_onnx(file)].append(os.path.relpath(file, ROOT))
@@ -147,7 +147,7 @@ def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
     wanted = set(stages.replace(",", " ").split())
     known = {*rows, *(row.stage for row in rows.values())}
     for name in wanted - known:
-        raise UsageError(f"there is no job {name!r}", remedy=f"use some of: {', '.join(sorted(known))}")
+        raise UsageError(f"there is no job {name!r}", fix=f"use some of: {', '.join(sorted(known))}")
     return {name: row for name, row in rows.items() if not wanted or {name, row.stage} & wanted}
 
 
@@ -171,7 +171,7 @@ def choose(
         if named and lacking:
             raise UsageError(
                 f"the job {name} was named, and needs {lacking}",
-                remedy="give gate.yml that input, or leave the job out of stages",
+                fix="give gate.yml that input, or leave the job out of stages",
             )
         if row.when == "nightly" and occasion != "nightly" and not named:
             reasons[name] = "left out: runs nightly"
@@ -292,7 +292,7 @@ def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[st
         message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
         raise UsageError(
             f"the session matrix ended with exit code {done.returncode}: {message}",
-            remedy=session("matrix", *command[4:]),
+            fix=session("matrix", *command[4:]),
         )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
     return entries

@@ -25,12 +25,12 @@ def run(environ: Mapping[str, str]) -> int:
     """
     version, tag = tagged_version(environ), environ["GITHUB_REF_NAME"]
     if shutil.which("gh") is None:
-        raise EnvironmentLacking("gh is not on PATH", remedy="install GitHub's command line, gh")
+        raise EnvironmentLacking("gh is not on PATH", fix="install GitHub's command line, gh")
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_RELEASE", "")).absolute()
     files = checked_files(folder)
     draft = _is_draft(tag)
     if draft is False:
-        raise CheckFailed(f"the release {tag} is published, and stays as it is", remedy="tag a new version")
+        raise CheckFailed(f"the release {tag} is published, and stays as it is", fix="tag a new version")
     with tempfile.TemporaryDirectory() as scratch:
         if golden := environ.get("QNN_CI_GOLDEN"):
             files.append(_archive(Path(environ.get("GITHUB_WORKSPACE", ""), golden), Path(scratch), version))
@@ -52,7 +52,7 @@ def checked_files(folder: Path) -> list[Path]:
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"{folder / SUMS}: {error.strerror}", remedy="nox -s github -- release") from error
+        raise UsageError(f"{folder / SUMS}: {error.strerror}", fix="nox -s github -- release") from error
     named = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = {path.name: path for path in folder.iterdir() if path.name != SUMS}
     differing = [
@@ -64,7 +64,7 @@ def checked_files(folder: Path) -> list[Path]:
         raise CheckFailed(
             f"{folder}: {', '.join(differing) or 'no file'} {'is' if len(differing) < 2 else 'are'} not what"
             f" {SUMS} names",
-            remedy="make the release again",
+            fix="make the release again",
         )
     return [*there.values(), folder / SUMS]
 
@@ -82,7 +82,7 @@ def _is_draft(tag: str) -> bool | None:
         return bool(json.loads(done.stdout)["isDraft"])
     if "not found" in done.stderr:
         return None
-    raise UpstreamError(f"gh release view {tag}: {done.stderr.strip()}", remedy="run the job again")
+    raise UpstreamError(f"gh release view {tag}: {done.stderr.strip()}", fix="run the job again")
 
 
 def _gh(*arguments: str) -> None:
@@ -90,5 +90,5 @@ def _gh(*arguments: str) -> None:
     if done.returncode:
         raise UpstreamError(
             f"gh {' '.join(arguments[:3])}: {done.stderr.strip()}",
-            remedy="run the job again: what is not published yet is filled anew",
+            fix="run the job again: what is not published yet is filled anew",
         )

@@ -56,7 +56,7 @@ def tagged_version(environ: Mapping[str, str]) -> str:
     """The version of pyproject.toml, which the tag that was pushed must name."""
     version, tag = project_version(ROOT), environ.get("GITHUB_REF_NAME", "")
     if environ.get("GITHUB_REF_TYPE") != "tag" or tag.removeprefix("v") != version:
-        raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", remedy=f"push the tag v{version}")
+        raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", fix=f"push the tag v{version}")
     return version
 
 
@@ -67,7 +67,7 @@ def notes(root: Path, version: str) -> str:
     if section is None or not section[1].strip():
         raise CheckFailed(
             f"CHANGELOG.md has no section {version!r}, or nothing in it",
-            remedy=f"rename the section Unreleased to {version}, then tag that commit",
+            fix=f"rename the section Unreleased to {version}, then tag that commit",
         )
     return section[1].strip() + "\n"
 
@@ -138,6 +138,6 @@ def _git_bytes(root: Path, *arguments: str) -> bytes:
     if done.returncode:
         raise EnvironmentLacking(
             f"{' '.join(command)}: {done.stderr.decode(errors='replace').strip()}",
-            remedy="release from a git checkout",
+            fix="release from a git checkout",
         )
     return done.stdout

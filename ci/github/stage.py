@@ -39,14 +39,14 @@ def run(environ: Mapping[str, str]) -> int:
     split as a shell would, but never run by one."""
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
-        raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", remedy="`nox -l` lists them")
+        raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", fix="`nox -l` lists them")
     arguments = split(environ.get("QNN_CI_ARGUMENTS", ""))
     reports = reports_of(environ)
     report_file = reports / f"{stage}.json"
     report_file.unlink(missing_ok=True)
     nox = shutil.which("nox")
     if nox is None:
-        raise EnvironmentLacking("nox is not on PATH", remedy="python -m pip install nox")
+        raise EnvironmentLacking("nox is not on PATH", fix="python -m pip install nox")
     typed = session(stage, *arguments)
     arguments += without_annotations(stage, environ)
     command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
@@ -84,7 +84,7 @@ def split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(
-            f"{text!r}: {error}", remedy="quote run-stage's inputs arguments and variables as for a shell"
+            f"{text!r}: {error}", fix="quote run-stage's inputs arguments and variables as for a shell"
         ) from error
 
 

@@ -28,7 +28,7 @@ def run(environ: Mapping[str, str]) -> int:
     if not programs:
         raise UsageError(
             f"{folder}: no report of test_emulator has a program that passed",
-            remedy="call attest.yml after gate.yml, with `needs`, where the gate has a suite",
+            fix="call attest.yml after gate.yml, with `needs`, where the gate has a suite",
         )
     server, repository = environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_REPOSITORY", "")
     predicate = {
@@ -53,10 +53,10 @@ def verdicts(file: Path) -> Iterator[Verdict]:
     try:
         report = Report.read(file)
     except ValueError as error:
-        raise CheckFailed(str(error), remedy="attest what a gate of this toolkit reported") from error
+        raise CheckFailed(str(error), fix="attest what a gate of this toolkit reported") from error
     rows: Any = report.metrics.get("programs", {})
     if report.outcome is not Outcome.PASS:
-        raise CheckFailed(f"{file}: the gate did not pass", remedy="attest after a gate that passed")
+        raise CheckFailed(f"{file}: the gate did not pass", fix="attest after a gate that passed")
     for name, row in rows.items():
         if "sha256" not in row:
             continue  # expected not to run

@@ -25,7 +25,7 @@ def run(environ: Mapping[str, str]) -> int:
     if not results:
         raise UsageError(
             f"there is no {RESULT}JOB",
-            remedy=f"set {RESULT}STAGE to ${{{{ needs.stage.result }}}}, and so on for each needed job",
+            fix=f"set {RESULT}STAGE to ${{{{ needs.stage.result }}}}, and so on for each needed job",
         )
     bad = {job: result for job, result in results.items() if result != "success"}
     lines = [f"## {'❌' if bad else '✅'} {len(results) - len(bad)} of {len(results)} jobs succeeded", ""]

@@ -184,7 +184,7 @@ def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
     if wanted == "docker":
         raise EnvironmentLacking(
             "no docker on PATH can build with BuildKit",
-            remedy="apt-get install docker.io or docker-buildx, or use --builder buildah",
+            fix="apt-get install docker.io or docker-buildx, or use --builder buildah",
         )
     return find_buildah(environ)
 
@@ -192,7 +192,7 @@ def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
 def find_buildah(environ: Mapping[str, str] = os.environ) -> Buildah:
     if program := shutil.which("buildah", path=environ.get("PATH")):
         return Buildah(program)
-    raise EnvironmentLacking("buildah is not on PATH", remedy="apt-get install buildah")
+    raise EnvironmentLacking("buildah is not on PATH", fix="apt-get install buildah")
 
 
 def _every(name: str, environ: Mapping[str, str]) -> list[str]:
@@ -220,13 +220,13 @@ def _run(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         )
 
 
-def failure(what: str, output: str, remedy: str) -> CheckFailed | EnvironmentLacking:
+def failure(what: str, output: str, fix: str) -> CheckFailed | EnvironmentLacking:
     if full := [line for line in output.splitlines() if NO_SPACE in line.lower()]:
         return out_of_disk(full[0])
     if "permission denied while trying to connect" in output:
         return EnvironmentLacking(
             "the container engine runs, but you may not use it",
-            remedy="sudo usermod -aG docker $USER, and log in again",
+            fix="sudo usermod -aG docker $USER, and log in again",
         )
     lines = [line for line in output.splitlines() if line.strip()]
-    return CheckFailed(f"{what} failed:\n" + "\n".join(lines[-12:]), remedy=remedy)
+    return CheckFailed(f"{what} failed:\n" + "\n".join(lines[-12:]), fix=fix)

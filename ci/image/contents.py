@@ -29,7 +29,7 @@ def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
     done = engine.run(Job(image, ["sh", "-ec", " && ".join([*pythons, LIST_PACKAGES])], read_only=True))
     if done.code:
         raise CheckFailed(
-            f"{image} cannot list what it holds: {done.stderr.strip()}", remedy="build the image again"
+            f"{image} cannot list what it holds: {done.stderr.strip()}", fix="build the image again"
         )
     lines = done.stdout.splitlines()
     debian = [line.split("\t") for line in lines[len(pythons) :]]

@@ -85,7 +85,7 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
         accept = [word for name in lacking for word in (licences.FLAG, name)]
         raise LicenceNotAccepted(
             f"the image {plan.name} needs components whose licence was not accepted yet: {listed}",
-            remedy=session("provision", "--profile", plan.profile.name, *accept),
+            fix=session("provision", "--profile", plan.profile.name, *accept),
         )
     locked = in_ci(os.environ)
     return {
@@ -115,18 +115,18 @@ def check_packages(locked: Iterable[Package], fetched: Iterable[Package]) -> Non
         if pin is None:
             raise CheckFailed(
                 f"this base needs {one.name} {one.version}, which manifests/image-packages.txt does not pin",
-                remedy="nox -s image -- --lock",
+                fix="nox -s image -- --lock",
             )
         if pin.version != one.version:
             raise UpstreamError(
                 f"apt offers {one.name} {one.version}, and no longer the pinned {pin.version}",
-                remedy="name sources that have it, such as Debian's archive of that day, with --apt-sources;"
+                fix="name sources that have it, such as Debian's archive of that day, with --apt-sources;"
                 " or pin newer ones: nox -s image -- --lock",
             )
         if pin.sha256 != one.sha256:
             raise IntegrityError(
                 f"{one.name} {one.version}: expected sha256 {pin.sha256}, found {one.sha256}",
-                remedy="use apt sources that you trust: --apt-sources",
+                fix="use apt sources that you trust: --apt-sources",
             )
 
 
@@ -160,7 +160,7 @@ def fetch_packages(
         message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.code}"
         raise UpstreamError(
             f"apt in {base} could not fetch the packages: {message}",
-            remedy="name sources that are in reach with --apt-sources",
+            fix="name sources that are in reach with --apt-sources",
         )
     sys.stderr.writelines(f"{line}\n" for line in done.stdout.splitlines() if "Debian's archive" in line)
     return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])

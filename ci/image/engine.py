@@ -1,4 +1,4 @@
-"""The container engine, through docker's SDK. Every foreseeable error has a remedy."""
+"""The container engine, through docker's SDK. Every foreseeable error has a fix."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Engine:
             except docker.errors.APIError as error:
                 raise UpstreamError(
                     f"the base image {reference} cannot be pulled: {error.explanation or error}",
-                    remedy="name a local image with --base; docs/docker.md says how to make one",
+                    fix="name a local image with --base; docs/docker.md says how to make one",
                 ) from error
 
     def attributes(self, reference: str) -> dict[str, Any]:
@@ -167,22 +167,22 @@ def error_of(error: BaseException) -> ToolkitError:
     if any(isinstance(cause, PermissionError) for cause in causes(error)):
         return EnvironmentLacking(
             f"the container engine runs, but you may not use it ({where}: permission denied)",
-            remedy="sudo usermod -aG docker $USER, and log in again",
+            fix="sudo usermod -aG docker $USER, and log in again",
         )
     if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes(error)):
         return EnvironmentLacking(
-            f"no container engine answers at {where}", remedy=f"systemctl start docker, or {INSTALL}"
+            f"no container engine answers at {where}", fix=f"systemctl start docker, or {INSTALL}"
         )
     text = str(error)
     if NO_SPACE in text.lower():
         return out_of_disk(text)
     if "Error while fetching server API version" in text:
-        return EnvironmentLacking(f"no container engine answers at {where}: {text}", remedy=INSTALL)
-    return CheckFailed(f"the container engine failed: {text}", remedy="docker info")
+        return EnvironmentLacking(f"no container engine answers at {where}: {text}", fix=INSTALL)
+    return CheckFailed(f"the container engine failed: {text}", fix="docker info")
 
 
 def out_of_disk(message: str) -> EnvironmentLacking:
     return EnvironmentLacking(
         f"the disk that the container engine uses is full: {message.strip()}",
-        remedy="docker system prune, or give it a larger disk",
+        fix="docker system prune, or give it a larger disk",
     )

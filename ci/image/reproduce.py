@@ -17,8 +17,8 @@ from ci.image.context import link_tree
 from ci.image.engine import Engine
 from provisioning.base.errors import ToolkitError
 
-REMEDY = "find what writes it in docker/, and make it write the same or remove it"
-REMEDIES = {
+FIX = "find what writes it in docker/, and make it write the same or remove it"
+FIXES = {
     "/etc: time": "build on a base that has an /etc/hosts, which docker before 23 otherwise makes and takes"
     " away at each step; or use --builder buildah",
 }
@@ -38,7 +38,7 @@ class Comparison:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Each difference, and how to fix it."""
         for line in dict.fromkeys(self.differing) or ("nothing that an image holds, but its digest",):
-            yield line, REMEDIES.get(line, REMEDY)
+            yield line, FIXES.get(line, FIX)
 
 
 def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -> Comparison:

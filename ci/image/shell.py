@@ -119,11 +119,11 @@ def check(plan: ImagePlan, engine: Engine) -> None:
     if shutil.which("docker") is None:
         raise EnvironmentLacking(
             "a container engine answers, but its command `docker` is not on PATH",
-            remedy="apt-get install docker.io",
+            fix="apt-get install docker.io",
         )
     if engine.image_id(plan.tag) is None:
         raise EnvironmentLacking(
-            f"the image {plan.tag} was not built on this machine", remedy=session("image", plan.name)
+            f"the image {plan.tag} was not built on this machine", fix=session("image", plan.name)
         )
     labels = engine.attributes(plan.tag)["Config"]["Labels"] or {}
     base = labels.get("qnn-ci.base-id", "")

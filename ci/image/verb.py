@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
     names = list(load_images().images)
     if args.name is None and not args.lock:
-        raise UsageError("which image?", remedy=f"nox -s image -- NAME, one of: {', '.join(names)}")
+        raise UsageError("which image?", fix=f"nox -s image -- NAME, one of: {', '.join(names)}")
     for file in filter(None, (args.apt_sources, args.apt_conf)):
         if not file.is_file():
-            raise UsageError(f"there is no file {file}", remedy="name an existing file")
+            raise UsageError(f"there is no file {file}", fix="name an existing file")
     plan = plan_of(args.name or names[0])
     selection = selection_of(args)
     options = ImageOptions(
@@ -263,7 +263,7 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
             output = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
             raise CheckFailed(
                 f"validate did not run in {plan.tag} (exit code {done.code}):\n{output}",
-                remedy=session("shell", "--image", plan.name, "nox", "-s", "validate"),
+                fix=session("shell", "--image", plan.name, "nox", "-s", "validate"),
             )
         report = Report.read(written)
     stage.findings += report.findings
@@ -289,8 +289,8 @@ def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, wan
         message = f"two builds have the {builder.digest} {comparison.first.digest}"
         stage.add("image-reproducible", Severity.NOTE, plan.name, message)
         return
-    for line, remedy in comparison.problems:
-        stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", remedy)
+    for line, fix in comparison.problems:
+        stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", fix)
 
 
 def _renewed(plan: ImagePlan, engine: Engine) -> ImagePlan:
@@ -319,7 +319,7 @@ def newest_base(system: System, engine: Engine) -> System:
     digest = attributes["RepoDigests"][0].partition("@")[2]
     engine.pull(image)
     if engine.attributes(image)["RepoDigests"][0].partition("@")[2] != digest:
-        raise UpstreamError(f"{image} is not what {rolling} is", remedy="pin the base by hand in images.toml")
+        raise UpstreamError(f"{image} is not what {rolling} is", fix="pin the base by hand in images.toml")
     return system.model_copy(update={"image": image, "digest": digest, "epoch": int(day.timestamp())})
 
 

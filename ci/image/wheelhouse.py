@@ -73,7 +73,7 @@ def _fetch_torch(into: Path, wanted: Wanted) -> None:
             return
         raise EnvironmentLacking(
             f"the package index has no CPU build of torch that is on record: {error.message}",
-            remedy="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record the build of yours: "
+            fix="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record the build of yours: "
             + session("lock", "--torch"),
         ) from error
 
@@ -86,5 +86,5 @@ def _download(what: Sequence[str], into: Path, wanted: Wanted) -> None:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
         raise UpstreamError(
             f"pip could not fetch {what[-1]}: {errors[-1].strip()}",
-            remedy="check the package index that pip is set to: python -m pip config list",
+            fix="check the package index that pip is set to: python -m pip config list",
         )

@@ -77,7 +77,7 @@ def facts(program: Path, attestation: Path) -> dict[str, object]:
     raise CheckFailed(
         f"{attestation} says nothing of {program} (sha256 {digest}); it is about"
         f" {', '.join(names[:5]) or 'no program'}{' …' * (len(names) > 5)}",
-        remedy="name the attestation of this very file, or the file that was attested",
+        fix="name the attestation of this very file, or the file that was attested",
     )
 
 
@@ -119,12 +119,12 @@ def _statements(file: Path) -> Iterator[Statement]:
             if statement["predicateType"] == PREDICATE:
                 yield Statement.model_validate_json(json.dumps(statement))
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", remedy="name the file of an attestation") from error
+        raise UsageError(f"{file}: {error.strerror}", fix="name the file of an attestation") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
         raise CheckFailed(
             f"{file}: not an attestation of programs" + f": {where}" * bool(where),
-            remedy="name a bundle of attest.yml, or what `gh attestation download` wrote",
+            fix="name a bundle of attest.yml, or what `gh attestation download` wrote",
         ) from error
 
 

@@ -79,7 +79,7 @@ def _inputs(names: Sequence[str]) -> Iterable[str]:
     if sys.stdin.isatty():
         raise UsageError(
             "nothing to diagnose: no log, no code, and nothing on stdin",
-            remedy="nox -s diagnose -- FILE, or pipe a log into it",
+            fix="nox -s diagnose -- FILE, or pipe a log into it",
         )
     return ["-"]
 
@@ -102,9 +102,9 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             f" found {getattr(error, 'strerror', None) or error}"
         )
         if near := get_close_matches(name, [rule for rule in rules() if "*" not in rule], n=1):
-            raise UsageError(message, remedy=f"did you mean {near[0]}?") from error
+            raise UsageError(message, fix=f"did you mean {near[0]}?") from error
         raise UsageError(
-            message, remedy="give a file, a code such as 14001 or 0x80000406, a rule, or - for stdin"
+            message, fix="give a file, a code such as 14001 or 0x80000406, a rule, or - for stdin"
         ) from error
     results = [_diagnose(text, subject) for subject, text in logs]
     if len(results) == 1:
@@ -156,7 +156,7 @@ def _logs(path: Path) -> Iterator[tuple[str, str]]:
                 if len(data) > LARGEST_LOG:
                     raise UsageError(
                         f"{path}: {info.filename} unpacks to more than {LARGEST_LOG >> 20} MiB",
-                        remedy="unpack the archive yourself, and give the log's failing part",
+                        fix="unpack the archive yourself, and give the log's failing part",
                     )
                 yield f"{_shown(path)}: {info.filename}", data.decode("utf-8", "replace")
     else:
@@ -196,15 +196,8 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,
-        "explanations": [_explanation(shown) for shown in result.explanations],
+        "explanations": [asdict(shown) for shown in result.explanations],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
         "operators": list(result.operators),
     }
-
-
-def _explanation(shown: Explanation) -> dict[str, object]:
-    """The entry as JSON. The key `mend` (how to fix it) is older than the word `fix` here, and readers rely
-    on it."""
-    fields = asdict(shown)
-    return {**{key: fields[key] for key in fields if key != "fix"}, "mend": shown.fix}

@@ -47,6 +47,6 @@ def error_names(library: Path) -> dict[int, str]:
     reason = (done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"])[-1]
     raise EnvironmentLacking(
         f"{library}: expected a QNN backend library for this machine that names its errors, found: {reason}",
-        remedy="give libQnnHtp.so of lib/x86_64-linux-clang; `nox -s provision` brings one",
+        fix="give libQnnHtp.so of lib/x86_64-linux-clang; `nox -s provision` brings one",
         output=done.stderr,
     )

@@ -27,7 +27,7 @@ def extract(path: Path, contents: Program | CompiledModel, into: Path) -> list[P
     else:
         parts = list(_of_model(path))
     if not parts:
-        raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", remedy="name another file")
+        raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", fix="name another file")
     written = []
     try:
         for name, data in parts:
@@ -36,7 +36,7 @@ def extract(path: Path, contents: Program | CompiledModel, into: Path) -> list[P
     except OSError as error:
         for each in written:
             each.unlink(missing_ok=True)
-        raise EnvironmentLacking(f"{into}: {error.strerror}", remedy="--extract another folder") from error
+        raise EnvironmentLacking(f"{into}: {error.strerror}", fix="--extract another folder") from error
     return written
 
 
@@ -47,13 +47,13 @@ def context_in(data: bytes) -> tuple[str, bytes]:
     if len(data) < _HEADER or struct.unpack_from("<I", data)[0] != _MAGIC:
         raise CheckFailed(
             f"expected a context binary behind the mark {_MAGIC:#x}, found {data[:8].hex(' ')}",
-            remedy="compile it with the executorch of the profile",
+            fix="compile it with the executorch of the profile",
         )
     size = struct.unpack_from("<Q", data, 12)[0]
     if size != len(data) - _HEADER:
         raise CheckFailed(
             f"expected a context of {size} bytes, found {len(data) - _HEADER}",
-            remedy="compile or copy it again",
+            fix="compile or copy it again",
         )
     return ".bin", data[_HEADER:]
 
@@ -68,7 +68,7 @@ def _of_program(path: Path, program: Program) -> Iterator[tuple[str, bytes]]:
         if delegate.segment is None:
             raise CheckFailed(
                 f"{path}: delegate {index} of {delegate.method} is inside the flatbuffer, not in a segment",
-                remedy="write the program with extract_delegate_segments, which is executorch's default",
+                fix="write the program with extract_delegate_segments, which is executorch's default",
             )
         if Path(delegate.method).name != delegate.method:
             raise CheckFailed(f"{path}: a method is called {delegate.method!r}, which is no file name")

@@ -39,7 +39,7 @@ def facts(path: Path, kind: str) -> dict[str, object]:
             library = pe.read(path)
         except pe.BrokenPe as error:
             message = f"{path}: expected a Windows library, found a damaged one: {error.reason}"
-            raise CheckFailed(message, remedy="restore the file") from error
+            raise CheckFailed(message, fix="restore the file") from error
         return {
             "what": f"Windows library for {library.machine_name}, {size:,} bytes",
             "version": library.version,

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     extracted: list[Path] = []
     if args.extract:
         if isinstance(contents, Context):
-            raise UsageError(f"--extract: {args.file} is a context binary itself", remedy="leave it out")
+            raise UsageError(f"--extract: {args.file} is a context binary itself", fix="leave it out")
         extracted = extract(args.file, contents, args.extract)
     if args.json:
         document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(contents)], **asdict(contents)}
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n".join(described(args.file, contents)) + "\n")
         for fault in _known_faults(contents):
             sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
-            sys.stdout.write(f"  instead: {fault.avoid}\n")
+            sys.stdout.write(f"  fix: {fault.fix}\n")
         sys.stdout.writelines(f"extracted {each}\n" for each in extracted)
         if answer:
             word = "can load it" if answer.loads else "cannot load it"
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) -> None:
     if sdk or into:
         flag = "--against" if sdk else "--extract"
-        raise UsageError(f"{flag} is for programs, and {path} is a {what}", remedy=f"leave out {flag}")
+        raise UsageError(f"{flag} is for programs, and {path} is a {what}", fix=f"leave out {flag}")
 
 
 def _show(path: Path, kind: str, values: Mapping[str, object], *, as_json: bool) -> int:

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
         about, measured = profiled_pytorch(model, inputs)
     if not measured.costs and not measured.cpu:
-        raise CheckFailed(f"{model.typed}: nothing of it was profiled", remedy="it holds no operator")
+        raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
     about = {"model": model.typed, **about}
     text = document(measured, about)
     report_profile(stage, selection.reports, " ".join(about.values()), text)

@@ -226,7 +226,7 @@ def read(path: Path = TABLE) -> Table:
             "cells",
             expected="a table of operators",
             found=str(error).splitlines()[0],
-            remedy="nox -s test_upstream -- operators values rework-op --table writes it again",
+            fix="nox -s test_upstream -- operators values rework-op --table writes it again",
         ) from error
 
 

@@ -45,7 +45,7 @@ class Difference:
     what: str
     where: str
     message: str
-    remedy: str
+    fix: str
     variants: list[str] = field(default_factory=list)
 
     @property

@@ -95,11 +95,11 @@ class Tree:
         except UnicodeDecodeError as error:
             raise CheckFailed(
                 f"{path}: expected UTF-8, found {error.object[error.start]:#04x} at byte {error.start}",
-                remedy=f"save {path} as UTF-8",
+                fix=f"save {path} as UTF-8",
             ) from error
         except OSError as error:
             raise CheckFailed(
-                f"cannot read {path}: {error.strerror}", remedy=f"make {self.root / path} readable"
+                f"cannot read {path}: {error.strerror}", fix=f"make {self.root / path} readable"
             ) from error
 
     def under(self, folder: str) -> Iterator[str]:

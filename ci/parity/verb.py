@@ -28,7 +28,7 @@ EXAMPLES = """\
   nox -s buck_parity -- --fix --dry-run
 """
 
-REMEDY = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
+FIX = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,15 +52,15 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
     if args.dry_run and not args.fix:
-        raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
+        raise UsageError("--dry-run changes what --fix does, and there is no --fix", fix="add --fix")
     selection = selection_of(args)
     stage = StageRun.as_typed("buck_parity", selection.profile, "")
-    with stage.reported(selection.reports, "parity.not-checked"):
+    with stage.reported(selection.reports, "parity-not-checked"):
         root = _root(args.executorch, selection, os.environ)
         if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):
             raise UsageError(
                 f"{root} is in the store, where nothing may change",
-                remedy="add --dry-run for a patch, or name a tree of your own with --executorch",
+                fix="add --dry-run for a patch, or name a tree of your own with --executorch",
             )
         mapping_file = args.mapping or MAPPING
         mapping = load_mapping(mapping_file)
@@ -99,7 +99,7 @@ def _check(
     started, cpu_started = time.perf_counter(), time.process_time()
     tree = Tree(root)
     if mapping.scope.root not in tree.directories:
-        raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", remedy=REMEDY)
+        raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", fix=FIX)
 
     def checked(tree: Tree) -> Checked:
         return check(tree, mapping, source)
@@ -134,7 +134,7 @@ def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
             message += f"; the same in {', '.join(others)}"
         if variants := dict.fromkeys(variant for one in group for variant in one.variants):
             message += f" [{', '.join(variants)}]"
-        stage.add(rule, Severity.ERROR, place, message, group[0].remedy)
+        stage.add(rule, Severity.ERROR, place, message, group[0].fix)
     names = [path.rpartition("/")[2] for path in tree.files]
     stage.metrics["files"] = len(names)
     stage.metrics["buck_files"] = sum(name in ("BUCK", "TARGETS") or name.endswith(".bzl") for name in names)
@@ -157,10 +157,10 @@ def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]
 
     named = named or _known_root(selection, environ)
     if named is None:
-        raise EnvironmentLacking("there is no ExecuTorch tree to check", remedy=REMEDY)
+        raise EnvironmentLacking("there is no ExecuTorch tree to check", fix=FIX)
     root = named.expanduser().absolute()
     if not root.is_dir():
-        raise EnvironmentLacking(f"{root} is no directory", remedy=REMEDY)
+        raise EnvironmentLacking(f"{root} is no directory", fix=FIX)
     return root
 
 

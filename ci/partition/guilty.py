@@ -44,7 +44,7 @@ WITHOUT_CAUSAL = (
 )
 MANY = 3
 ATTEMPTS = 5
-"""How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
+"""How many times lowering is tried in search of a fix; each takes as long as the failed one."""
 SEARCHED_SECONDS = 60
 """CPU seconds, since a busy machine must change no finding. After a longer compile, operators are tried alone
 and nothing is lowered again."""
@@ -59,7 +59,7 @@ class Suspect:
     module: str
     line: str
     reason: str
-    instead: str = ""
+    fix: str = ""
 
     @property
     def _alike(self) -> tuple[str, str, str]:
@@ -229,14 +229,14 @@ class Search:
             if decision and not decision.supported and user not in {node.name for node in nodes}:
                 reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
                 break
-        instead = "make the constant in __init__ with register_buffer, or an input"
+        fix = "make the constant in __init__ with register_buffer, or an input"
         if is_quantizer(nodes[0]):
-            instead = _more_bits(nodes[0])
-        suspect = _suspect(nodes, reason, instead)
+            fix = _more_bits(nodes[0])
+        suspect = _suspect(nodes, reason, fix)
         if ASSIGNMENT.search(suspect.line):
-            suspect = replace(suspect, instead=WITHOUT_ASSIGNMENT)
+            suspect = replace(suspect, fix=WITHOUT_ASSIGNMENT)
         elif not suspect.line:
-            suspect = replace(suspect, instead=WITHOUT_CAUSAL)
+            suspect = replace(suspect, fix=WITHOUT_CAUSAL)
         return suspect
 
     def _errors(self, begin: int) -> list[str]:
@@ -244,7 +244,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class Workaround:
     """What must stay on the CPU, and the lowering that proves it."""
 
     suspects: tuple[Suspect, ...]
@@ -256,9 +256,9 @@ class Remedy:
     """What is known instead."""
 
 
-def remedy_of(
+def workaround_of(
     search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any], *, brief: bool
-) -> Remedy | None:
+) -> Workaround | None:
     """What must stay on the CPU so that the rest lowers; None if not found.
 
     Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
@@ -285,7 +285,7 @@ def remedy_of(
             sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
             error, tried = another, f"tried, and the rest does not lower either: {another}"
     every = {name for one in chosen for name in one.nodes}
-    return Remedy(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
+    return Workaround(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
 
 
 @contextmanager
@@ -313,7 +313,7 @@ def restore_builtins() -> None:
     vars(qnn_preprocess).pop("range", None)
 
 
-def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
+def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Suspect:
     line = module = ""
     for node in nodes:
         source, code = source_of(node)
@@ -322,7 +322,7 @@ def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
             module = module_of(node)
             break
     names = tuple(node.name for node in nodes)
-    return Suspect(names, operator_name(nodes[0]), module, line, reason, instead)
+    return Suspect(names, operator_name(nodes[0]), module, line, reason, fix)
 
 
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:

@@ -44,10 +44,10 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
         if "error" in row:
-            errors.setdefault((row["error"], row["remedy"]), []).append(scheme)
-    for (error, remedy), schemes in errors.items():
+            errors.setdefault((row["error"], row["fix"]), []).append(scheme)
+    for (error, fix), schemes in errors.items():
         yield f"{', '.join(schemes)}: {error}"
-        yield f"  → {remedy}"
+        yield f"  → {fix}"
     for scheme, row in compiled.items():
         if kept := row["kept_on_cpu"]:
             nodes = ", ".join(f'"{name}"' for name in kept["cpu_nodes"])

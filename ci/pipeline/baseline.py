@@ -153,7 +153,7 @@ class Baseline:
             raise CheckFailed(
                 f"{len(lost)} programs do not choose as the float model does, or less often than agreed: the"
                 f" top-1 agreement of {named}",
-                remedy=f"find out why; if it is meant, {again} --reason TEXT",
+                fix=f"find out why; if it is meant, {again} --reason TEXT",
             )
         programs = dict(self.programs)
         for name, values in figures.items():
@@ -195,7 +195,7 @@ def load_baseline(path: Path) -> Baseline:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ManifestError(
-            path, "(syntax)", expected="JSON", found=str(error), remedy="remove it, then --update-baseline"
+            path, "(syntax)", expected="JSON", found=str(error), fix="remove it, then --update-baseline"
         ) from error
     read = parse(data, _File, path)
     programs = {

@@ -65,14 +65,12 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     lane = lane_of(args.model, Parser.user_folder())
     given = {name for name, value in vars(args).items() if value}
     if lane == CHECKPOINT and "suite" in given:
-        raise UsageError("--suite does nothing for a checkpoint", remedy="leave --suite out")
+        raise UsageError("--suite does nothing for a checkpoint", fix="leave --suite out")
     for other, names in ONLY.items():
         for name in names:
             if name in given and other != lane:
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    f"{flag} is for {other}, and {args.model} is none", remedy=f"leave {flag} out"
-                )
+                raise UsageError(f"{flag} is for {other}, and {args.model} is none", fix=f"leave {flag} out")
     return OneModel(
         selection=host_selection(args),
         typed=args.model or "",
@@ -98,7 +96,7 @@ def require_one_chip(selection: Selection) -> None:
     """For commands that look at a program for one chip."""
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
-        raise UsageError(f"expected one chip, found {chips}", remedy="name one --soc, and repeat the command")
+        raise UsageError(f"expected one chip, found {chips}", fix="name one --soc, and repeat the command")
 
 
 def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._ArgumentGroup:

@@ -38,7 +38,7 @@ def _evaluate(expression: str, name: str, matches: Callable[[str, str], bool]) -
     except SyntaxError as error:
         raise UsageError(
             f"-k {expression!r} is not an expression: {error.msg}",
-            remedy="-k 'conv2d and not (quantized or fp16)'",
+            fix="-k 'conv2d and not (quantized or fp16)'",
         ) from error
     return bool(eval(compile(tree, "-k", "eval")))  # noqa: S307
 

@@ -17,10 +17,10 @@ CLEARLY_DB = 6.0
 
 
 def errors_of(subject: str, again: str) -> Callable[..., Finding]:
-    """Makes errors about a program: rule, message and remedy, with the command that runs it again."""
+    """Makes errors about a program: rule, message and fix, with the command that runs it again."""
 
-    def error(rule: str, message: str, remedy: str = "") -> Finding:
-        return Finding(rule, Severity.ERROR, subject, message, f"{remedy}; then {again}" if remedy else again)
+    def error(rule: str, message: str, fix: str = "") -> Finding:
+        return Finding(rule, Severity.ERROR, subject, message, f"{fix}; then {again}" if fix else again)
 
     return error
 
@@ -55,7 +55,7 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
                 Severity.NOTE,
                 f"QNN {version_in(build_id)}",
                 f"{fault.title} ({fault.id})",
-                f"{fault.avoid}: docs/findings.md",
+                f"{fault.fix}: docs/findings.md",
             )
 
 

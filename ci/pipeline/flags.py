@@ -108,7 +108,7 @@ def check(suites: Sequence[Path]) -> None:
         if not path.is_file():
             raise UsageError(
                 f"--suite {path}: there is no file {path.absolute()}",
-                remedy="name a TOML file",
+                fix="name a TOML file",
             )
 
 
@@ -117,6 +117,6 @@ def host_selection(args: argparse.Namespace) -> Selection:
     for target in args.target or ():
         if target != DEFAULT_TARGET:
             raise UsageError(
-                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", remedy="leave --target out"
+                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", fix="leave --target out"
             )
     return selection_of(args)

@@ -47,12 +47,12 @@ def require_place(suite: Path, *, measured: bool) -> None:
     if not measured:
         raise UsageError(
             "--suite writes thresholds from what the emulator measured, and nothing is measured here",
-            remedy="leave out --suite, or what keeps it from being run: --verify, --backend, --and-soc",
+            fix="leave out --suite, or what keeps it from being run: --verify, --backend, --and-soc",
         )
     if suite.suffix != ".toml" or suite.is_dir():
-        raise UsageError(f"--suite {suite}: expected a .toml file", remedy="--suite models.toml")
+        raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
     if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
-        raise UsageError(f"--suite {suite}: its folder cannot be written", remedy="name another file")
+        raise UsageError(f"--suite {suite}: its folder cannot be written", fix="name another file")
 
 
 def factory_in(named: UserModel, suite: Path) -> str:
@@ -74,7 +74,7 @@ def factory_in(named: UserModel, suite: Path) -> str:
         return f"{'.'.join(words)}:{function}"
     raise UsageError(
         f"{suite}: a suite's modules are looked for in its folder, and {module} is in {named.search_path}",
-        remedy=f"--suite {named.search_path / suite.name}",
+        fix=f"--suite {named.search_path / suite.name}",
     )
 
 
@@ -102,7 +102,7 @@ def suite_with(
         if cases[name].get(key) != value:
             raise UsageError(
                 f"{suite}: case.{name} is there with {key} = {cases[name].get(key)!r}, not {value!r}",
-                remedy="rename that case, or name another suite",
+                fix="rename that case, or name another suite",
             )
     runs = cases[name].setdefault("run", tomlkit.aot())
     number = next(

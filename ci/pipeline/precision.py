@@ -107,12 +107,12 @@ def precision_named(name: str) -> Precision:
     if scheme in SCHEMES:
         raise UsageError(
             f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
-            remedy="use u8u8 or u16u8, or compile the PyTorch model (a .pt2), whose lane has this one",
+            fix="use u8u8 or u16u8, or compile the PyTorch model (a .pt2), whose lane has this one",
         )
     if plain in NOT_ON_HTP:
         near = NOT_ON_HTP[plain]
         raise UsageError(
             f"precision {name}: QNN's HTP backend does not take these activations with these weights",
-            remedy=f"use {near}",
+            fix=f"use {near}",
         )
     raise UnknownName(f"there is no precision {name!r}", plain, PRECISIONS)

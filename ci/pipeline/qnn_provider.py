@@ -28,7 +28,7 @@ def device() -> Any:
     if not devices:
         raise EnvironmentLacking(
             "onnxruntime-qnn registers no device, so nothing can be compiled",
-            remedy="nox -s test_onnx, which installs versions that fit each other",
+            fix="nox -s test_onnx, which installs versions that fit each other",
         )
     return devices[0]
 

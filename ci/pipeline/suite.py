@@ -110,7 +110,7 @@ class AnyRun(Model):
             try:
                 soc_named(soc)
             except UsageError as error:
-                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({error.remedy})") from None
+                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({error.fix})") from None
         return value
 
 
@@ -298,7 +298,7 @@ class Suites(Generic[P]):
         kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]
         return UsageError(
             f"{message}; {kind} are {', '.join(shown) or 'on no run'}{others}",
-            remedy=session(self.stage, "--list"),
+            fix=session(self.stage, "--list"),
         )
 
     def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> str:

@@ -56,7 +56,7 @@ def update_suite(
             wanted[key] = derived(run.held, run.thresholds, mine, margin_db)
     if kept and not wanted:
         messages, fixes = zip(*kept, strict=True)
-        raise CheckFailed("; ".join(messages), remedy="; ".join(dict.fromkeys(fixes)))
+        raise CheckFailed("; ".join(messages), fix="; ".join(dict.fromkeys(fixes)))
     sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
     replace_text(path, rewritten(path.read_text(encoding="utf-8"), wanted))
     sys.stderr.write(f"wrote thresholds of {plural(len(wanted), 'run')} to {path}\n")

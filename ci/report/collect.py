@@ -67,8 +67,8 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             _began(report)
             reports[report.stage] = report
         except (OSError, ValueError) as error:
-            remedy = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
-            problems.append(Finding("report.unreadable", Severity.ERROR, path.name, str(error), remedy))
+            fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
+            problems.append(Finding("report-unreadable", Severity.ERROR, path.name, str(error), fix))
     return reports, problems
 
 
@@ -108,8 +108,8 @@ def _same_run(one: Report, other: Report) -> bool:
 
 
 def _earlier(report: Report, message: str) -> Finding:
-    remedy = f"{report.command}, or set {RUN} alike for calls that belong together"
-    return Finding(EARLIER_RUN, Severity.NOTE, report.stage, message, remedy)
+    fix = f"{report.command}, or set {RUN} alike for calls that belong together"
+    return Finding(EARLIER_RUN, Severity.NOTE, report.stage, message, fix)
 
 
 def _shown(started: str) -> str:
@@ -137,7 +137,7 @@ def _agreeing(report: Report) -> Report:
         return report
     errors = sum(finding.severity is Severity.ERROR for finding in report.findings)
     contradiction = Finding(
-        "report.contradiction",
+        "report-contradiction",
         Severity.ERROR,
         f"{report.stage}.json",
         f"its outcome is {report.outcome.value}, and it holds {plural(errors, 'error')}",

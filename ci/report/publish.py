@@ -11,14 +11,14 @@ from provisioning.base.findings import Report
 from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.junit_xml import junit
 
-REMEDY = "choose another with -o or --reports"
+FIX = "choose another with -o or --reports"
 
 
 def publish(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> list[Path]:
     """Write the page and JUnit beside the reports, and in a job on GitHub its summary."""
     written = {directory / "index.html": html(reports, directory), directory / "junit.xml": junit(reports)}
     for path, text in written.items():
-        write_named(path, text, remedy=REMEDY)
+        write_named(path, text, fix=FIX)
     if summary := environ.get("GITHUB_STEP_SUMMARY"):
         write_named(Path(summary), markdown(reports), append=True)
     return list(written)

@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.report.collect import collect
     from ci.report.html import html
-    from ci.report.publish import REMEDY, publish
+    from ci.report.publish import FIX, publish
     from ci.stage_names import stage_names
     from provisioning.base.files import write_named
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if not directory.is_dir():
         raise EnvironmentLacking(
             f"there is no directory of reports at {directory}",
-            remedy="nox, which runs the stages that write them",
+            fix="nox, which runs the stages that write them",
         )
     reports = collect(directory, stage_names(), args.expect or ())
     output = args.output or (directory / "index.html" if args.format == "html" else None)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = RENDERINGS[args.format](reports)
     if output is not None:
-        write_named(output, text, remedy=REMEDY)
+        write_named(output, text, fix=FIX)
         sys.stdout.write(f"wrote {output}\n")
     else:
         write(text, sys.stdout)

@@ -99,16 +99,16 @@ def read_root(path: Path) -> x509.Certificate:
             roots = [x509.load_der_x509_certificate(content)]
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", remedy="name a certificate file"
+            f"{path}: cannot be read: {error.strerror}", fix="name a certificate file"
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"{path}: expected a certificate, PEM or DER", remedy="name the root certificate"
+            f"{path}: expected a certificate, PEM or DER", fix="name the root certificate"
         ) from error
     if len(roots) != 1:
         raise UsageError(
             f"{path}: expected the root certificate alone, found {len(roots)} certificates",
-            remedy="name a file that holds the root only",
+            fix="name a file that holds the root only",
         )
     return roots[0]
 

@@ -31,7 +31,7 @@ ESSENTIAL = (*INTEGRITY, ROOT)
 """A file counts as verified only if each of these passed, as far as its kind of signature has them."""
 
 
-SIGNER_KNOWN, SIGNER_UNKNOWN = "signing.signer-known", "signing.signer-unknown"
+SIGNER_KNOWN, SIGNER_UNKNOWN = "signing-signer-known", "signing-signer-unknown"
 _REMEDIES = {
     ROOT: "--root CERT",
     SIGNATURE: "--allow-unchecked signature",
@@ -135,22 +135,22 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
                 yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
             continue
         if check.status is Status.FAILED:
-            remedy = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
-            rule = f"signing.{check.part.replace(' ', '-')}"
-            yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", remedy)
+            fix = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
+            rule = f"signing-{check.part.replace(' ', '-')}"
+            yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
         elif check.essential and check.part not in allowed:
-            remedy = _REMEDIES.get(check.part, "ask whoever signed it; the public format does not tell")
+            fix = _REMEDIES.get(check.part, "ask whoever signed it; the public format does not tell")
             message = f"{check.part} not checked: {check.message}"
-            yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
+            yield Finding("signing-not-proven", Severity.ERROR, subject, message, fix)
         elif check.part == ROOT:
             message = f"{SignedBy.UNKNOWN.value}: {check.message}"
             yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _REMEDIES[ROOT])
         else:
             message = f"{check.part} not checked: {check.message}"
-            yield Finding("signing.not-checked", Severity.NOTE, subject, message, "")
+            yield Finding("signing-not-checked", Severity.NOTE, subject, message, "")
     if result.rehearsal:
         yield Finding(
-            "signing.development-only",
+            "signing-development-only",
             Severity.WARNING,
             subject,
             signatures.STATEMENT,

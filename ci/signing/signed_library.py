@@ -79,11 +79,11 @@ def mapped(path: Path) -> Iterator[memoryview]:
         # Not blocking: opening a named pipe would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}", remedy="name a library file") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", fix="name a library file") from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path}: not a regular file", remedy="name a library file")
+            raise UsageError(f"{path}: not a regular file", fix="name a library file")
         if status.st_size == 0:
             yield memoryview(b"")
             return

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         return inspect(args.files, as_json=args.json)
     stage = StageRun("signing_verify", "", "", typed("python -m ci signing", sys.argv[2:]))
     reports = reports_path(args.reports)
-    with stage.reported(reports, "signing.stopped"):
+    with stage.reported(reports, "signing-stopped"):
         expected = _expected(args.root, args.sw_id, args.hw_id, args.serial, args.at)
         code = verify(args.files, expected, tuple(args.allow_unchecked), stage, as_json=args.json)
     stage.finish().write(reports)
@@ -131,7 +131,7 @@ def _number(flag: str, text: str | None) -> int | None:
     except ValueError:
         value = -1
     if not 0 <= value <= 0xFFFFFFFF:
-        raise UsageError(f"{flag} {text}: expected a number of 32 bits", remedy=f"as in {flag} 0x17")
+        raise UsageError(f"{flag} {text}: expected a number of 32 bits", fix=f"as in {flag} 0x17")
     return value
 
 
@@ -141,7 +141,7 @@ def _moment(text: str) -> dt.datetime:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"--at {text}: expected an ISO time", remedy="--at 2026-11-20T12:00:00") from error
+        raise UsageError(f"--at {text}: expected an ISO time", fix="--at 2026-11-20T12:00:00") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
 
 

@@ -41,7 +41,7 @@ def tree_of(release: Release, store: Store) -> Path:
         raise EnvironmentLacking(
             f"manifests/compat.toml has executorch {release.version} for Python {wanted[1]}.{wanted[2]},"
             f" and this is {sys.version_info[0]}.{sys.version_info[1]}",
-            remedy=f"install nox with Python {wanted[1]}.{wanted[2]}",
+            fix=f"install nox with Python {wanted[1]}.{wanted[2]}",
         )
     want = Want(targets=frozenset({"x86_64-linux"}))
     shown = progress.for_stream()
@@ -66,6 +66,6 @@ def first_on_path(tree: Path, package: str, version: str, environ: Mapping[str, 
     if (actual := done.stdout.strip()) != version:
         raise EnvironmentLacking(
             f"expected {package} {version} from {tree}, found {actual or done.stderr}",
-            remedy=f"remove what puts another {package} before PYTHONPATH",
+            fix=f"remove what puts another {package} before PYTHONPATH",
         )
     return variables

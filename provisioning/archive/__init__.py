@@ -53,7 +53,7 @@ def extract(
             raise EnvironmentLacking(
                 f"{into}: expected a file system that keeps {plan.case_clash[0]!r} and {plan.case_clash[1]!r}"
                 " apart, found one that takes them for the same name",
-                remedy=f"{ANOTHER_STORE}, on a case-sensitive file system",
+                fix=f"{ANOTHER_STORE}, on a case-sensitive file system",
             )
         return unpack(zip_file, plan, into, workers, progress, name or archive.name)
 

@@ -71,7 +71,7 @@ class Zip:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise EnvironmentLacking(
-                f"{path}: expected an archive, found {error.strerror}", remedy=session("provision")
+                f"{path}: expected an archive, found {error.strerror}", fix=session("provision")
             ) from error
         try:
             self.size = os.fstat(self._fd).st_size
@@ -89,12 +89,12 @@ class Zip:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def error(self, member: str, expected: str, found: str, remedy: str = "") -> ArchiveError:
+    def error(self, member: str, expected: str, found: str, fix: str = "") -> ArchiveError:
         where = f"{self.path.name}: member {member!r}" if member else self.path.name
-        if not remedy:
+        if not fix:
             again = f"{quoted('rm', self.path)} && {session('provision')}"
-            remedy = f"{again}; if this stays, the published archive is bad"
-        return ArchiveError(f"{where}: expected {expected}, found {found}", remedy=remedy)
+            fix = f"{again}; if this stays, the published archive is bad"
+        return ArchiveError(f"{where}: expected {expected}, found {found}", fix=fix)
 
     def data_start(self, member: Member) -> int:
         """Where the member's bytes begin, once its local header agrees with the directory."""

@@ -201,5 +201,5 @@ class _Unpacking:
             return self._zip.error(path, f"nothing in its way in {self._into}", error.strerror or str(error))
         full = error.errno in FULL
         where = self._into if full else self._into / path
-        other = EnvironmentLacking(f"{where}: {error.strerror or error}", remedy=ANOTHER_STORE)
+        other = EnvironmentLacking(f"{where}: {error.strerror or error}", fix=ANOTHER_STORE)
         return disk_error(error, ANOTHER_STORE, where, self._plan.total) or other

@@ -1,4 +1,4 @@
-"""The frame of every command line: verbs loaded late, errors shown as a message and a remedy."""
+"""The frame of every command line: verbs loaded late, errors shown as a message and a fix."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
 
 
 def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
-    """Turn foreseeable errors into a message, a remedy and an exit code.
+    """Turn foreseeable errors into a message, a fix and an exit code.
 
     `session` is the command that runs the same with all packages installed.
     """
@@ -191,7 +191,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         if debug:
             _print_traceback()
         message = f"the Python {sys.executable} has no package {error.name}"
-        show_error(EnvironmentLacking(message, remedy=f"{session}, which installs what it needs"))
+        show_error(EnvironmentLacking(message, fix=f"{session}, which installs what it needs"))
         return EnvironmentLacking.exit_code
     except Exception as error:
         return _crashed(error)
@@ -201,8 +201,8 @@ def _crashed(error: Exception) -> int:
     """An error of our own: its traceback is what a report of it needs."""
     _print_traceback()
     name = type(error).__name__
-    remedy = "report it with the traceback above and the command"
-    show_error(ToolkitError(f"this is an error in qnn-ci: {name}: {error}", remedy=remedy))
+    fix = "report it with the traceback above and the command"
+    show_error(ToolkitError(f"this is an error in qnn-ci: {name}: {error}", fix=fix))
     return INTERNAL
 
 
@@ -240,8 +240,8 @@ def _drop_output() -> None:
 
 def show_error(error: ToolkitError) -> None:
     sys.stderr.write(as_here(f"error: {error.message}\n"))
-    if error.remedy:
-        sys.stderr.write(as_here(f"  try: {error.remedy}\n"))
+    if error.fix:
+        sys.stderr.write(as_here(f"  try: {error.fix}\n"))
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:

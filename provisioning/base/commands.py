@@ -69,14 +69,14 @@ def captured_module(
         return captured(command, env={**environ, "PYTHONPATH": path}, timeout=timeout, cwd=cwd)
     except subprocess.TimeoutExpired as error:
         message = f"{subject}: not done after {timeout:g} s"
-        raise CheckFailed(message, remedy="allow more with --timeout") from error
+        raise CheckFailed(message, fix="allow more with --timeout") from error
 
 
-def without_result(done: subprocess.CompletedProcess[str], subject: object, remedy: str) -> CheckFailed:
+def without_result(done: subprocess.CompletedProcess[str], subject: object, fix: str) -> CheckFailed:
     """For a process that ended without its result: its last line, and more of them for --debug."""
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     message = f"{subject}: {lines[-1] if lines else 'it ended without a word'}"
-    return CheckFailed(message, remedy=remedy, output="\n".join(lines[-LAST_LINES:]))
+    return CheckFailed(message, fix=fix, output="\n".join(lines[-LAST_LINES:]))
 
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -107,6 +107,6 @@ def logged(
                 command, stdout=output, stderr=output, env=environ, timeout=timeout, cwd=cwd, check=False
             )
         except subprocess.TimeoutExpired as error:
-            message, remedy = f"{subject}: no answer after {timeout:g} s", f"read {log}; --timeout gives more"
-            raise EnvironmentLacking(message, remedy=remedy) from error
+            message, fix = f"{subject}: no answer after {timeout:g} s", f"read {log}; --timeout gives more"
+            raise EnvironmentLacking(message, fix=fix) from error
     return done.returncode

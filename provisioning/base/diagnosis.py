@@ -187,7 +187,7 @@ def knowledge() -> Knowledge:
         codes: tuple[int, ...] = ()
         unless: tuple[str, ...] = ()
         cause: str
-        mend: str
+        fix: str
         source: str
         example: str
 
@@ -206,7 +206,7 @@ def knowledge() -> Knowledge:
             row.codes,
             row.unless,
             row.cause,
-            row.mend,
+            row.fix,
             row.source,
             row.example.strip("\n"),
         )

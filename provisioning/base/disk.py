@@ -1,4 +1,4 @@
-"""Errors of files and disks as errors with a remedy, by one table."""
+"""Errors of files and disks as errors with a fix, by one table."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def disk_error(
     `elsewhere` says how to choose another place: "choose another path". `where` is the folder or file, if
     the error does not name it; `needed` the bytes that a full disk lacks room for.
     """
-    remedy = _REMEDIES.get(error.errno or 0)
-    if remedy is None:
+    fix = _REMEDIES.get(error.errno or 0)
+    if fix is None:
         return None
     place = where or error.filename2 or error.filename
     message = f"{place or 'output'}: {error.strerror}"
     if error.errno in FULL and where is not None:
         message += f" ({f'{needed:,} bytes' if needed else 'more'} needed{_free(where)})"
     at = f" at {_mount_point(Path(str(place)))}" if place else ""
-    return EnvironmentLacking(message, remedy=remedy.format(elsewhere=elsewhere, at=at))
+    return EnvironmentLacking(message, fix=fix.format(elsewhere=elsewhere, at=at))
 
 
 def _mount_point(path: Path) -> Path:
@@ -80,7 +80,7 @@ def disk_errors(elsewhere: str) -> Iterator[None]:
     except OSError as error:
         known = disk_error(error, elsewhere)
         if known is None and error.errno in IN_THE_WAY:
-            known = EnvironmentLacking(f"{error.filename}: {error.strerror}", remedy=elsewhere)
+            known = EnvironmentLacking(f"{error.filename}: {error.strerror}", fix=elsewhere)
         if known is None:
             raise
         raise known from error

@@ -62,8 +62,8 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         first, *others = map(_described, wrong)
         key, expected, value = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
-        remedy = f"correct {path}" if others else ""
-        raise ManifestError(path, key, expected=expected, found=value + more, remedy=remedy) from error
+        fix = f"correct {path}" if others else ""
+        raise ManifestError(path, key, expected=expected, found=value + more, fix=fix) from error
 
 
 def _has_wrong_items(place: tuple[int | str, ...], errors: list[Any]) -> bool:

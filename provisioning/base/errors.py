@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 class ToolkitError(Exception):
-    """Base: shown to users as one message and one remedy.
+    """Base: shown to users as one message and one fix.
 
     --debug adds the traceback and `output`: what the program that failed (pip, git, CMake) printed.
     """
@@ -21,11 +21,11 @@ class ToolkitError(Exception):
     exit_code = 1
 
     def __init__(
-        self, message: str, *, remedy: str = "", output: str = "", exit_code: int | None = None
+        self, message: str, *, fix: str = "", output: str = "", exit_code: int | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.remedy = remedy
+        self.fix = fix
         self.output = output
         if exit_code is not None:
             self.exit_code = exit_code
@@ -42,7 +42,7 @@ class UsageError(ToolkitError):
 
 
 class UnknownName(UsageError):
-    """The user named something that does not exist. The remedy is the nearest name, or all names."""
+    """The user named something that does not exist. The fix is the nearest name, or all names."""
 
     def __init__(self, message: str, name: str, known: Iterable[str]) -> None:
         import difflib
@@ -50,16 +50,16 @@ class UnknownName(UsageError):
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(names)}"
-        super().__init__(message, remedy=hint)
+        super().__init__(message, fix=hint)
 
 
 class ManifestError(UsageError):
     """A manifest that cannot be taken: names file, key, what was expected and what was found."""
 
-    def __init__(self, file: Path, key: str, *, expected: str, found: str, remedy: str = "") -> None:
+    def __init__(self, file: Path, key: str, *, expected: str, found: str, fix: str = "") -> None:
         super().__init__(
             f"{file}: {key}: expected {expected}, found {found}",
-            remedy=remedy or (f"correct {file}" if key.startswith("(") else f"correct {key} in {file}"),
+            fix=fix or (f"correct {file}" if key.startswith("(") else f"correct {key} in {file}"),
         )
         self.file = file
         self.key = key
@@ -68,7 +68,7 @@ class ManifestError(UsageError):
 
 
 class EnvironmentLacking(ToolkitError):
-    """Something that must be there first is not; the remedy is the command that puts it there."""
+    """Something that must be there first is not; the fix is the command that puts it there."""
 
     exit_code = 3
 

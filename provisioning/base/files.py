@@ -64,7 +64,7 @@ def with_table(page: Path, name: str, table: str, text: str | None = None) -> st
     return f"{before}{begin}\n{table}\n{end}{after}"
 
 
-def write_named(path: Path, text: str, *, append: bool = False, remedy: str = "") -> None:
+def write_named(path: Path, text: str, *, append: bool = False, fix: str = "") -> None:
     """Write a file that the user, or GitHub, has named. Bytes in paths that are no text stay as they are."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def write_named(path: Path, text: str, *, append: bool = False, remedy: str = ""
             stream.write(os.fsencode(text))
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}: {error.strerror}", remedy=remedy or "name a file that you may write"
+            f"cannot write {path}: {error.strerror}", fix=fix or "name a file that you may write"
         ) from error
 
 

@@ -13,7 +13,7 @@ from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
-SCHEMA = 1
+SCHEMA = 2
 
 T = TypeVar("T")
 Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
@@ -41,11 +41,11 @@ class Finding:
     severity: Severity
     subject: str
     message: str
-    remedy: str
+    fix: str
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", as_here(self.message))
-        object.__setattr__(self, "remedy", as_here(self.remedy))
+        object.__setattr__(self, "fix", as_here(self.fix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def unwritable(path: Path, error: OSError) -> ToolkitError:
     if error.errno in OF_MACHINE and (
         known := disk_error(error, f"name another disk with {elsewhere}", path)
     ):
-        return EnvironmentLacking(message, remedy=known.remedy)
-    return UsageError(message, remedy=f"name a directory that you may write with {elsewhere}")
+        return EnvironmentLacking(message, fix=known.fix)
+    return UsageError(message, fix=f"name a directory that you may write with {elsewhere}")
 
 
 def _typed(kind: type[T], data: dict[str, object]) -> T:

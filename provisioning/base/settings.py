@@ -97,19 +97,19 @@ def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
     names = [name.strip() for value in values or () for name in value.split(",")]
     if "" in names:
         shown = ", ".join(repr(value) for value in values or ())
-        raise UsageError(f"{source} {shown}: expected a name, found nothing", remedy=f"leave {source} out")
+        raise UsageError(f"{source} {shown}: expected a name, found nothing", fix=f"leave {source} out")
     return tuple(dict.fromkeys(names))
 
 
 def user_path(text: str | Path, name: str, base: str = "") -> Path:
     """A path as the user wrote it, `~` expanded; a relative one begins in `base`. `name` is for errors."""
     if not str(text):
-        raise UsageError(f"{name}: expected a path, found nothing", remedy=f"leave {name} out, or set it")
+        raise UsageError(f"{name}: expected a path, found nothing", fix=f"leave {name} out, or set it")
     try:
         return Path(base, Path(text).expanduser())
     except RuntimeError:
         raise UsageError(
-            f"{name} {text}: there is no home directory of that user", remedy="write the path in full"
+            f"{name} {text}: there is no home directory of that user", fix="write the path in full"
         ) from None
 
 

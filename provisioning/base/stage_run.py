@@ -39,8 +39,8 @@ class StageRun:
         """For a session, with the arguments that the user typed."""
         return cls(stage, profile, target, typed(f"nox -s {stage} --", sys.argv[2:]))
 
-    def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:
-        self.findings.append(Finding(rule, severity, subject, message, remedy))
+    def add(self, rule: str, severity: Severity, subject: str, message: str, fix: str = "") -> None:
+        self.findings.append(Finding(rule, severity, subject, message, fix))
 
     @contextmanager
     def reported(self, reports: Path, rule: str, subject: str = "") -> Iterator[None]:
@@ -52,7 +52,7 @@ class StageRun:
             yield
         except BaseException as error:
             shown = self._shown(error)
-            self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.remedy)
+            self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.fix)
             self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
             raise
 
@@ -60,9 +60,9 @@ class StageRun:
         if isinstance(error, ToolkitError):
             return error
         if isinstance(error, KeyboardInterrupt):
-            return ToolkitError("interrupted", remedy=self.command)
+            return ToolkitError("interrupted", fix=self.command)
         return ToolkitError(
-            f"{type(error).__name__}: {error}", remedy=f"report what it printed; repeat with: {self.command}"
+            f"{type(error).__name__}: {error}", fix=f"report what it printed; repeat with: {self.command}"
         )
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:

@@ -24,7 +24,7 @@ def mirrored(url: str, environ: Mapping[str, str] = os.environ) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
             f"{MIRROR_VARIABLE}: expected a base URL, found {redact(base)!r}",
-            remedy=f"export {MIRROR_VARIABLE}=https://HOST/PREFIX, or unset it",
+            fix=f"export {MIRROR_VARIABLE}=https://HOST/PREFIX, or unset it",
         )
     original = urlsplit(url)
     path = parts.path.rstrip("/") + original.path

@@ -22,7 +22,7 @@ def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, (ConnectionError, TimeoutError)):
             raise
-        other = EnvironmentLacking(f"{folder}: {error.strerror or error}", remedy=ANOTHER_STORE)
+        other = EnvironmentLacking(f"{folder}: {error.strerror or error}", fix=ANOTHER_STORE)
         raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error
 
 

@@ -117,7 +117,7 @@ def open_session() -> requests.Session:
             if not Path(bundle).exists():
                 raise EnvironmentLacking(
                     f"{variable}: there is no CA bundle at {bundle}",
-                    remedy=f"correct or unset {variable}",
+                    fix=f"correct or unset {variable}",
                 )
             session.verify = bundle
             break
@@ -131,7 +131,7 @@ def _stay_encrypted(response: requests.Response, **_: object) -> None:
         response.close()
         raise UpstreamError(
             f"{redact(response.url)}: redirects to an address without TLS ({redact(target)})",
-            remedy=f"name a mirror in {MIRROR_VARIABLE}",
+            fix=f"name a mirror in {MIRROR_VARIABLE}",
         )
 
 
@@ -167,13 +167,13 @@ def check_start(block: bytes, response: requests.Response, url: str, name: str) 
     text = _printable(block)
     raise IntegrityError(
         f"{redact(url)}: expected a zip file, the server sent {kind}" + (f": {text}" if text else ""),
-        remedy=f"open the address in a browser to see what it says; another network or a mirror "
+        fix=f"open the address in a browser to see what it says; another network or a mirror "
         f"({MIRROR_VARIABLE}) may have the file",
     )
 
 
 def refuse(response: requests.Response, url: str) -> NoReturn:
-    """Raise NetworkError if another attempt may help, else an error with its remedy."""
+    """Raise NetworkError if another attempt may help, else an error with its fix."""
     status = response.status_code
     reason = f"the server answered {status} {response.reason or ''}".rstrip()
     if status in RETRIED:
@@ -181,7 +181,7 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
     shown = redact(url)
     if response.history:
         shown += f" (redirected to {urlsplit(response.url).hostname})"
-    remedies = {
+    fixes = {
         401: "the address needs credentials: put them in ~/.netrc",
         403: "this server refuses some networks: try another one, name a mirror in "
         f"{MIRROR_VARIABLE}, or download the file in a browser, unpack it, and point QNN_SDK_ROOT "
@@ -191,7 +191,7 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
     }
     raise (NotThere if status in (404, 410) else UpstreamError)(
         f"{shown}: {reason}",
-        remedy=remedies.get(status, f"try another mirror ({MIRROR_VARIABLE}) or try again later"),
+        fix=fixes.get(status, f"try another mirror ({MIRROR_VARIABLE}) or try again later"),
     )
 
 
@@ -204,7 +204,7 @@ def refuse_page(response: requests.Response, url: str) -> None:
     if _is_page(response) and not urlsplit(url).path.endswith((".html", ".htm")):
         raise IntegrityError(
             f"{redact(url)}: the server sent a web page instead of the file",
-            remedy="open the address in a browser to see what it says (a sign-in, a licence, an error)",
+            fix="open the address in a browser to see what it says (a sign-in, a licence, an error)",
         )
 
 

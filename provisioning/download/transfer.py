@@ -133,7 +133,7 @@ class Transfer:
         if self.size not in (None, size):
             raise IntegrityError(
                 f"{local}: expected {self.size} bytes, found {size}",
-                remedy=f"remove {local}, it is another file",
+                fix=f"remove {local}, it is another file",
             )
         digest = hashlib.sha256()
         self._discard()
@@ -167,7 +167,7 @@ class Transfer:
         worst = next((f for f in failures if isinstance(f, IntegrityError)), failures[0])
         raise type(worst)(
             f"{self.name}: no address gave it: " + "; ".join(f.message for f in failures),
-            remedy=worst.remedy,
+            fix=worst.fix,
         )
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
@@ -192,7 +192,7 @@ class Transfer:
                 restarts += 1
                 if restarts > 2:
                     raise UpstreamError(
-                        f"{redact(url)} changes while it is fetched ({reason})", remedy="try again later"
+                        f"{redact(url)} changes while it is fetched ({reason})", fix="try again later"
                     )
                 self.progress.note(f"{self.name}: {reason}; starting over")
             if failure is None:
@@ -205,7 +205,7 @@ class Transfer:
             except urllib3.exceptions.MaxRetryError:
                 raise UpstreamError(
                     f"{redact(url)}: {failure.reason} ({self.patience.attempts} attempts without progress)",
-                    remedy="check the network and the proxy variables, then run the same command again: "
+                    fix="check the network and the proxy variables, then run the same command again: "
                     "it goes on from where it stopped",
                 ) from None
             wait = max(retry.get_backoff_time(), min(failure.wait, self.patience.longest_retry_after))
@@ -280,7 +280,7 @@ class Transfer:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UpstreamError(
                     f"{redact(url)}: the server's certificate is not trusted here",
-                    remedy="export REQUESTS_CA_BUNDLE=FILE with the CA certificates of your network",
+                    fix="export REQUESTS_CA_BUNDLE=FILE with the CA certificates of your network",
                 ) from None
             raise NetworkError("the TLS connection failed") from None
         except (
@@ -289,10 +289,10 @@ class Transfer:
             requests.exceptions.MissingSchema,
         ):
             raise UsageError(
-                f"not an address to fetch from: {redact(url)}", remedy="use an https:// address"
+                f"not an address to fetch from: {redact(url)}", fix="use an https:// address"
             ) from None
         except requests.exceptions.TooManyRedirects:
-            raise UpstreamError(f"{redact(url)}: redirected in circles", remedy="try again later") from None
+            raise UpstreamError(f"{redact(url)}: redirected in circles", fix="try again later") from None
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             raise NetworkError(in_words(error, self.patience)) from None
 
@@ -330,7 +330,7 @@ class Transfer:
             raise IntegrityError(
                 f"{redact(url)}: expected {self.size} bytes, the server has {total}"
                 + excerpt(response, total),
-                remedy="the file at this address is not the one the manifest names: try another mirror "
+                fix="the file at this address is not the one the manifest names: try another mirror "
                 f"({MIRROR_VARIABLE}), or report it",
             )
         return offset, total if total is not None else self.size
@@ -368,7 +368,7 @@ class Transfer:
                     if total is not None and received + len(block) > total:
                         raise IntegrityError(
                             f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
-                            remedy="this address has another file than the one named: try a mirror "
+                            fix="this address has another file than the one named: try a mirror "
                             f"({MIRROR_VARIABLE})",
                         )
                     with disk_errors(folder, None if total is None else total - received):
@@ -391,7 +391,7 @@ class Transfer:
         if received == 0:
             self._discard()
             raise IntegrityError(
-                f"{redact(url)}: the server sent an empty file", remedy=f"try a mirror ({MIRROR_VARIABLE})"
+                f"{redact(url)}: the server sent an empty file", fix=f"try a mirror ({MIRROR_VARIABLE})"
             )
         if total is not None and received < total:
             raise NetworkError(f"the transfer ended after {received} of {total} bytes")
@@ -415,7 +415,7 @@ class Transfer:
                 raise _StartOver("the resumed file has another hash than expected")
             raise IntegrityError(
                 f"{redact(url)}: expected sha256 {self.sha256}, found {digest}; nothing was kept",
-                remedy=f"try another mirror ({MIRROR_VARIABLE}); if every network gives this hash, the file "
+                fix=f"try another mirror ({MIRROR_VARIABLE}); if every network gives this hash, the file "
                 "was replaced at its source: do not use it before its publisher explains why",
             )
         with disk_errors(self.into.parent, None):

@@ -30,7 +30,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
     if not value.strip():
         raise EnvironmentLacking(
             f"{variable} is set but empty, which tools take for a path",
-            remedy=f"unset {variable}, or set it to the {component}'s folder",
+            fix=f"unset {variable}, or set it to the {component}'s folder",
         )
     path = user_path(value, variable)
     where = f"{variable}={value}"
@@ -39,7 +39,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
     except PermissionError as error:
         raise EnvironmentLacking(
             f"{where}: cannot be read ({error.filename or path})",
-            remedy=quoted("chmod", "-R", "u+rX", path),
+            fix=quoted("chmod", "-R", "u+rX", path),
         ) from error
     path = path.resolve()
     identity = identity_of(component, path)
@@ -59,17 +59,17 @@ def _check(component: str, path: Path, where: str, variable: str) -> None:
             near = None
         raise EnvironmentLacking(
             f"{where}: there is no such folder" + (f" (there is {near})" if near else ""),
-            remedy=_export(variable, _nearby(component, near) if near else None),
+            fix=_export(variable, _nearby(component, near) if near else None),
         )
     if path.is_file():
         if path.name.lower().endswith(ARCHIVES):
             raise EnvironmentLacking(
                 f"{where}: is an archive that is not unpacked",
-                remedy=f"unpack it, and set {variable} to the folder that holds {_landmark_words(component)}",
+                fix=f"unpack it, and set {variable} to the folder that holds {_landmark_words(component)}",
             )
         raise EnvironmentLacking(
             f"{where}: is a file, expected a folder",
-            remedy=_export(variable, _nearby(component, path.parent)),
+            fix=_export(variable, _nearby(component, path.parent)),
         )
     names = sorted(entry.name for entry in path.iterdir())
     if is_root(component, path):
@@ -81,7 +81,7 @@ def _check(component: str, path: Path, where: str, variable: str) -> None:
     raise EnvironmentLacking(
         f"{where}: is not the root of a {component}: expected {_landmark_words(component)} in it, "
         f"found {listing}{hint}",
-        remedy=_export(variable, right),
+        fix=_export(variable, right),
     )
 
 

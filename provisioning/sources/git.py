@@ -92,19 +92,19 @@ def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
     if shutil.which("git") is None:
         raise EnvironmentLacking(
             f"git is needed to fetch {redact(source.url)}, and it is not on PATH",
-            remedy="install git (Debian and Ubuntu: apt-get install git)",
+            fix="install git (Debian and Ubuntu: apt-get install git)",
         )
     with alone(into, progress):
         if (into / ".git").exists():
             present = _git(["rev-parse", "HEAD"], into, source)
             if source.commit not in (None, present):
                 raise IntegrityError(
-                    f"{into}: expected commit {source.commit}, found {present}", remedy=f"remove {into}"
+                    f"{into}: expected commit {source.commit}, found {present}", fix=f"remove {into}"
                 )
             if changed := _git(["status", "--porcelain"], into, source).splitlines():
                 raise IntegrityError(
                     f"{into}: expected it as it was checked out, found {len(changed)} changed: {changed[0]}",
-                    remedy=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
+                    fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
                 )
             return present
         building = into.with_name(f"{into.name}.part")
@@ -170,7 +170,7 @@ def _build(source: Git, building: Path) -> str:
     head = _git(["rev-parse", "HEAD"], building, source)
     if head != commit or _git(["status", "--porcelain", "--untracked-files=no"], building, source):
         raise IntegrityError(
-            f"{building}: the checkout of {commit} is not clean", remedy=f"remove {building} and try again"
+            f"{building}: the checkout of {commit} is not clean", fix=f"remove {building} and try again"
         )
     return commit
 
@@ -182,7 +182,7 @@ def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
         has_no = f"neither commit {source.commit} nor" if source.commit else "no"
         raise UpstreamError(
             f"{redact(source.url)} has {has_no} tag {source.tag}",
-            remedy="correct url, tag and commit in the manifest",
+            fix="correct url, tag and commit in the manifest",
         ) from error
     if source.commit not in (None, now):
         raise _moved(source, now) from error
@@ -195,7 +195,7 @@ def _tag_agrees(source: Git, building: Path) -> None:
         raise IntegrityError(
             f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, "
             f"found {now or 'no such tag'}: the tag was moved or the pin is wrong",
-            remedy="find out which is right; a tree of your own is used when its variable names it",
+            fix="find out which is right; a tree of your own is used when its variable names it",
         )
 
 
@@ -213,7 +213,7 @@ def _moved(source: Git, commit: str) -> IntegrityError:
     return IntegrityError(
         f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {commit}, and the "
         "expected one cannot be fetched: the tag was moved or the pin is wrong",
-        remedy="find out why before you change the manifest's commit",
+        fix="find out why before you change the manifest's commit",
     )
 
 
@@ -254,7 +254,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
         "correct the manifest's url, or set up a git credential helper",
     ),
 )
-"""Our words for git's complaints: pattern, message, remedy. The first pattern that fits counts."""
+"""Our words for git's complaints: pattern, message, fix. The first pattern that fits counts."""
 
 
 def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
@@ -262,10 +262,10 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
     last_words = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
     where = redact(source.url)
     if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
-        remedy = "free some space or choose another disk"
-        return EnvironmentLacking(f"{folder}: git {step}: {last_words}", remedy=remedy, output=text)
-    for pattern, message, remedy in _COMPLAINTS:
+        fix = "free some space or choose another disk"
+        return EnvironmentLacking(f"{folder}: git {step}: {last_words}", fix=fix, output=text)
+    for pattern, message, fix in _COMPLAINTS:
         if re.search(pattern, text, re.IGNORECASE):
-            return UpstreamError(f"{where}: {message}: {last_words}", remedy=remedy, output=text)
+            return UpstreamError(f"{where}: {message}: {last_words}", fix=fix, output=text)
     message = f"{where}: git {step} failed: {last_words}"
-    return _Stuck(message, remedy="run the same command again", output=text)
+    return _Stuck(message, fix="run the same command again", output=text)

@@ -53,7 +53,7 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress) -> None:
             raise IntegrityError(
                 f"{redact(url)}: expected {kind} {expected} (the repository's own sum), found {digest}; "
                 "nothing was kept",
-                remedy="run the same command again; if it stays so, the repository is wrong",
+                fix="run the same command again; if it stays so, the repository is wrong",
             )
         return
     progress.note(f"{redact(url)}: the repository has no sum to check it against")
@@ -72,6 +72,6 @@ def _sidecar(url: str, digits: int) -> str | None:
     if not words or not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", words[0]):
         raise IntegrityError(
             f"{redact(url)}: expected {digits} hexadecimal digits, found {text[:60]!r}",
-            remedy="record the artifact's sha256 in the manifest",
+            fix="record the artifact's sha256 in the manifest",
         )
     return words[0].lower()

@@ -79,7 +79,7 @@ def _address(source: Wheel) -> str:
     except (ValueError, KeyError, TypeError) as error:
         raise UpstreamError(
             f"{source.filename}: pip's report cannot be read ({type(error).__name__})",
-            remedy=quoted(*_pip(source), "install", "--upgrade", "pip"),
+            fix=quoted(*_pip(source), "install", "--upgrade", "pip"),
         ) from error
     for url in urls:
         if wheel_name(url) == source.filename:
@@ -87,7 +87,7 @@ def _address(source: Wheel) -> str:
     names = ", ".join(sorted(map(wheel_name, urls))[:5]) or "nothing"
     raise UpstreamError(
         f"expected {source.filename} from the package index, found {names}",
-        remedy="name an index that has this wheel in PIP_INDEX_URL",
+        fix="name an index that has this wheel in PIP_INDEX_URL",
     )
 
 
@@ -98,7 +98,7 @@ def _pip(source: Wheel) -> list[str]:
         return [pip]
     raise EnvironmentLacking(
         f"{source.filename}: pip, which asks the package index, is not in this Python ({sys.executable})",
-        remedy=quoted(sys.executable, "-m", "ensurepip"),
+        fix=quoted(sys.executable, "-m", "ensurepip"),
     )
 
 
@@ -162,7 +162,7 @@ _COMPLAINTS: Sequence[tuple[str, type[UpstreamError], str, str]] = (
     ),
     ("", UpstreamError, "pip failed", "run the same command again with --debug"),
 )
-"""Our words for pip's complaints: pattern, error, message, remedy. The first pattern that fits counts."""
+"""Our words for pip's complaints: pattern, error, message, fix. The first pattern that fits counts."""
 
 
 def explain(source: Wheel, text: str) -> UpstreamError:
@@ -170,13 +170,13 @@ def explain(source: Wheel, text: str) -> UpstreamError:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
     last_words = " ".join(errors[-2:])[:400] or "(it printed nothing)"
-    kind, message, remedy = next(
-        (kind, message, remedy)
-        for pattern, kind, message, remedy in _COMPLAINTS
+    kind, message, fix = next(
+        (kind, message, fix)
+        for pattern, kind, message, fix in _COMPLAINTS
         if re.search(pattern, text, re.IGNORECASE)
     )
     return kind(
         f"{source.package}=={source.version} ({source.filename}): {message}: {last_words}",
-        remedy=remedy,
+        fix=fix,
         output=text,
     )

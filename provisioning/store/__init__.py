@@ -173,7 +173,7 @@ class Store(Trees):
             remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
             raise CheckFailed(
                 f"{tree.root.name}: {wrong[0]} in what would repair it",
-                remedy=f"{remove} && {session('provision')}",
+                fix=f"{remove} && {session('provision')}",
             )
         tree.root.rename(staging / "damaged")
         (staging / "tree").rename(tree.root)
@@ -185,7 +185,7 @@ def require_pins(name: str, component: Component) -> None:
         raise Unlocked(
             f"{name} {component.version} is not locked: its manifest names no sha256, "
             "and --locked (the default when CI is set) takes only bytes that are known",
-            remedy=session("lock", "--component", name),
+            fix=session("lock", "--component", name),
         )
 
 
@@ -200,7 +200,7 @@ def _disk_errors(store: Path) -> Iterator[None]:
         not_makeable = error.errno == errno.ENOENT and not store.is_dir()
         if known is None and (not_makeable or error.errno in IN_THE_WAY):
             where = error.filename or store
-            known = EnvironmentLacking(f"{where}: not a store: {error.strerror}", remedy=ANOTHER_STORE)
+            known = EnvironmentLacking(f"{where}: not a store: {error.strerror}", fix=ANOTHER_STORE)
         if known is None:
             raise
         raise known from error

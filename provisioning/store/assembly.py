@@ -79,7 +79,7 @@ class Assembly:
         if not parts:
             raise UsageError(
                 f"{self._name} has nothing for {', '.join(sorted(self._want.targets)) or 'this selection'}",
-                remedy="choose another --target",
+                fix="choose another --target",
             )
         files = _in_parallel(self._files_of, parts)
         items = self._compose(files)
@@ -153,7 +153,7 @@ class Assembly:
             if self._offline:
                 raise EnvironmentLacking(
                     f"{self._name}: {part.name} was not fetched before, and --offline forbids to fetch it",
-                    remedy="run the same command without --offline",
+                    fix="run the same command without --offline",
                 )
             if before is not None:
                 self._progress.note(f"downloading {before.name} again because it was pruned from the store")
@@ -162,7 +162,7 @@ class Assembly:
             raise IntegrityError(
                 f"{before.name}: expected {before.sha256}, as when {self._name} was first "
                 f"provisioned, found {fetched.sha256}",
-                remedy=f"what the server has changed: {session('lock', '--component', self._name)}",
+                fix=f"what the server has changed: {session('lock', '--component', self._name)}",
             )
         placing = Placing(part, self._want)
         folder = self._staging / f"part-{part.name}"
@@ -218,7 +218,7 @@ class Assembly:
         if actual and not _same_version(actual, component.version):
             raise IntegrityError(
                 f"{self._name}: expected version {component.version}, found {actual} inside what was fetched",
-                remedy="correct the version or the address in the manifest",
+                fix="correct the version or the address in the manifest",
             )
         if self._name != QNN_SDK:
             return
@@ -233,7 +233,7 @@ class Assembly:
             words = ", ".join(f"{build_id} ({path})" for build_id, path in sorted(ids.items()))
             raise IntegrityError(
                 f"{self._name}: expected one build id in all libraries, found {words}",
-                remedy="this is not the SDK that the manifest names: check its address",
+                fix="this is not the SDK that the manifest names: check its address",
             )
 
     def _write(self, path: str, text: str) -> Item:

@@ -99,7 +99,7 @@ class Placing:
         expected = f"members below {self._strip!r}" if self._strip else "a member that a place rule fits"
         raise IntegrityError(
             f"{name}: expected {expected}, found at the top level: {listing}",
-            remedy="correct `strip` or `place` of this part in the manifest, if this is the right archive",
+            fix="correct `strip` or `place` of this part in the manifest, if this is the right archive",
         )
 
     def _destination(self, path: str, match: re.Match[str], rule: Placement) -> str | None:
@@ -122,7 +122,7 @@ def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
                 raise IntegrityError(
                     f"{item.path}: expected one file, found two: from part {other.part} "
                     f"({_described(other)}) and from part {item.part} ({_described(item)})",
-                    remedy="let a place rule of one of the parts leave it out",
+                    fix="let a place rule of one of the parts leave it out",
                 )
     return sorted(taken.values(), key=lambda item: item.path)
 

@@ -47,7 +47,7 @@ class Trees:
         if os.path.isfile(path):  # noqa: PTH113  Path's own raises where a parent may not be entered
             raise EnvironmentLacking(
                 f"{path}: expected the store's folder, found a file",
-                remedy=ANOTHER_STORE,
+                fix=ANOTHER_STORE,
             )
         self.path = path
         self.downloads = path / "downloads"

@@ -31,11 +31,11 @@ CHAPTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. Without its own remedy, the rule's fix is shown."""
+    """One thing that is wrong. Without its own fix, the rule's fix is shown."""
 
     subject: str
     message: str
-    remedy: str = ""
+    fix: str = ""
     severity: Severity | None = None
 
 
@@ -46,9 +46,9 @@ class NotApplicable(Exception):
 class CouldNotRun(Exception):
     """The rule could not check: a warning with the reason, never a pass."""
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    def __init__(self, reason: str, fix: str = "") -> None:
         super().__init__(reason)
-        self.remedy = remedy
+        self.fix = fix
 
 
 Check = Callable[[Context], Iterator[Problem]]
@@ -153,11 +153,11 @@ def _apply(rule_: Rule, context: Context) -> Result:
             Severity.WARNING,
             "environment",
             f"could not run: {obstacle}",
-            obstacle.remedy or rule_.text.fix,
+            obstacle.fix or rule_.text.fix,
         )
         return Result(rule_, State.COULD_NOT_RUN, (finding,), str(obstacle))
     findings = tuple(
-        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.remedy or rule_.text.fix)
+        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.fix or rule_.text.fix)
         for p in problems
     )
     severities = {finding.severity for finding in findings}
@@ -200,6 +200,6 @@ def without_ignored(
     if idle := [ignore for ignore in ignores if ignore not in used]:
         raise UsageError(
             f"--ignore {idle[0]} matches no finding",
-            remedy=f"remove --ignore {idle[0]}, or correct it: subjects are shown in the report",
+            fix=f"remove --ignore {idle[0]}, or correct it: subjects are shown in the report",
         )
     return kept, ignored

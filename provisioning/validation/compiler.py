@@ -26,20 +26,20 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     installed = context.host.packages.get("executorch") if context.host else None
     executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
     working = context.measured.working(executorch) if context.measured else ()
-    remedy = "use QNN " + " or ".join(sorted({pair.qnn for pair in working})) if working else ""
+    fix = "use QNN " + " or ".join(sorted({pair.qnn for pair in working})) if working else ""
     for build_id in held:
         pairs = context.measured.of(executorch, build_id) if context.measured else ()
         if not pairs:
             yield Problem(
                 build_id,
                 f"it was not measured with executorch {executorch}",
-                remedy or "measure it: nox -s compat",
+                fix or "measure it: nox -s compat",
                 Severity.WARNING,
             )
         for pair in pairs:
             if not pair.works:
                 yield Problem(
-                    build_id, f"measured with executorch {executorch} and broken: {pair.error}", remedy
+                    build_id, f"measured with executorch {executorch} and broken: {pair.error}", fix
                 )
 
 

@@ -40,20 +40,20 @@ def required_libraries(context: Context) -> Iterator[Problem]:
     tree = _sdk(context)
     for target, wanted in _target_tables(context).items():
         directory = _directory(context, wanted)
-        remedy = session("provision", "--profile", context.profile.name, "--target", target)
+        fix = session("provision", "--profile", context.profile.name, "--target", target)
         if directory is None:
             if not _official(context.profile):
                 # An SDK made of wheels has only the wheels' libraries.
                 choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
-                remedy = f"use an official SDK, which has all targets: --profile {choices}"
+                fix = f"use an official SDK, which has all targets: --profile {choices}"
             why = context.profile.why_lacking(target)
             message = f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs"
-            yield Problem(tree.named, f"{message}: {why}" if why else message, remedy)
+            yield Problem(tree.named, f"{message}: {why}" if why else message, fix)
             continue
         held = context.in_directory(directory)
         for names in wanted.libraries:
             if not any(name in held for name in names):
-                yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", remedy)
+                yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", fix)
 
 
 @rule("soc-libraries", Need.LIBRARIES)

@@ -116,7 +116,7 @@ class RuleText(Model):
     example: str
     """A finding as a user meets it."""
     fix: str
-    """What a finding without a remedy of its own shows."""
+    """What a finding without a fix of its own shows."""
 
 
 class RuleTexts(Model):

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.append and (args.format != "github" or args.name or args.output):
         raise UsageError(
             "--append is for --format github alone",
-            remedy="python -m provisioning env --format github --append",
+            fix="python -m provisioning env --format github --append",
         )
     environment = resolve(selection_of(args), os.environ)
     if not args.quiet:
@@ -77,7 +77,7 @@ def _append(environment: Environment, environ: Mapping[str, str]) -> None:
         if not file:
             raise UsageError(
                 f"--append needs {name}, which a step of GitHub Actions has set",
-                remedy="leave out --append to print what would be appended",
+                fix="leave out --append to print what would be appended",
             )
     # The runner keeps PATH itself and prepends each line of GITHUB_PATH, so the last line comes first.
     variables = {name: value for name, value in environment.variables.items() if name != "PATH"}

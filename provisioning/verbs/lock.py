@@ -87,7 +87,7 @@ def _record_torch() -> int:
     if problems := torch_builds.problems():
         raise UpstreamError(
             f"not every build of torch could be recorded: {'; '.join(problems)}",
-            remedy="name an index that has it: PIP_EXTRA_INDEX_URL=URL before the same command",
+            fix="name an index that has it: PIP_EXTRA_INDEX_URL=URL before the same command",
         )
     return 0
 
@@ -123,7 +123,7 @@ def _check(environments: list[str], profiles: list[str]) -> int:
     ]
     problems += torch_builds.problems()
     if problems:
-        raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), remedy="nox -s lock")
+        raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), fix="nox -s lock")
     sys.stdout.write(f"fresh: {', '.join(f'{name}.txt' for name in environments)}\n")
     return 0
 

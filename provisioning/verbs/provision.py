@@ -243,9 +243,9 @@ def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: P
         f"{name} {component.version} is not locked: no hash of it is on record, "
         "so it is checked only by what is inside"
     )
-    remedy = session("lock", "--profile", stage.profile, "--component", name)
-    progress.note(f"warning: {message}\n  try: {remedy}")
-    stage.add("unlocked-component", Severity.WARNING, name, message, remedy)
+    fix = session("lock", "--profile", stage.profile, "--component", name)
+    progress.note(f"warning: {message}\n  try: {fix}")
+    stage.add("unlocked-component", Severity.WARNING, name, message, fix)
 
 
 def _warn_without_libraries(
@@ -268,9 +268,9 @@ def _warn_without_libraries(
         if why := profile.why_lacking(target):
             message += f": {why}"
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE, target=target), os.environ)
-        remedy = session("provision", *flags)
-        progress.note(f"warning: {message}\n  try: {remedy}")
-        stage.add("target-libraries", Severity.WARNING, QNN_SDK, message, remedy)
+        fix = session("provision", *flags)
+        progress.note(f"warning: {message}\n  try: {fix}")
+        stage.add("target-libraries", Severity.WARNING, QNN_SDK, message, fix)
 
 
 def _row(name: str, component: Component, tree: Tree, state: str) -> Row:

@@ -127,7 +127,7 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
     if broken:
         raise EnvironmentLacking(
             f"{len(broken)} trees cannot be repaired, only provisioned again",
-            remedy=_typed("provision", store=where),
+            fix=_typed("provision", store=where),
         )
     return 0
 
@@ -179,7 +179,7 @@ def _path(selection: Selection, name: str) -> int:
         flags = [*provision_flags(selection, os.environ), "--component", name]
         raise EnvironmentLacking(
             f"{name} {components[name].version} is not in the store ({selection.store}) for this selection",
-            remedy=session("provision", *flags),
+            fix=session("provision", *flags),
         )
     sys.stdout.write(f"{tree.root}\n")
     return 0
@@ -221,9 +221,7 @@ def _existing(where: Path | None) -> Store:
 
     store = Store(store_path(where))
     if not store.path.is_dir():
-        raise EnvironmentLacking(
-            f"there is no store at {store.path}", remedy=_typed("provision", store=where)
-        )
+        raise EnvironmentLacking(f"there is no store at {store.path}", fix=_typed("provision", store=where))
     return store
 
 
@@ -233,7 +231,7 @@ def _named(store: Store, names: Sequence[str]) -> list[Tree]:
         if not any(name in (tree.root.name, tree.component) for tree in trees):
             raise UsageError(
                 f"there is no tree {name!r} in {store.path}",
-                remedy="`python -m provisioning store list` shows what there is",
+                fix="`python -m provisioning store list` shows what there is",
             )
     return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
 

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(_catalogue())
         return 0
     if args.tree is not None and not args.tree.is_dir():
-        raise UsageError(f"--tree {args.tree} is not a directory", remedy="name an existing directory")
+        raise UsageError(f"--tree {args.tree} is not a directory", fix="name an existing directory")
     selection = selection_of(args)
     stage = StageRun.as_typed("validate", selection.profile, ",".join(selection.targets))
     with stage.reported(selection.reports, "validate", stage.profile):

@@ -1,4 +1,4 @@
-"""Models that no suite has: each compiles and runs, or fails with its line and a remedy that works."""
+"""Models that no suite has: each compiles and runs, or fails with its line and a fix that works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIES = {
     "unet-8a8w": "max_pool2d(",
     "unet-fp16": "max_pool2d(",
 }
-"""Each fails with this line, and the remedy is fields of the run."""
+"""Each fails with this line, and the fix is fields of the run."""
 SCHEMES = ("fp16", "8a8w")
 FIELDS = re.compile(r"cpu_nodes = \[.*?\]|delegates = \d+|cpu_budget = \d+")
 
@@ -46,7 +46,7 @@ def _run(folder: Path, names: list[tuple[str, str]], fields: dict[str, str]) -> 
 
 def _errors(done: Done, case: str) -> list[tuple[str, str]]:
     return [
-        (each.message, each.remedy)
+        (each.message, each.fix)
         for each in done.report.findings
         if each.subject.startswith(f"{case}/") and each.severity is Severity.ERROR
     ]
@@ -77,11 +77,11 @@ def test_what_must_be_written_in_another_way_is_named_with_its_line(done: Done, 
     assert _names_only(message, WRITTEN_ANEW[name])
 
 
-def test_the_remedies_of_what_the_compiler_dies_of_work(done: Done, tmp_path: Path) -> None:
+def test_the_fixes_of_what_the_compiler_dies_of_work(done: Done, tmp_path: Path) -> None:
     fields = {}
     for case, line in DIES.items():
-        ((message, remedy),) = _errors(done, case)
+        ((message, fix),) = _errors(done, case)
         assert _names_only(message, line)
-        fields[case] = "\n".join(FIELDS.findall(remedy))
+        fields[case] = "\n".join(FIELDS.findall(fix))
     followed = _run(tmp_path, [(case.partition("-")[0], case.partition("-")[2]) for case in DIES], fields)
     assert followed.code == 0

@@ -42,7 +42,7 @@ try:
     print(fetched.sha256, fetched.size)
 except ToolkitError as error:
     print(type(error).__name__, error.message)
-    print(error.remedy)
+    print(error.fix)
     sys.exit(error.exit_code)
 finally:
     # Not ru_maxrss, which counts the process that started this one too.
@@ -135,7 +135,7 @@ def test_whatever_a_server_does_the_end_is_the_file_or_a_clear_error(seed: int, 
             assert len(errors) <= 20
     assert into.read_bytes() == BODY
     assert {path.name for path in tmp_path.iterdir()} <= {"file.bin", "file.bin.lock"}
-    assert all(error.message and error.remedy for error in errors)
+    assert all(error.message and error.fix for error in errors)
 
 
 @pytest.fixture(autouse=True)

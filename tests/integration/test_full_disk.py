@@ -105,7 +105,7 @@ def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full
         {f"{lane}-machine"},
     ), ended.text
     assert "No space left on device" in errors[0]["message"]
-    assert f"free some space at {house.folder / full}" in errors[0]["remedy"]
+    assert f"free some space at {house.folder / full}" in errors[0]["fix"]
     again = house.test(stage)
     # Compiled again, a program has other bytes, and the emulator has not run these yet.
     cached = 0 if stage == "test_emulator" else 1

@@ -80,9 +80,9 @@ def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rules", "message"),
     [
-        ("lies", ["stage.died"], "exit code 0, and its report says fail"),
-        ("odd", ["rule", "stage.died"], "exit code 9"),
-        ("late", ["rule", "stage.died"], "SIGSEGV"),
+        ("lies", ["stage-died"], "exit code 0, and its report says fail"),
+        ("odd", ["rule", "stage-died"], "exit code 9"),
+        ("late", ["rule", "stage-died"], "SIGSEGV"),
         ("breaks", ["broke"], "LookupError: no such thing"),
     ],
 )

@@ -121,7 +121,7 @@ def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict
     assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_program/16a8w/SM8650")
     assert "against the quantized model on " in finding.message
     assert "the program computes something else than the quantized model" in finding.message
-    assert "nox -s divergence -- " in finding.remedy and "-k wrong_program/16a8w/SM8650" in finding.remedy
+    assert "nox -s divergence -- " in finding.fix and "-k wrong_program/16a8w/SM8650" in finding.fix
 
 
 def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: dict[str, Report]) -> None:
@@ -130,7 +130,7 @@ def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: d
     finding = rules["lowering-cpu-operator"]
     for part in ("aten.erf.default", "lowering_models.py:", "torch.erf(self.first(x))", "No node visitor"):
         assert part in finding.message
-    assert "torch.nn.functional.gelu" in finding.remedy
+    assert "torch.nn.functional.gelu" in finding.fix
     assert rules["lowering-delegates"].message == "expected 1 delegates, found 2"
 
 

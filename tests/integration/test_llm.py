@@ -126,7 +126,7 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
 
     with pytest.raises(CheckFailed) as error:
         speak(changed(speaker, tmp_path, where, value), [[65]], timeout=TIMEOUT)
-    assert key in error.value.remedy
+    assert key in error.value.fix
 
 
 def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:

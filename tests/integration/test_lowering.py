@@ -101,7 +101,7 @@ class TestBadInput:
     def test_where_a_model_decides_by_a_value_is_reported_in_one_line(self, done: Done) -> None:
         (finding,) = [each for each in done.report.findings if each.subject.startswith("decides/")]
         assert "lowering_models.py:" in finding.message and "\n" not in finding.message
-        assert "torch.where" in finding.remedy
+        assert "torch.where" in finding.fix
 
     def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
         assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
@@ -114,7 +114,7 @@ class TestBadInput:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.whole if name != "volume" else ()) for name in DYING]
 )
-def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_works(
+def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
     request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
     _, operator, code, reloads = DYING[name]
@@ -126,7 +126,7 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_work
     # Beside `volume` is a model that memory does not suffice for.
     assert (died.code, finding.rule) == (3 if name == "volume" else 1, "lowering-compile")
     assert operator in finding.message and code in finding.message
-    options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
+    options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.fix)
     cases = {name: {**dying(name), "run": "\n".join(options)}}
     flags, errors = ["--reload"], set()
     if name == "volume":
@@ -146,7 +146,7 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_work
 def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_path: Path) -> None:
     case = {"factory": "lowering_models:recurrent", "scheme": "8a8w"}
     (died,) = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"gru": case})).report.findings
-    cost = re.findall(r"delegates = \d+|cpu_budget = \d+", died.remedy)
+    cost = re.findall(r"delegates = \d+|cpu_budget = \d+", died.fix)
     one = suite(tmp_path, {"gru": {**case, "run": "\n".join(cost)}}, "one.toml")
     kept = run("test_lowering", tmp_path, "--suite", one, "--keep-going")
     assert kept.code == 0 and "lowering-kept-on-cpu" in kept.rules("gru")
@@ -225,16 +225,17 @@ def fails(nodes: frozenset[str]) -> None:
     ("brief", "nodes", "tried"),
     [(False, ["n1"], "not tried"), (True, ["n1", "n2", "n3", "n4", "n5"], "5 more")],
 )
-def test_what_the_compiler_dies_of_is_told_without_a_remedy_too(
+def test_what_the_compiler_dies_of_is_told_without_a_fix_too(
     monkeypatch: pytest.MonkeyPatch, brief: bool, nodes: list[str], tried: str
 ) -> None:
     from ci.partition import guilty
 
     monkeypatch.setattr(guilty.Suspect, "in_words", str)
     search = Searched()
-    remedy = guilty.remedy_of(cast(Any, search), AssertionError("0 more"), fails, brief=brief)
-    assert remedy is not None and (remedy.lowered, sorted(remedy.cpu_nodes)) == (None, nodes)
-    assert tried in remedy.tried and set(search.alone) == {not brief}
+    workaround = guilty.workaround_of(cast(Any, search), AssertionError("0 more"), fails, brief=brief)
+    assert workaround is not None
+    assert (workaround.lowered, sorted(workaround.cpu_nodes)) == (None, nodes)
+    assert tried in workaround.tried and set(search.alone) == {not brief}
 
 
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:

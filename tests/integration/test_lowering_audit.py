@@ -62,7 +62,7 @@ def test_what_falls_back_is_named_with_line_reason_and_measured_way_out(
     for finding in findings:
         assert finding.message.startswith(f"{operator} at {_line(code)}")
         assert f"stays on the CPU{consequence}: No node visitor, unsupported" in finding.message
-        assert way_out in finding.remedy
+        assert way_out in finding.fix
 
 
 @pytest.mark.whole
@@ -78,7 +78,7 @@ def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: 
 def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
     findings = _left(done, "op_repeated_attention")
     assert findings and all(_line("k.repeat_interleave(") in finding.message for finding in findings)
-    assert all("fold the heads of a group" in finding.remedy for finding in findings)
+    assert all("fold the heads of a group" in finding.fix for finding in findings)
 
 
 def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:

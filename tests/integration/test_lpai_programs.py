@@ -35,7 +35,7 @@ def test_programs_are_quantized_and_the_missing_library_is_named(tmp_path: Path)
     assert done.rules("vit_layer") == {"lpai-library", "lpai-annotation"}
     assert all(figure > 25 for figure in figures(done).values()) and len(figures(done)) == 2
     (missing,) = [each for each in done.report.findings if each.subject.startswith("resnet10/")]
-    assert LIBRARY in missing.message and "--profile qnn-2.48" in missing.remedy
+    assert LIBRARY in missing.message and "--profile qnn-2.48" in missing.fix
     (split,) = [each for each in done.report.findings if each.rule == "lpai-annotation"]
     assert "expand" in split.message
     # Nothing half done is taken for a program, now or from memory.

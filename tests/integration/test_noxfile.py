@@ -144,7 +144,7 @@ class TestTorch:
             PythonEnvironments(home.parent, log=print).install_torch(home, "torch==2.13.0", uv)
         except EnvironmentLacking as error:
             assert not list(home.glob("lib/*/site-packages/torch*"))
-            return f"{error.message}: {error.remedy}"
+            return f"{error.message}: {error.fix}"
         return next(home.glob("lib/*/site-packages/torch-*.dist-info")).name
 
     @pytest.mark.parametrize(("name", "installer"), [(WHEEL, "uv"), (PLAIN, "pip")])

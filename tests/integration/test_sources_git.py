@@ -153,7 +153,7 @@ def test_a_server_that_refuses_is_not_called_a_network_error(tmp_path: Path) -> 
         )
         with pytest.raises(UpstreamError) as caught:
             git.checkout(source, tmp_path / "tree")
-    assert "credential" in caught.value.remedy
+    assert "credential" in caught.value.fix
 
 
 def test_only_files_of_the_commit_and_its_submodules_count(upstream: Path, tmp_path: Path) -> None:

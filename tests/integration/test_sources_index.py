@@ -93,7 +93,7 @@ def test_what_fails_is_reported_without_secrets(
     words = {"no wheel": "does not have this wheel", "401": "refused the request", "down": "not be reached"}
     assert words[refusal] in error.message and FILENAME in error.message
     assert "ERROR" in error.output
-    assert "TOPSECRET" not in error.message + error.remedy + error.output
+    assert "TOPSECRET" not in error.message + error.fix + error.output
 
 
 def test_what_pip_says_is_shown_without_its_secrets() -> None:

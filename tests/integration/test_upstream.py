@@ -160,7 +160,7 @@ def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) ->
         {"abs": ("delegate-passed", Severity.ERROR), "skips": ("delegate-not-run", Severity.ERROR)},
     )
     assert counts(report) == {"passed": 1, "unexpected_passes": 1, "not_run": 1}
-    assert report.findings[0].remedy == "nox -s test_delegate -- -k test_abs --update-ledger"
+    assert report.findings[0].fix == "nox -s test_delegate -- -k test_abs --update-ledger"
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +396,7 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(b
     code, report = bench.run("--sample")
     removed = dict.fromkeys(("gone", "missing", "removed"), ("delegate-gone", Severity.ERROR))
     assert (code, findings(report), bench.executed) == (1, removed, {"abs"})
-    assert report.findings[0].remedy == "nox -s test_delegate -- --sample --update-ledger"
+    assert report.findings[0].fix == "nox -s test_delegate -- --sample --update-ledger"
     code, report = bench.run("--sample", "--update-ledger")
     removed = dict.fromkeys(removed, ("delegate-recorded", Severity.NOTE))
     assert (code, findings(report)) == (0, removed)

@@ -157,7 +157,7 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
             1,
             [("upstream-gone", "qat")],
         )
-        assert "--update-ledger" not in report.findings[0].remedy
+        assert "--update-ledger" not in report.findings[0].fix
     assert load_record("qat", "wheels", "SM8650").tests
 
 
@@ -196,7 +196,7 @@ def test_a_finding_of_the_delegate_suite_names_the_command_that_was_run(
 ) -> None:
     _, report = bench.run(*words, "-k", "skips", stage=stage)
     (finding,) = report.findings
-    assert (finding.rule, finding.remedy) == (
+    assert (finding.rule, finding.fix) == (
         rule,
         " ".join(["nox -s", stage, "--", *words, "-k test_skips"]),
     )

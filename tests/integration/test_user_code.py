@@ -54,7 +54,7 @@ def test_relative_paths_begin_in_the_suite_and_the_users_variables_are_seen(
     (finding,) = (each for each in missing.report.findings if each.severity.value == "error")
     assert missing.code == 1 and "width.txt" in finding.message
     # Beside the command that repeats it, which names the suite.
-    assert str(clone) in finding.remedy.replace(str(clone / "suite.toml"), "")
+    assert str(clone) in finding.fix.replace(str(clone / "suite.toml"), "")
     (clone / "width.txt").write_text("8")
     assert (done().code, done().cached()) == (0, {"net"})
     # Another clone shares what is cached.

@@ -78,7 +78,7 @@ def test_torch_comes_as_a_cpu_build_that_is_on_record(
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentLacking) as caught:
         fill("demo", tmp_path / "wheels", WANTED)
-    assert "nox -s lock -- --torch" in caught.value.remedy
+    assert "nox -s lock -- --torch" in caught.value.fix
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{digest}\n")
     fill("demo", tmp_path / "wheels", WANTED)
     assert (tmp_path / "wheels" / TORCH).is_file()

@@ -180,7 +180,7 @@ UNFIT = {"qnn-build-id", "one-build-id"}
     ("place", "change", "rules", "bundle_rule"),
     [
         (SKEL, of_an_older_build, {*UNFIT, "skel-catalogue"}, "bundle-build-id"),
-        (CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing.files"),
+        (CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing-files"),
     ],
 )
 def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(

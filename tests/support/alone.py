@@ -82,7 +82,7 @@ def run(config: pytest.Config) -> int:
             line = f"{result.verdict:8} {result.seconds:6.0f} s  {result.file}  ({result.summary})"
             print(f"[{len(results)}/{len(files)}] {line}", flush=True)
     except ToolkitError as error:
-        raise pytest.UsageError(f"{error.message}: {error.remedy}") from None
+        raise pytest.UsageError(f"{error.message}: {error.fix}") from None
     return _report(folder, results)
 
 

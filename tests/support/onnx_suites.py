@@ -60,5 +60,5 @@ def compiled(changed_facts: dict[str, Any] | None = None) -> Result:
     return Result(changed_facts or facts())
 
 
-def failed(kind: str, message: str = "gone", remedy: str = "look") -> Result:
-    return Result(failure=Failure(kind, message, remedy))
+def failed(kind: str, message: str = "gone", fix: str = "look") -> Result:
+    return Result(failure=Failure(kind, message, fix))

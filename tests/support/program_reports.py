@@ -149,7 +149,7 @@ def with_text_everywhere(text: str) -> list[Report]:
             started=named(report.started),
             command=named(report.command),
             findings=tuple(
-                Finding(named(f.rule), f.severity, named(f.subject), named(f.message), named(f.remedy))
+                Finding(named(f.rule), f.severity, named(f.subject), named(f.message), named(f.fix))
                 for f in report.findings
             ),
             artifacts=tuple(

@@ -96,4 +96,4 @@ def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
 def test_lack_of_memory_or_disk_is_no_error_of_the_tree(text: str, kind: type[Exception], shown: str) -> None:
     error = failure(Command("building it", ("cmake",)), 1, text, Path("log"), 8)
     assert type(error) is kind
-    assert shown in f"{error.message} {error.remedy}"
+    assert shown in f"{error.message} {error.fix}"

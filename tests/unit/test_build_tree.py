@@ -37,7 +37,7 @@ def test_an_empty_submodule_is_reported_with_the_command_that_fills_it(tree: Pat
     (tree / "third-party" / "prelude").mkdir()
     with pytest.raises(EnvironmentLacking, match="third-party/prelude") as caught:
         trees.open_tree(tree)
-    assert "submodule update --init" in caught.value.remedy
+    assert "submodule update --init" in caught.value.fix
 
 
 def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None:

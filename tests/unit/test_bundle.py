@@ -283,29 +283,29 @@ def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(bench: Bench, o
 
 def signing_rules(bench: Bench, overlay: Path, *flags: str | Path) -> tuple[int, list[str]]:
     code = bench.make("--lpai", "--signed", overlay, *flags, soc="SM8850")
-    return code, [rule for rule in bench.rules() if rule.startswith("signing.")]
+    return code, [rule for rule in bench.rules() if rule.startswith("signing-")]
 
 
 def test_who_signed_the_skel_is_reported(bench: Bench, overlay: Path) -> None:
     for name, signer in (("root.pem", chains.signer()), ("other.pem", chains.other_signer())):
         (bench.root / name).write_bytes(signer.root_pem)
-    assert signing_rules(bench, overlay) == (0, ["signing.development-only", "signing.signer-unknown"])
+    assert signing_rules(bench, overlay) == (0, ["signing-development-only", "signing-signer-unknown"])
     assert signing_rules(bench, overlay, "--root", bench.root / "root.pem") == (
         0,
-        ["signing.development-only", "signing.signer-known"],
+        ["signing-development-only", "signing-signer-known"],
     )
     shutil.rmtree(bench.bundle)
     code, rules = signing_rules(bench, overlay, "--root", bench.root / "other.pem")
-    assert (code, "signing.root" in rules, bench.bundle.exists()) == (1, True, False)
+    assert (code, "signing-root" in rules, bench.bundle.exists()) == (1, True, False)
 
 
 def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(bench: Bench, overlay: Path) -> None:
     signed = overlay / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
     signed.write_bytes(signed.read_bytes().replace(b"libQnnLpaiSkel.so", b"libQnnLpaiSkel.no"))
     code, rules = signing_rules(bench, overlay)
-    assert (code, "signing.segments" in rules) == (1, True)
+    assert (code, "signing-segments" in rules) == (1, True)
     shutil.copy(bench.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so", signed)
-    assert signing_rules(bench, overlay) == (1, ["signing.unsigned"])
+    assert signing_rules(bench, overlay) == (1, ["signing-unsigned"])
     assert not bench.bundle.exists()
 
 

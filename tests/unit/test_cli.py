@@ -30,7 +30,7 @@ def run(args):
     if args.what == "bug":
         raise RuntimeError("not foreseen")
     if hasattr(errors, args.what):
-        raise getattr(errors, args.what)("it is so", remedy="do that")
+        raise getattr(errors, args.what)("it is so", fix="do that")
     return int(args.what)
 """
 
@@ -60,7 +60,7 @@ def _main(verbs: dict[str, Verb], *argv: str) -> int:
         ("ArchiveError", 4),
     ],
 )
-def test_a_foreseeable_error_is_a_message_a_remedy_and_its_code(
+def test_a_foreseeable_error_is_a_message_a_fix_and_its_code(
     verbs: dict[str, Verb], error: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _main(verbs, "verb", error) == code

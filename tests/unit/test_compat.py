@@ -130,7 +130,7 @@ def test_the_stage_fails_when_the_profiles_build_does_not_work(lane: Lane) -> No
     (finding,) = lane.report().findings
     assert (code, finding.rule, finding.severity) == (1, "compat-profile-broken", Severity.ERROR)
     log = lane.root / "reports/compat/2.49.40/device.log"
-    assert log.is_file() and finding.remedy.endswith(f"read {log}")
+    assert log.is_file() and finding.fix.endswith(f"read {log}")
 
 
 def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> None:

@@ -62,7 +62,7 @@ def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
     lock = hold(folder, Holder("another-boot/1", ended_process(), "1", "ann on builder, process 7").encode())
     with pytest.raises(EnvironmentLacking, match="in use by ann on builder, process 7") as caught:
         claimed(Local(), folder).__enter__()
-    assert lock.is_dir() and quoted("rm", "-r", f"{folder}/{LOCK}") in caught.value.remedy
+    assert lock.is_dir() and quoted("rm", "-r", f"{folder}/{LOCK}") in caught.value.fix
 
 
 def test_a_holder_that_has_not_written_its_name_yet_holds(folder: str) -> None:
@@ -95,4 +95,4 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path,
     with pytest.raises(UsageError, match="none that a bundle put there") as caught:
         claimed(Local(), f"{tmp_path}/usr").__enter__()
     assert [path.name for path in (tmp_path / "usr").iterdir()] == [entry]
-    assert caught.value.remedy.endswith(f"--device-dir {tmp_path}/usr/qnn-ci")
+    assert caught.value.fix.endswith(f"--device-dir {tmp_path}/usr/qnn-ci")

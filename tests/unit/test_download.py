@@ -186,7 +186,7 @@ def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytes
     kept = "".join(p.read_text() for p in into.parent.glob("*.json"))
     for shown in (
         caught.value.message,
-        caught.value.remedy,
+        caught.value.fix,
         *progress.notes,
         caplog.text,
         kept,

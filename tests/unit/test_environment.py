@@ -94,7 +94,7 @@ def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
     own = _sdk(tmp_path / "own sdk")
     with pytest.raises(EnvironmentLacking, match="is not the root of a qnn-sdk") as caught:
         _resolved(sdk, {"QNN_SDK_ROOT": str(own / "lib")})
-    assert caught.value.remedy == f"export QNN_SDK_ROOT='{own}'"
+    assert caught.value.fix == f"export QNN_SDK_ROOT='{own}'"
 
 
 def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_is_wrong(sdk: Path) -> None:

@@ -15,16 +15,16 @@ from provisioning.base.stage_run import StageRun
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome", "message", "remedy"),
+    ("error", "outcome", "message", "fix"),
     [
-        (EnvironmentLacking("no QNN", remedy="provision"), Outcome.ERROR, "no QNN", "provision"),
-        (CheckFailed("is bad", remedy="mend it"), Outcome.FAIL, "is bad", "mend it"),
+        (EnvironmentLacking("no QNN", fix="provision"), Outcome.ERROR, "no QNN", "provision"),
+        (CheckFailed("is bad", fix="mend it"), Outcome.FAIL, "is bad", "mend it"),
         (KeyboardInterrupt(), Outcome.ERROR, "interrupted", "nox -s lint"),
         (KeyError("k"), Outcome.ERROR, "KeyError: 'k'", "report what it printed; repeat with: nox -s lint"),
     ],
 )
 def test_what_ends_a_stage_early_is_a_finding_of_its_report(
-    tmp_path: Path, error: BaseException, outcome: Outcome, message: str, remedy: str
+    tmp_path: Path, error: BaseException, outcome: Outcome, message: str, fix: str
 ) -> None:
     stage = StageRun("lint", "wheels", "x86_64-linux", "nox -s lint")
     with pytest.raises(type(error)), stage.reported(tmp_path, "lint.stopped", ""):
@@ -32,7 +32,7 @@ def test_what_ends_a_stage_early_is_a_finding_of_its_report(
     report = Report.read(tmp_path / "lint.json")
     (finding,) = report.findings
     assert (report.outcome, finding.rule) == (outcome, "lint.stopped")
-    assert (finding.subject, finding.message, finding.remedy) == ("lint", message, remedy)
+    assert (finding.subject, finding.message, finding.fix) == ("lint", message, fix)
 
 
 @pytest.mark.parametrize(

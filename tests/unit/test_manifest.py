@@ -79,7 +79,7 @@ def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
 def test_an_unknown_profile_is_a_usage_error_that_names_one(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_profile(name)
-    assert "wheels" in caught.value.remedy
+    assert "wheels" in caught.value.fix
 
 
 class TestCommittedManifests:
@@ -91,7 +91,7 @@ class TestCommittedManifests:
 def test_another_name_or_number_of_a_chip_is_answered_with_the_one_to_type(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         soc_named(name)
-    assert caught.value.remedy == "--soc SM8750"
+    assert caught.value.fix == "--soc SM8750"
 
 
 def test_no_two_chips_share_a_number_or_a_name(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ MIXED = {
     "ddr": {"read": 8, "written": 8},
     "reciprocals": [],
 }
-PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "remedy": "export in float32"}
-REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "remedy": "other", "problems": [PROBLEM]}
+PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "fix": "export in float32"}
+REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "fix": "other", "problems": [PROBLEM]}
 
 
 class StandIn:
@@ -164,7 +164,7 @@ class TestCompile:
         stand_in.replies["compile"] = {"reload_equal": False}
         assert self.compiled(tmp_path) == 1
         assert not (tmp_path / "out").exists() and stand_in.ended
-        # The logs stay, for the remedy names one.
+        # The logs stay, for the fix names one.
         (logs,) = (tmp_path / "temporary").iterdir()
         assert f"diagnose -- {logs}" in capsys.readouterr().err
 
@@ -258,4 +258,4 @@ class TestAudit:
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = {"error": REFUSAL}
         code, rows = self.audited(tmp_path)
-        assert code == 1 and rows["8a8w"] == {"error": "x is float64", "remedy": "export in float32"}
+        assert code == 1 and rows["8a8w"] == {"error": "x is float64", "fix": "export in float32"}

@@ -57,7 +57,7 @@ def counting(operator: str, output: tuple[int | None, ...]) -> Any:
 
 class TestProblems:
     @pytest.mark.parametrize(
-        ("model", "rule", "subject", "remedy"),
+        ("model", "rule", "subject", "fix"),
         [
             (conv_model(("batch", 3, 8, 8)), "onnx-dynamic-shape", "x", "--dimension batch=1"),
             (loop("Loop"), "onnx-control-flow", "flow", "unrolled"),
@@ -75,10 +75,10 @@ class TestProblems:
             ),
         ],
     )  # fmt: skip
-    def test_each_is_named_with_what_to_do(self, model: Any, rule: str, subject: str, remedy: str) -> None:
+    def test_each_is_named_with_what_to_do(self, model: Any, rule: str, subject: str, fix: str) -> None:
         problems = problems_of(model)
         assert (problems[0].rule, problems[0].subject) == (rule, subject)
-        assert remedy in problems[0].remedy
+        assert fix in problems[0].fix
 
     @pytest.mark.parametrize(
         "model",
@@ -172,7 +172,7 @@ class TestDimensions:
     def test_the_printed_flags_fix_every_size(self, shape: tuple[int | str | None, ...]) -> None:
         model = conv_model((*shape, 8, 8, 8)[:4]) if len(shape) > 1 else relu(shape=shape, output=shape)
         (problem,) = problems_of(model)
-        words = shlex.split(problem.remedy.removeprefix("fix it: "))
+        words = shlex.split(problem.fix.removeprefix("fix it: "))
         assert words[::2] == ["--dimension"] * (len(words) // 2)
         fix_dimensions(model, dimensions_of(words[1::2]))
         assert problems_of(model) == []

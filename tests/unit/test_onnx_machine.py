@@ -15,7 +15,7 @@ from ci.lanes.onnx.arrays import save
 from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import conv_model, write
 
-OF_QNN = CheckFailed("the QNN provider cannot compile it: error 1002", remedy="other")
+OF_QNN = CheckFailed("the QNN provider cannot compile it: error 1002", fix="other")
 
 
 def order(folder: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def order(folder: Path) -> dict[str, Any]:
 
 
 def caused_by(cause: Exception) -> CheckFailed:
-    error = CheckFailed("the QNN provider cannot compile it", remedy="other")
+    error = CheckFailed("the QNN provider cannot compile it", fix="other")
     error.__cause__ = cause
     return error
 

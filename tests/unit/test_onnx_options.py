@@ -49,7 +49,7 @@ def test_what_has_no_effect_or_another_is_refused_with_what_to_write(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         settings_of(options, soc=SM8650, embed=True)
-    assert words in f"{caught.value.message} {caught.value.remedy}"
+    assert words in f"{caught.value.message} {caught.value.fix}"
 
 
 @pytest.mark.parametrize("texts", [["vtcm_mb"], ["=4"], ["vtcm_mb="], ["vtcm_mb=4", "vtcm_mb=8"]])

@@ -87,7 +87,7 @@ def test_a_sample_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(CheckFailed) as caught:
         checked(sample, signature, "here")
-    assert words in f"{caught.value.message} {caught.value.remedy}"
+    assert words in f"{caught.value.message} {caught.value.fix}"
 
 
 class Touch:

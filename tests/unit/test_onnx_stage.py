@@ -269,7 +269,7 @@ class TestStage:
         other = ("--soc", "SM8850")
         assert self.stage(tmp_path, *other) == 0
         (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "cost-no-baseline"]
-        _, _, fix = warning.remedy.partition(" -- ")
+        _, _, fix = warning.fix.partition(" -- ")
         # What the warning says to type.
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
         assert list(load_baseline(path).programs) == ["net/u16u8/SM8850"]
@@ -292,8 +292,8 @@ class TestStage:
         assert "net/u16u8" in refusal.message and "SM8650, SM8750" in refusal.message
         assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
         (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "threshold-placeholder"]
-        _, _, fix = refusal.remedy.partition(" -- ")
-        assert warning.remedy.endswith(fix)
+        _, _, fix = refusal.fix.partition(" -- ")
+        assert warning.fix.endswith(fix)
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
         written = (tmp_path / "onnx.toml").read_text()
         assert "sqnr_db = 29.0" in written
@@ -325,7 +325,7 @@ class TestStage:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def lacking() -> None:
-            raise EnvironmentLacking("onnxruntime-qnn is not installed", remedy="install it")
+            raise EnvironmentLacking("onnxruntime-qnn is not installed", fix="install it")
 
         monkeypatch.setattr(onnx_stage, "require_installed", lacking)
         assert self.stage(tmp_path) == 3

@@ -280,5 +280,5 @@ def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_a
 @pytest.mark.usefixtures("given_onnx")
 def test_the_audit_names_it_where_nothing_compiles_too() -> None:
     known = [each._asdict() for each in inexact_onnx(["LRN"], "u16u8")]
-    lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "remedy": "r", "inexact": known}}))
+    lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "fix": "r", "inexact": known}}))
     assert known[0]["message"] in lines and f"  → {known[0]['command']}" in lines

@@ -89,7 +89,7 @@ def test_a_command_for_one_model_has_the_models_lane(
 def test_a_flag_that_this_kind_of_model_ignores_is_refused_by_its_name(model: str, flag: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         compile_of(parsed(compile, model, "-o", "out", *flag))
-    assert caught.value.remedy == f"leave {flag[0]} out"
+    assert caught.value.fix == f"leave {flag[0]} out"
 
 
 def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:

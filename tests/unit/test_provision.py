@@ -135,7 +135,7 @@ class TestLicences:
 
 
 class TestStoreVerb:
-    def test_verify_names_each_error_and_the_remedy(self, user: User) -> None:
+    def test_verify_names_each_error_and_the_fix(self, user: User) -> None:
         user.types("provision")
         (user.root() / HTP).unlink()
         assert user.types("store", "verify") == 1

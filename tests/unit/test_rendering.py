@@ -187,7 +187,7 @@ def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:
 
 
 def at(subject: str, message: str = "message") -> Report:
-    return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "remedy"))
+    return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "fix"))
 
 
 def test_sarif_has_the_file_and_the_line() -> None:

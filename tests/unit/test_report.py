@@ -188,7 +188,7 @@ def test_an_outcome_that_the_findings_contradict_is_a_failure(
 ) -> None:
     _report("validate", finding, outcome=outcome).write(reports)
     validate = next(each for each in collect(reports, GATE) if each.stage == "validate")
-    assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report.contradiction")
+    assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report-contradiction")
     assert _run(reports, *EXPECT, "--check") == 1
 
 
@@ -198,10 +198,10 @@ TEXT = st.one_of(
 
 
 @given(TEXT, TEXT, TEXT, TEXT)
-def test_any_text_is_shown_on_the_page(rule: str, subject: str, message: str, remedy: str) -> None:
-    finding = Finding(rule, Severity.ERROR, subject, message, remedy)
+def test_any_text_is_shown_on_the_page(rule: str, subject: str, message: str, fix: str) -> None:
+    finding = Finding(rule, Severity.ERROR, subject, message, fix)
     page = text_of(read_page(html([_report("validate", finding, outcome=Outcome.FAIL)])))
-    for shown in (one_line(rule), one_line(subject), visible(message), visible(remedy)):
+    for shown in (one_line(rule), one_line(subject), visible(message), visible(fix)):
         assert shown in page
 
 

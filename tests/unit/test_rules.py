@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from ci.__main__ import VERBS
-from ci.builds.loadable import REMEDIES
+from ci.builds.loadable import FIXES
 from ci.lanes.executorch import judge
 from ci.lanes.onnx.compile import KINDS
 from ci.pipeline.baseline import COSTS
@@ -23,9 +24,9 @@ from tests.support.rules import ANY, printed_rules
 UNUSABLE = ("missing", "shape", "not-finite", "reference-not-finite", "run")
 LANES = ("lowering", "emulator", "emulator-reload", "onnx", "llm")
 AT_RUN_TIME = {
-    *(f"build-{what}" for what in REMEDIES),
+    *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),
-    *(f"lowering-{kind}" for kind in (*judge.REMEDIES, "export", "quantize", "compile")),
+    *(f"lowering-{kind}" for kind in (*judge.FIXES, "export", "quantize", "compile")),
     *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused")),
     *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
     *(f"{suite}-{word}" for suite in ("delegate", "upstream") for word in ("failed", "passed", "gone")),
@@ -48,6 +49,11 @@ def test_every_rule_of_the_code_has_a_row() -> None:
     }
     assert not without, f"give them a row in {TABLE.name}: {without}"
     assert not {rule for rule in AT_RUN_TIME if not explained(rule)}
+
+
+def test_rules_have_dashes_only() -> None:
+    assert len(rules()) > 100
+    assert not [rule for rule in (*rules(), *printed_rules()) if not re.fullmatch(r"[a-z0-9*-]+", rule)]
 
 
 def test_every_row_is_of_a_rule_that_the_code_has() -> None:

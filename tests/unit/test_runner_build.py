@@ -41,7 +41,7 @@ def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, folder: str) -
     (tmp_path / "bin" / "backup").touch()
     with pytest.raises(UsageError, match="of something else") as caught:
         plan_of(SELECTION, **{folder: tmp_path})  # type: ignore[arg-type]
-    assert f"--{folder.replace('_', '-')}" in caught.value.remedy
+    assert f"--{folder.replace('_', '-')}" in caught.value.fix
 
 
 TOOL = Program(Path("/bin/tool"), "tool 1.0")

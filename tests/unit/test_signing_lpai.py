@@ -178,7 +178,7 @@ def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) 
     written = report(tmp_path)
     assert [Path(a["path"]).name for a in written["artifacts"]] == ["good.so"]
     assert [(f["rule"], f["subject"]) for f in written["findings"] if f["severity"] == "error"] == [
-        ("signing.failed", "bad.so")
+        ("signing-failed", "bad.so")
     ]
 
 

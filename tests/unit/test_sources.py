@@ -119,7 +119,7 @@ def test_a_near_miss_is_answered_with_the_right_path(slip: str, tmp_path: Path) 
     root = make_qnn(tmp_path / "opt" / "qairt" / "2.37.0.250724")
     with pytest.raises(EnvironmentLacking) as caught:
         adopt("qnn-sdk", str(tmp_path / slip), "QNN_SDK_ROOT")
-    assert caught.value.remedy == f"export QNN_SDK_ROOT={root}"
+    assert caught.value.fix == f"export QNN_SDK_ROOT={root}"
     assert str(tmp_path / slip) in caught.value.message
     assert caught.value.exit_code == 3
 

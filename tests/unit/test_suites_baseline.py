@@ -27,7 +27,7 @@ class TestAgreeing:
         figures = {"net/8a8w/SM8650": {"top1": top1}}
         with pytest.raises(CheckFailed, match="net/8a8w/SM8650") as caught:
             self.agreed(tmp_path).with_reasons(figures, "", "nox -s test_emulator -- --update-baseline")
-        assert caught.value.remedy.endswith("nox -s test_emulator -- --update-baseline --reason TEXT")
+        assert caught.value.fix.endswith("nox -s test_emulator -- --update-baseline --reason TEXT")
 
     def test_the_reason_is_kept_and_asked_for_once(self, tmp_path: Path) -> None:
         baseline = self.agreed(tmp_path).with_reasons(self.LOST, "two scores are alike", "again")

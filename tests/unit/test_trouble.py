@@ -45,7 +45,7 @@ def caused_by(cause: BaseException) -> CheckFailed:
         (RuntimeError("Failed to write context cache file."), "disk", "context cache"),
         (caused_by(numbered(errno.ENOSPC, "/disk/file")), "disk", "/disk/file: No space"),
         (caused_by(MemoryError()), "memory", "memory ran out"),
-        (EnvironmentLacking("no licence", remedy="accept it"), "lacking", "no licence"),
+        (EnvironmentLacking("no licence", fix="accept it"), "lacking", "no licence"),
         (InTrouble(Trouble("disk", "full", "free it")), "disk", "full"),
     ],
 )

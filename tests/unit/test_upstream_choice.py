@@ -81,4 +81,4 @@ def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> Non
 def test_a_part_that_is_none_is_refused_by_its_own_flag(flag: str) -> None:
     with pytest.raises(UsageError, match=f"^{flag} 3/2: ") as error:
         parse_shard("3/2", flag)
-    assert error.value.remedy == f"{flag} 1/4 is the first"
+    assert error.value.fix == f"{flag} 1/4 is the first"

@@ -56,7 +56,7 @@ def test_names_every_kind_of_model(folder: Path, text: str, name: str, factory: 
 def test_refuses_what_is_no_model(folder: Path, text: str, error: type[ToolkitError]) -> None:
     with pytest.raises(error) as caught:
         user_model(text, folder)
-    assert caught.value.remedy
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize("word", ["16a8w", "u16u8", "w8a16", "W8A16", "u16/u8"])

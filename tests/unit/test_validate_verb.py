@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.loadable import REMEDIES
+from ci.builds.loadable import FIXES
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.loadable import Wrong
@@ -68,10 +68,10 @@ def test_every_format_shows_the_finding(format_: str, sdk: Path, capsys: pytest.
     assert "hexagon-arch" in html.unescape(capsys.readouterr().out)
 
 
-def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_remedy_of_builds() -> None:
+def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_fix_of_builds() -> None:
     assert set(elf.RULES) == set(Wrong)
     assert set(elf.RULES.values()) <= set(catalogue())
-    assert {wrong.value for wrong in Wrong} <= set(REMEDIES)
+    assert {wrong.value for wrong in Wrong} <= set(FIXES)
 
 
 def finding(rule_: str, subject: str) -> Finding:

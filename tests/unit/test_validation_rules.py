@@ -335,7 +335,7 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
 ) -> None:
     result = result_of(rule, arrange(tmp_path))
     assert result.state is State.COULD_NOT_RUN
-    assert [(f.severity, reason in f.message, bool(f.remedy)) for f in result.findings] == [
+    assert [(f.severity, reason in f.message, bool(f.fix)) for f in result.findings] == [
         (Severity.WARNING, True, True)
     ]
 

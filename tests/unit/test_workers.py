@@ -143,7 +143,7 @@ class TestParent:
         program = ("-c", "raise SystemExit('No module named torch')")
         with pytest.raises(EnvironmentLacking, match="the tests cannot be imported") as caught:
             Worker(Setup(program, {}, tmp_path, 5, "the tests", "install them"))
-        assert "No module named torch" in caught.value.message and caught.value.remedy == "install them"
+        assert "No module named torch" in caught.value.message and caught.value.fix == "install them"
 
 
 class TestChild:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.name not in BENCHMARKS:
         problem = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
-        raise UsageError(problem, remedy=f"name one of: {', '.join(BENCHMARKS)}")
+        raise UsageError(problem, fix=f"name one of: {', '.join(BENCHMARKS)}")
     reports = reports_path(args.reports)
     if args.store is not None:
         # Benchmarks, and the processes that they time, read it from there.
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
                 args.work.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(
-                    f"--work {args.work}: {error.strerror}", remedy="name a directory that you may write"
+                    f"--work {args.work}: {error.strerror}", fix="name a directory that you may write"
                 ) from error
         with (
             tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=args.work) as work,

@@ -41,7 +41,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     passing = [test for test in ledger.sample if ledger.outcome(test, DEFAULT_SOC) == "passed"]
     sample = passing[: QUICK if quick else None]
     if not sample:
-        raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in its ledger")
+        raise EnvironmentLacking("the ledger names no sample", fix="fill sample in its ledger")
     environment = resolve(default_selection(work / "reports"), os.environ)
     sdk = str(environment.root(QNN_SDK).path)
     ours = {**os.environ, "QNN_SDK_ROOT": sdk}
@@ -73,7 +73,7 @@ def _check(tests: int, cached: int) -> Callable[[Path], None]:
         if counts != (tests, cached):
             raise CheckFailed(
                 f"expected {tests} passed tests of which {cached} cached, found {counts}",
-                remedy="nox -s test_delegate -- --sample",
+                fix="nox -s test_delegate -- --sample",
             )
 
     return check

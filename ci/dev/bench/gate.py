@@ -33,7 +33,7 @@ QUICK = ("op_gelu", "op_topk", "op_where")
 def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     """`quick` takes a few programs of the pr tag."""
     if not (ROOT / "dist" / DEFAULT_TARGET / RUNNER).is_file():
-        raise EnvironmentLacking("qnn_executor_runner is not built yet", remedy="nox -s build_runner")
+        raise EnvironmentLacking("qnn_executor_runner is not built yet", fix="nox -s build_runner")
     words = QUICK if quick else ()
     programs = choose(all_programs([]), tags=["pr"], words=words)
     environment = resolve(default_selection(work / "reports"), os.environ)
@@ -74,7 +74,7 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
             if counts != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
                 raise CheckFailed(
                     f"{stage}: expected {programs} good programs, {cached} of them kept, found {metrics}",
-                    remedy=session(stage, "--tag", "pr"),
+                    fix=session(stage, "--tag", "pr"),
                 )
 
     return check

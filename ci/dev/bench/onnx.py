@@ -95,7 +95,7 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
         if counts != (programs, 0, cached):
             raise CheckFailed(
                 f"expected {programs} programs, none failed and {cached} cached, found {counts}",
-                remedy="nox -s test_onnx -- --tag pr",
+                fix="nox -s test_onnx -- --tag pr",
             )
 
     return check

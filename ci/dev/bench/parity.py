@@ -25,7 +25,7 @@ from provisioning.base.settings import ROOT
 CHECK, PARITY, CMAKE = "check", "parity, whole process", "cmake configure, each platform"
 AIMS = (Aim(CHECK, 1.0), Aim(CHECK, CMAKE))
 LEAST_CMAKE = "3.28"
-REMEDY = "nox -s tests -- tests/integration/test_parity.py"
+FIX = "nox -s tests -- tests/integration/test_parity.py"
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def _check(root: Path) -> None:
 
     source = Source("manifests/parity.toml", MAPPING.read_text(encoding="utf-8"))
     if differences := check(Tree(root), load_mapping(), source).differences:
-        raise CheckFailed(f"expected a clean tree, found {differences[0].message}", remedy=REMEDY)
+        raise CheckFailed(f"expected a clean tree, found {differences[0].message}", fix=FIX)
 
 
 def _parity(root: Path, into: Path) -> None:
@@ -84,10 +84,10 @@ def _check_report(directory: Path) -> None:
     if report.outcome is not Outcome.PASS:
         raise CheckFailed(
             f"expected a clean tree, found {[finding.message for finding in report.findings[:3]]}",
-            remedy=REMEDY,
+            fix=FIX,
         )
 
 
 def _check_configured(directory: Path) -> None:
     if not all((build / "build.ninja").is_file() for build in directory.iterdir()):
-        raise CheckFailed("cmake made no build.ninja", remedy="run it by hand on the miniature tree")
+        raise CheckFailed("cmake made no build.ninja", fix="run it by hand on the miniature tree")

@@ -38,7 +38,7 @@ AIMS = (
     Aim(FULL, SHELL, 3.5),
     Aim(SELECTIVE, EXECUTORCH, 5.0),
 )
-REMEDY = "nox -s bench -- provision"
+FIX = "nox -s bench -- provision"
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class Sdk:
             raise CheckFailed(
                 f"{directory.name}: expected {self.archive.files} files of {self.archive.unpacked} bytes,"
                 f" found {len(trees)} of {size}",
-                remedy=REMEDY,
+                fix=FIX,
             )
 
     def check_some(self, directory: Path) -> None:
@@ -114,7 +114,7 @@ class Sdk:
             raise CheckFailed(
                 f"{directory.name}: expected {library} and nothing for other targets,"
                 f" found {len(libraries)} files and {len(others)} others",
-                remedy=REMEDY,
+                fix=FIX,
             )
 
     @property
@@ -165,7 +165,7 @@ def executorch_downloader() -> Downloader:
                 spec.loader.exec_module(module)
             return cast(Downloader, module)
     raise EnvironmentLacking(
-        f"expected ExecuTorch's downloader in the environment of {sys.executable}, found none", remedy=REMEDY
+        f"expected ExecuTorch's downloader in the environment of {sys.executable}, found none", fix=FIX
     )
 
 
@@ -184,7 +184,7 @@ def run_theirs(module: Downloader, sdk: Sdk, into: Path) -> None:
     if done is None:
         raise EnvironmentLacking(
             "expected ExecuTorch's downloader to unpack the SDK, found that it declined",
-            remedy="run this benchmark on Linux x86-64",
+            fix="run this benchmark on Linux x86-64",
         )
 
 
@@ -201,6 +201,6 @@ def shell_tools() -> dict[str, str]:
     if missing := [name for name, path in programs.items() if path is None]:
         raise EnvironmentLacking(
             f"expected {', '.join(programs)} on PATH, found no {' and no '.join(missing)}",
-            remedy="apt-get install curl coreutils unzip",
+            fix="apt-get install curl coreutils unzip",
         )
     return {name: path for name, path in programs.items() if path is not None}

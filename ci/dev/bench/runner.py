@@ -33,7 +33,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     """The staged runner, and a bare program built against the same executorch."""
     runner = ROOT / "dist" / DEFAULT_TARGET / RUNNER
     if not runner.is_file():
-        raise EnvironmentLacking(f"{runner}: expected the runner, found none", remedy="nox -s build_runner")
+        raise EnvironmentLacking(f"{runner}: expected the runner, found none", fix="nox -s build_runner")
     executorch = find_executorch(None, default_selection(work))
     bare = _bare_module(executorch.root, work / "bare")
     probe = probe_in(work / "probe")

@@ -35,7 +35,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     readelf = shutil.which("readelf")
     if readelf is None:
         raise EnvironmentLacking(
-            "expected readelf on PATH, found none", remedy="apt-get install binutils, which has it"
+            "expected readelf on PATH, found none", fix="apt-get install binutils, which has it"
         )
     component = load_profile(DEFAULT_PROFILE).components[COMPONENT]
     root = Store(store_path()).provision(COMPONENT, component, EVERYTHING).root
@@ -87,7 +87,7 @@ def _check(count: int) -> Callable[[Path], None]:
         if faults or report.metrics["libraries"] != count:
             raise CheckFailed(
                 f"expected {count} libraries and no fault, found {report.metrics['libraries']} and {faults}",
-                remedy="nox -s validate",
+                fix="nox -s validate",
             )
 
     return check

@@ -88,9 +88,9 @@ def _sdk(selection: Selection) -> Path:
 def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     """Programs, and ExecuTorch's runner."""
     if options.root and not options.lpai:
-        raise UsageError("--root is about LPAI's skel, and --lpai is missing", remedy="add --lpai")
+        raise UsageError("--root is about LPAI's skel, and --lpai is missing", fix="add --lpai")
     if options.root and not options.root.is_file():
-        raise UsageError(f"--root {options.root}: there is no such file", remedy="name the root certificate")
+        raise UsageError(f"--root {options.root}: there is no such file", fix="name the root certificate")
     models = contents.read_models(options.models)
     dist = options.dist.absolute() if options.dist else ROOT / "dist" / selection.target
     runner = options.runner or RUNNER.name
@@ -112,7 +112,7 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     """A language model, and Genie, which runs it."""
     _refuse_runner(options, "a language model, which Genie runs")
     if len(options.models) > 1:
-        raise UsageError("a language model is bundled alone", remedy="name one folder")
+        raise UsageError("a language model is bundled alone", fix="name one folder")
     sdk, [folder] = _sdk(selection), options.models
     items = list(contents.dialog_items(folder))
     models = contents.read_models([item.path for item in items if item.kind == "context"])
@@ -137,7 +137,7 @@ def _refuse_runner(options: BundleOptions, what: str) -> None:
         "--signed": options.signed,
     }
     if named := [flag for flag, value in flags.items() if value]:
-        raise UsageError(f"{', '.join(named)}: not for {what}", remedy=f"leave out {' '.join(named)}")
+        raise UsageError(f"{', '.join(named)}: not for {what}", fix=f"leave out {' '.join(named)}")
 
 
 def write(
@@ -153,7 +153,7 @@ def write(
         }
     is_bundle = all((into / name).is_file() for name in (*texts, manifest.NAME))
     if into.exists() and any(into.iterdir()) and not is_bundle:
-        raise UsageError(f"{into} is not empty, and no bundle", remedy="name another folder with --output")
+        raise UsageError(f"{into} is not empty, and no bundle", fix="name another folder with --output")
     part = into.with_name(f".{into.name}.part-{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)
     try:

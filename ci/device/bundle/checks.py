@@ -78,9 +78,9 @@ def sdk_build(items: Sequence[Item]) -> str:
 
 
 def _finding(
-    rule: str, subject: object, message: str, remedy: str, severity: Severity = Severity.ERROR
+    rule: str, subject: object, message: str, fix: str, severity: Severity = Severity.ERROR
 ) -> Finding:
-    return Finding(f"bundle-{rule}", severity, str(subject), message, remedy)
+    return Finding(f"bundle-{rule}", severity, str(subject), message, fix)
 
 
 def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
@@ -110,14 +110,14 @@ def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
 
 
 def _windows_machine(item: Item) -> Iterator[Finding]:
-    remedy = "take it from the win_arm64 wheel: nox -s provision -- --target aarch64-windows"
+    fix = "take it from the win_arm64 wheel: nox -s provision -- --target aarch64-windows"
     try:
         library = pe.read(item.path)
     except pe.BrokenPe as error:
         yield _finding("elf", item.path, error.reason, "provision it again")
         return
     if library.machine != pe.ARM64:
-        yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", remedy)
+        yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", fix)
 
 
 def _one_build(items: Sequence[Item]) -> Iterator[Finding]:
@@ -145,11 +145,11 @@ def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
             continue  # _machines reports it
         for name in needed:
             if name not in here and name not in provides:
-                remedy = f"put {name} into lib/ of the build" + (
+                fix = f"put {name} into lib/ of the build" + (
                     ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
                 )
                 message = f"it needs {name}, which is neither in the bundle nor of the device's system"
-                yield _finding("needed", item.path, message, remedy)
+                yield _finding("needed", item.path, message, fix)
 
 
 def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding]:

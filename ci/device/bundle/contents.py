@@ -93,7 +93,7 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
         if path.suffix != ".onnx":
             raise UsageError(
                 f"{path}: on {WINDOWS} ONNX Runtime runs models, and ExecuTorch has no QNN backend there",
-                remedy="python -m ci onnx compile MODEL.onnx, and name its MODEL_ctx.onnx",
+                fix="python -m ci onnx compile MODEL.onnx, and name its MODEL_ctx.onnx",
             )
     _names_differ("models", paths)
     return [Model(path, read_model(path)) for path in paths]
@@ -128,17 +128,15 @@ def dialog_items(folder: Path) -> Iterator[Item]:
     except FileNotFoundError:
         raise UsageError(
             f"{folder}: expected {DIALOG} in a folder; found none",
-            remedy="name what `llm compile` wrote, or programs one by one",
+            fix="name what `llm compile` wrote, or programs one by one",
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(
-            f"{path}: not Genie's configuration: {error!r}", remedy="compile it again"
-        ) from error
+        raise CheckFailed(f"{path}: not Genie's configuration: {error!r}", fix="compile it again") from error
     for name in (*binaries, *others):
         if Path(name).name != name or not (folder / name).is_file():
             raise CheckFailed(
                 f"{path} names {name}, which is no file beside it",
-                remedy="compile it again, or move it there",
+                fix="compile it again, or move it there",
             )
     yield from (Item("context", folder / name, name) for name in binaries)
     yield from (Item("file", folder / name, name) for name in others)
@@ -166,39 +164,39 @@ def _names_differ(what: str, paths: Sequence[Path]) -> None:
     names = [path.name for path in paths]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"two {what} are named {name}", remedy="rename one: they share a folder")
+            raise UsageError(f"two {what} are named {name}", fix="rename one: they share a folder")
 
 
 def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[Item]:
     """The runner and its libraries, exactly as the build left them."""
-    remedy = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
+    fix = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
     if not (dist / RUNNER).is_file():
-        raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", remedy=remedy)
+        raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", fix=fix)
     manifest = dist / MANIFEST
     if manifest.is_file():
-        built_for, recorded = _recorded(manifest, remedy)
+        built_for, recorded = _recorded(manifest, fix)
         if built_for != target:
-            raise UsageError(f"{dist} was built for {built_for}, not for {target}", remedy=remedy)
-        check_files(dist, recorded, f"build it again: {remedy}")
+            raise UsageError(f"{dist} was built for {built_for}, not for {target}", fix=fix)
+        check_files(dist, recorded, f"build it again: {fix}")
     programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
     if runner not in programs:
         raise UsageError(
             f"--runner: expected one of those in {dist / RUNNER.parent}, which are {', '.join(programs)}, "
             f"found {runner}",
-            remedy=f"{remedy}, of a tree that has it",
+            fix=f"{fix}, of a tree that has it",
         )
     yield Item("runner", dist / RUNNER.parent / runner, f"{RUNNER.parent}/{runner}")
     for path in sorted((dist / "lib").glob("*.so*")):
         yield Item("library", path, f"lib/{path.name}")
 
 
-def _recorded(manifest: Path, remedy: str) -> tuple[str, dict[str, str]]:
+def _recorded(manifest: Path, fix: str) -> tuple[str, dict[str, str]]:
     """The target of a build, and the hash of each of its files."""
     try:
         document = json.loads(manifest.read_text(encoding="utf-8"))
         return document["target"], {file["path"]: file["sha256"] for file in document["files"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(f"{manifest}: not a build's manifest: {error!r}", remedy=remedy) from error
+        raise CheckFailed(f"{manifest}: not a build's manifest: {error!r}", fix=fix) from error
 
 
 def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False) -> Iterator[Item]:
@@ -219,7 +217,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
     """LPAI's libraries, and its signed skel."""
     target, soc_name = selection.target, selection.soc
     if soc.lpai is None:
-        raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", remedy="leave out --lpai")
+        raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", fix="leave out --lpai")
     table = tables.libraries().lpai.get(str(soc.lpai))
     if table is None:
         raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
@@ -233,7 +231,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
         if len(skels) != 1:
             raise EnvironmentLacking(
                 f"{signed}: expected one signed {name} in it, found {len(skels)}",
-                remedy=session("sign_lpai", *profile, "--soc", soc_name),
+                fix=session("sign_lpai", *profile, "--soc", soc_name),
             )
         yield Item("signed", skels[0], f"dsp/{name}")
 
@@ -243,16 +241,14 @@ def library_folder(sdk: Path, target: str) -> Path:
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
-    remedy = session("provision", "--target", target)
+    fix = session("provision", "--target", target)
     if target == "aarch64-android":
         official = f"--profile {OFFICIAL_PROFILE}"
-        remedy = (
+        fix = (
             f"{session('provision', *official.split(), '--target', target)}, and {official} here as well;"
             " or QNN_SDK_ROOT"
         )
-    raise EnvironmentLacking(
-        f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", remedy=remedy
-    )
+    raise EnvironmentLacking(f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", fix=fix)
 
 
 def _needed(sdk: Path, choices: Sequence[Path], target: str, soc: Soc) -> Path:
@@ -262,5 +258,5 @@ def _needed(sdk: Path, choices: Sequence[Path], target: str, soc: Soc) -> Path:
     expected = " or ".join(str(path.relative_to(sdk)) for path in choices)
     raise EnvironmentLacking(
         f"{sdk}: expected {expected} for {target} and Hexagon v{soc.arch}, found none",
-        remedy="provision it for this target and chip, or name an SDK that has it with QNN_SDK_ROOT",
+        fix="provision it for this target and chip, or name an SDK that has it with QNN_SDK_ROOT",
     )

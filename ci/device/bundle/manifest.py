@@ -56,20 +56,20 @@ def read_bundle(folder: Path) -> Bundle:
             if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
                 raise ValueError(f"{file.path} is outside the bundle")
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no {NAME}", remedy="write a bundle: nox -s bundle") from error
+        raise UsageError(f"{folder} holds no {NAME}", fix="write a bundle: nox -s bundle") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path}: not a bundle's manifest: {error}", remedy="make it again: nox -s bundle"
+            f"{path}: not a bundle's manifest: {error}", fix="make it again: nox -s bundle"
         ) from error
     check_files(folder, {file.path: file.sha256 for file in bundle.files}, "make it again: nox -s bundle")
     return bundle
 
 
-def check_files(folder: Path, recorded: Mapping[str, str], remedy: str) -> None:
+def check_files(folder: Path, recorded: Mapping[str, str], fix: str) -> None:
     """Raise CheckFailed for a file that is missing, or has another hash than its manifest says."""
     for place, sha256 in recorded.items():
         path = folder / place
         actual = hash_file(path) if path.is_file() else "no such file"
         if actual != sha256:
             message = f"{path}: expected {sha256} as {folder / NAME} says, found {actual}"
-            raise CheckFailed(message, remedy=remedy)
+            raise CheckFailed(message, fix=fix)

@@ -30,5 +30,5 @@ def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Fi
         except (OSError, ValueError) as error:
             raise EnvironmentLacking(
                 f"signatures could not be verified: {done.stderr.strip() or error}",
-                remedy="nox -s bundle, which has what verifying needs",
+                fix="nox -s bundle, which has what verifying needs",
             ) from error

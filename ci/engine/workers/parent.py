@@ -47,7 +47,7 @@ class Setup:
     """Time limit for an order, in seconds."""
     imports: str
     """What the program imports, for the message if that fails."""
-    remedy: str
+    fix: str
     forks: bool = False
     """Whether each order is done in a fork of the worker (`serve(..., forks=True)`), so the worker survives a
     crash."""
@@ -111,10 +111,10 @@ class Worker:
             errors = log.open("wb")
         except OSError as error:
             if trouble := of_error(error):
-                raise EnvironmentLacking(trouble.message, remedy=trouble.fix) from error
+                raise EnvironmentLacking(trouble.message, fix=trouble.fix) from error
             raise UsageError(
                 f"logs cannot be written to {setup.logs}: {error.strerror or error}",
-                remedy="choose another directory",
+                fix="choose another directory",
             ) from error
         receive, send = os.pipe()
         with errors:
@@ -138,9 +138,9 @@ class Worker:
         except Gone as gone:
             text = tail(log, 2000).strip()
             if trouble := of_text(text):
-                raise EnvironmentLacking(trouble.message, remedy=trouble.fix) from gone
+                raise EnvironmentLacking(trouble.message, fix=trouble.fix) from gone
             raise EnvironmentLacking(
-                f"{setup.imports} cannot be imported ({gone.how}):\n{text}", remedy=setup.remedy
+                f"{setup.imports} cannot be imported ({gone.how}):\n{text}", fix=setup.fix
             ) from gone
         log.unlink(missing_ok=True)
 

@@ -50,7 +50,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         try:
             result = require_done(program, plan, results)
         except CheckFailed as error:
-            rows[scheme] = {"error": error.message, "remedy": error.remedy}
+            rows[scheme] = {"error": error.message, "fix": error.fix}
             continue
         rows[scheme] = {
             **_facts(result),

@@ -23,8 +23,8 @@ LIBRARY_MISSING = "lpai-library"
 def refusal(program: Program, build_id: str) -> Finding | None:
     """Why this QNN build cannot compile such a program, whatever the model is."""
 
-    def refused(rule: str, message: str, remedy: str) -> Finding:
-        return Finding(rule, Severity.ERROR, program.name, message, remedy)
+    def refused(rule: str, message: str, fix: str) -> Finding:
+        return Finding(rule, Severity.ERROR, program.name, message, fix)
 
     if program.backend == "gpu":
         return refused(

@@ -123,17 +123,17 @@ class Lowering(ProgramTask):
         reply = worker.ask(order)
         if "fault" in reply:
             log = self._keep_log(folder)
-            kind, remedy = reply["fault"], reply.get("remedy", "")
-            return Failure(kind, reply["message"], remedy, log)
+            kind, fix = reply["fault"], reply.get("fix", "")
+            return Failure(kind, reply["message"], fix, log)
         return Done(reply, Touched.of(reply.pop("touched")), folder)
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         log = self._keep_log(shared["folder"])
-        message, remedy = gone.sentence(log), ""
+        message, fix = gone.sentence(log), ""
         if named := _dies_of(log):
             message = f"{named}; with that on the CPU {message}"
-            remedy = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
-        return Failure(gone.kind, message, remedy, log)
+            fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
+        return Failure(gone.kind, message, fix, log)
 
     @property
     def log(self) -> Path:
@@ -231,7 +231,7 @@ def started(
             logs=logs,
             timeout=timeout,
             imports=imports,
-            remedy=f"run it as `{session}`, which installs what it needs",
+            fix=f"run it as `{session}`, which installs what it needs",
             forks=True,
             python=python,
         )

@@ -38,8 +38,8 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
         if not answer.is_file():
             how = ("--precision", program.run.scheme, "--soc", program.soc)
             again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
-            remedy = f"{again} says what does not compile, and what to write instead"
-            raise without_result(done, program.name, remedy)
+            fix = f"{again} says what does not compile, and what to write instead"
+            raise without_result(done, program.name, fix)
         return program.name, json.loads(answer.read_text(encoding="utf-8"))
 
 
@@ -49,6 +49,6 @@ def _chosen(choice: Choice, selection: Selection) -> Program:
         names = ", ".join(program.name for program in programs[:5])
         raise UsageError(
             f"expected a MODEL or one program of a suite, found {len(programs)} ({names} …)",
-            remedy="name the program: --suite FILE -k CASE/RUN/SOC",
+            fix="name the program: --suite FILE -k CASE/RUN/SOC",
         )
     return programs[0]

@@ -235,13 +235,13 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
-    def wrong(rule: str, message: str, remedy: str = again) -> Finding:
-        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, remedy)
+    def wrong(rule: str, message: str, fix: str = again) -> Finding:
+        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, fix)
 
     if result.failure:
         failure = result.failure
-        remedy = f"{failure.remedy}; then {again}" if failure.remedy else again
-        return [wrong(failure.rule, failure.message, remedy)]
+        fix = f"{failure.fix}; then {again}" if failure.fix else again
+        return [wrong(failure.rule, failure.message, fix)]
     facts = result.facts
     if fault := program.run.emulator_fault:
         if fault in facts["message"]:
@@ -249,9 +249,7 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         seen = facts["message"] or "it runs"
         return [wrong("fault", f"expected it not to run ({fault}), found: {seen}; correct the suite")]
     if facts["rule"] == "run" and (missing := list(missing_kernels(compiled))):
-        return [
-            wrong("run", f"{message} ({facts['message']})", remedy or again) for message, remedy in missing
-        ]
+        return [wrong("run", f"{message} ({facts['message']})", fix or again) for message, fix in missing]
     if facts["rule"]:
         return [wrong(facts["rule"], facts["message"])]
     figures: Mapping[str, float] = facts["figures"]

@@ -23,7 +23,7 @@ from provisioning.manifest import soc_named
 
 PAGE = 4096
 
-REMEDIES = {
+FIXES = {
     "factory": "correct the factory: docs/suites.md says what it must return",
     "suite": "correct the case in {suite}",
     "crash": "python -m ci diagnose {log}",
@@ -32,24 +32,24 @@ REMEDIES = {
 
 
 def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
-    message, remedy = failure_in_words(program, failure)
-    remedy = f"{remedy}; then {SUITES.repeat(program, stage)}"
-    return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, remedy)
+    message, fix = failure_in_words(program, failure)
+    fix = f"{fix}; then {SUITES.repeat(program, stage)}"
+    return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, fix)
 
 
 def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:
-    """The message and the remedy."""
+    """The message and the fix."""
     message, log = failure.message, failure.log
-    remedy = REMEDIES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
-    remedy = failure.remedy or remedy.format(suite=program.suite, log=log)
-    explained = bool(failure.remedy)
+    fix = FIXES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
+    fix = failure.fix or fix.format(suite=program.suite, log=log)
+    explained = bool(failure.fix)
     if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
         text = log.read_text(encoding="utf-8", errors="replace")
         if errors := NATIVE_ERROR.findall(text):
             message = f"{message.rstrip('.')}: {errors[0].strip()}"
         if known := explain(text):
-            message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].fix
-    return message, remedy
+            message, fix = f"{message.rstrip('.')}. {known[0]}", known[0].fix
+    return message, fix
 
 
 def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -110,8 +110,8 @@ def _on_cpu(each: Mapping[str, Any]) -> str:
 def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Finding]:
     """Compare the bytes of the .pte with the request."""
 
-    def wrong(rule: str, message: str, remedy: str) -> Finding:
-        return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, remedy)
+    def wrong(rule: str, message: str, fix: str) -> Finding:
+        return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, fix)
 
     again = SUITES.repeat(program, "test_lowering") + " --no-cache"
     try:

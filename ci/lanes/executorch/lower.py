@@ -51,7 +51,7 @@ from ci.partition.decisions import (
     partition_of,
     source_of,
 )
-from ci.partition.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
+from ci.partition.guilty import SEARCHED_SECONDS, Search, Suspect, Workaround, workaround_of
 from ci.pipeline.models.factory import (
     CALIBRATION_SEED,
     Inputs,
@@ -84,9 +84,9 @@ TRAIN_RATE = 1e-4
 class Failed(Exception):
     """A failed step of lowering; `step` names the finding."""
 
-    def __init__(self, step: str, message: str, remedy: str = "") -> None:
+    def __init__(self, step: str, message: str, fix: str = "") -> None:
         super().__init__(message)
-        self.step, self.remedy = step, remedy
+        self.step, self.fix = step, fix
 
 
 class Patterns(set[str]):
@@ -191,14 +191,14 @@ def lower(
         return lowered_with(Patterns("cpu_nodes", {*run.cpu_nodes, *more}))
 
     with _step("compile"), watch.installed():
-        edge, remedy = _with_remedy(
+        edge, workaround = _with_workaround(
             search, lambda: lowered_with(on_cpu[0]), again, lambda: _refuse_changed(loaded.model, samples[0])
         )
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
-        if remedy and not keep_going:
-            raise _dies_of(remedy, parts, cpu_operators)
+        if workaround and not keep_going:
+            raise _dies_of(workaround, parts, cpu_operators)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
         except RuntimeError as error:
@@ -212,7 +212,7 @@ def lower(
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(log, begin))
     return {
-        "kept_on_cpu": _kept(remedy) if remedy else None,
+        "kept_on_cpu": _kept(workaround) if workaround else None,
         "left": [asdict(each) for each in cpu_operators],
         "partition": parts,
         "nodes": nodes,
@@ -496,19 +496,19 @@ def _step(name: str) -> Any:
     except (Failed, BadFactory):
         raise
     except Exception as error:
-        message, remedy = explained(error)
-        raise Failed(name, message, remedy) from error
+        message, fix = explained(error)
+        raise Failed(name, message, fix) from error
 
 
 def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
     """Refuse a model that changes its inputs in place."""
     if place := where_input_changes(model, sample):
         message = f"the model changes its input in place{place}, which the delegate does not take"
-        remedy = (
+        fix = (
             "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True), torch.where for"
             " an assignment to a part"
         )
-        raise Failed("compile", message, remedy)
+        raise Failed("compile", message, fix)
 
 
 def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
@@ -523,12 +523,12 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
     return Failed("compile", f"{known[0]} ({'; '.join(lines)})", known[1]) if known and lines else None
 
 
-def _with_remedy(
+def _with_workaround(
     search: Search,
     lower: Callable[[], Any],
     lower_again: Callable[[frozenset[str]], Any],
     refuse_model: Callable[[], None],
-) -> tuple[Any, Remedy | None]:
+) -> tuple[Any, Workaround | None]:
     """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.process_time()
     try:
@@ -547,15 +547,15 @@ def _with_remedy(
             raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
-        if not (remedy := remedy_of(search, error, lower_again, brief=brief)):
+        if not (workaround := workaround_of(search, error, lower_again, brief=brief)):
             raise
-        if remedy.lowered is None:
-            raise _failed(remedy, remedy.tried) from error
-        return remedy.lowered, remedy
+        if workaround.lowered is None:
+            raise _failed(workaround, workaround.tried) from error
+        return workaround.lowered, workaround
 
 
 def _dies_of(
-    remedy: Remedy, parts: Sequence[Mapping[str, object]], cpu_operators: Sequence[CpuOperator]
+    workaround: Workaround, parts: Sequence[Mapping[str, object]], cpu_operators: Sequence[CpuOperator]
 ) -> Failed:
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
@@ -563,18 +563,18 @@ def _dies_of(
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     lacking = sorted({each.operator for each in cpu_operators if not each.kernel})
-    return _failed(remedy, f"tried, the rest lowers{cost}", lacking)
+    return _failed(workaround, f"tried, the rest lowers{cost}", lacking)
 
 
-def _failed(remedy: Remedy, tried: str, lacking: Sequence[str] = ()) -> Failed:
-    nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
+def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
+    nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     fix = f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): {tried}"
     if lacking:
         fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
-    for instead in dict.fromkeys(one.instead for one in remedy.suspects if one.instead):
-        fix += f"; or {instead}"
-    return Failed("compile", f"{DIES_OF}{Suspect.in_words(remedy.suspects)}", fix)
+    for other in dict.fromkeys(one.fix for one in workaround.suspects if one.fix):
+        fix += f"; or {other}"
+    return Failed("compile", f"{DIES_OF}{Suspect.in_words(workaround.suspects)}", fix)
 
 
-def _kept(remedy: Remedy) -> dict[str, object]:
-    return {"nodes": remedy.cpu_nodes, "because": f"{DIES_OF}{Suspect.in_words(remedy.suspects)}"}
+def _kept(workaround: Workaround) -> dict[str, object]:
+    return {"nodes": workaround.cpu_nodes, "because": f"{DIES_OF}{Suspect.in_words(workaround.suspects)}"}

@@ -106,9 +106,7 @@ def compile_model(options: Compile) -> int:
             run = measured.get(program.name)
             if run is not None and not ran(run):
                 (finding,) = findings_of(program, run, compiled[program.name].facts)
-                raise CheckFailed(
-                    finding.message, remedy="--verify none writes the program without running it"
-                )
+                raise CheckFailed(finding.message, fix="--verify none writes the program without running it")
         records = [
             _written(scratch, program, plan, compiled[program.name], measured.get(program.name))
             for program in plan.programs
@@ -127,7 +125,7 @@ def quantize_model(model: OneModel, output: Path) -> int:
         request = request.exported(scratch, publish)
         programs = [request.program(soc) for soc in model.selection.socs]
         if not programs[0].run.quantizes:
-            raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
+            raise UsageError(f"{request.scheme} quantizes nothing", fix="--precision 8a8w, 16a8w, 16a4w …")
         plan = plan_of_model(model, "quantize", programs, quantize_only=True)
         compiled = compile_programs(plan)
         for program in plan.programs:
@@ -148,13 +146,13 @@ def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Resul
     result = require_done(program, plan, compiled)
     if result.facts.get("lacks"):
         findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
-        raise EnvironmentLacking(findings[LIBRARY_MISSING].message, remedy=findings[LIBRARY_MISSING].remedy)
+        raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
-        raise CheckFailed(errors[0].message, remedy="--no-cache compiles it again")
+        raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
         raise CheckFailed(
-            errors[0].message, remedy="run that part of the model before or after, in a program of its own"
+            errors[0].message, fix="run that part of the model before or after, in a program of its own"
         )
 
 
@@ -228,7 +226,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     except OSError as error:
         raise UsageError(
-            f"{target.parent}: {error.strerror or error}", remedy="name another folder with -o"
+            f"{target.parent}: {error.strerror or error}", fix="name another folder with -o"
         ) from error
 
 
@@ -295,7 +293,7 @@ def _extend(
         raise UsageError(
             f"{extension.path}: these chips have {' and '.join(map(str, sorted(delegates)))} delegates, and a"
             " run of a suite has one number",
-            remedy="write chips of one kind into one suite: repeat the command for each kind",
+            fix="write chips of one kind into one suite: repeat the command for each kind",
         )
     (number,) = delegates
     fields = {

@@ -62,14 +62,14 @@ def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
         if files:
             raise UsageError(
                 "--input is for a .pte or an .onnx; the model here brings its own inputs",
-                remedy="leave --input out, or give samples with --calibrate",
+                fix="leave --input out, or give samples with --calibrate",
             )
         return
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such file", remedy="name a .pte that is there")
+        raise UsageError(f"{path}: there is no such file", fix="name a .pte that is there")
     for flag, value in (("--precision", model.precision), ("--calibrate", model.calibrate)):
         if value:
-            raise UsageError(f"{flag}: {model.typed} is compiled already", remedy=f"leave {flag} out")
+            raise UsageError(f"{flag}: {model.typed} is compiled already", fix=f"leave {flag} out")
 
 
 def measure(
@@ -127,7 +127,7 @@ def _traced(
             ).returncode
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(
-            f"{program}: {RUNS} inferences took longer than {timeout:g} s", remedy="give it longer: --timeout"
+            f"{program}: {RUNS} inferences took longer than {timeout:g} s", fix="give it longer: --timeout"
         ) from error
     if code or not trace.is_file():
         text = tail(log, 4000).splitlines()
@@ -135,7 +135,7 @@ def _traced(
         words = f": {lines[-1].strip()}" if lines else ""
         raise CheckFailed(
             f"{program}: the runner {how_it_ended(code)}{words}",
-            remedy=f"python -m ci inspect {quoted(program)}",
+            fix=f"python -m ci inspect {quoted(program)}",
         )
 
 
@@ -182,11 +182,9 @@ def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list
         method = Runtime.get().load_program(program).metadata("forward")
         metas = [method.input_tensor_meta(index) for index in range(method.num_inputs())]
     except RuntimeError as error:
-        raise CheckFailed(f"{program}: {error}", remedy=f"python -m ci inspect {quoted(program)}") from error
+        raise CheckFailed(f"{program}: {error}", fix=f"python -m ci inspect {quoted(program)}") from error
     if files and len(files) != len(metas):
-        raise UsageError(
-            f"expected --input {len(metas)} times, found {len(files)}", remedy="one for each input"
-        )
+        raise UsageError(f"expected --input {len(metas)} times, found {len(files)}", fix="one for each input")
     generator = torch.Generator().manual_seed(0)
     raw = []
     for index, meta in enumerate(metas):
@@ -198,7 +196,7 @@ def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list
                 raise UsageError(
                     f"{files[index]}: expected {wanted} {list(meta.sizes())},"
                     f" found {values.dtype} {list(values.shape)}",
-                    remedy="save an array of that type and shape",
+                    fix="save an array of that type and shape",
                 )
         elif dtype.is_floating_point:
             values = torch.rand(tuple(meta.sizes()), generator=generator).to(dtype).numpy()
@@ -219,8 +217,8 @@ def _array(path: Path) -> Any:
             return values
     except (OSError, ValueError, EOFError) as error:
         if not path.is_file():
-            raise UsageError(f"--input {path}: there is no such file", remedy="name a .npy") from error
-    raise CheckFailed(f"--input {path}: expected an array that numpy.save wrote", remedy="save it again")
+            raise UsageError(f"--input {path}: there is no such file", fix="name a .npy") from error
+    raise CheckFailed(f"--input {path}: expected an array that numpy.save wrote", fix="save it again")
 
 
 SCALAR_TYPES = dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "float16", "float32"))) | {

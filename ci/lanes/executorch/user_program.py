@@ -30,7 +30,7 @@ def pytorch_model(model: str) -> UserModel:
     if named.onnx:
         raise UsageError(
             f"{model}: this command takes PyTorch models",
-            remedy="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
+            fix="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
         )
     return named
 
@@ -43,7 +43,7 @@ def scheme_of(named: UserModel, precision: str | None) -> str:
     if named.quantized and scheme != "qdq":
         raise UsageError(
             f"{named.file} is quantized already, and {scheme} would do it again",
-            remedy="leave --precision out, or give the float model",
+            fix="leave --precision out, or give the float model",
         )
     return scheme
 
@@ -80,9 +80,7 @@ def program_of(
         )
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(
-            f"{named.name}, {scheme}: expected {message}", remedy="see docs/suites.md"
-        ) from error
+        raise UsageError(f"{named.name}, {scheme}: expected {message}", fix="see docs/suites.md") from error
     return Program(suite, named.name, case, case.runs[0], soc, selection.profile)
 
 
@@ -92,7 +90,7 @@ def samples_folder(calibrate: str | None) -> Path | None:
         return None
     folder = user_path(calibrate, "--calibrate", str(Parser.user_folder())).absolute()
     if not folder.is_dir():
-        raise UsageError(f"--calibrate {calibrate} is not a folder", remedy="name a folder of samples")
+        raise UsageError(f"--calibrate {calibrate} is not a folder", fix="name a folder of samples")
     return folder
 
 
@@ -113,12 +111,12 @@ def plan_of_model(
 
 def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> Result:
     if (refused := plan.refused.get(program.name)) is not None:
-        remedy = "leave --backend out" if program.backend == "gpu" else refused.remedy
-        raise CheckFailed(refused.message, remedy=remedy)
+        fix = "leave --backend out" if program.backend == "gpu" else refused.fix
+        raise CheckFailed(refused.message, fix=fix)
     result = compiled[program.name]
     if failure := result.failure:
-        message, remedy = failure_in_words(program, failure)
-        if failure.kind == "factory" and not failure.remedy:
-            remedy = "correct the model or the samples: docs/compile.md says what they may be"
-        raise ToolkitError(message, remedy=remedy, exit_code=failure.exit_code)
+        message, fix = failure_in_words(program, failure)
+        if failure.kind == "factory" and not failure.fix:
+            fix = "correct the model or the samples: docs/compile.md says what they may be"
+        raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result

@@ -59,11 +59,11 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
     except BadFactory as error:
         traceback.print_exc()
         blame(error, order)
-        return {"fault": "factory", "message": str(error), "remedy": error.remedy}
+        return {"fault": "factory", "message": str(error), "fix": error.fix}
     except Failed as error:
         traceback.print_exc()
         blame(error, order)
-        return {"fault": error.step, "message": str(error), "remedy": error.remedy}
+        return {"fault": error.step, "message": str(error), "fix": error.fix}
     except Exception as error:
         traceback.print_exc()
         blame(error, order)

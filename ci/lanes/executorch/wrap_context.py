@@ -39,15 +39,15 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     contents = read(args.context)
     if not isinstance(contents, Context):
-        raise UsageError(f"{args.context} is a program already", remedy="name a context binary")
+        raise UsageError(f"{args.context} is a program already", fix="name a context binary")
     if args.output.is_dir():
-        raise UsageError(f"{args.output} is a directory", remedy="-o OUT.pte")
+        raise UsageError(f"{args.output} is a directory", fix="-o OUT.pte")
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     answer = against(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in answer.says):
         raise CheckFailed(
             f"{args.context}: {'; '.join(answer.says)}",
-            remedy="compile it with this QNN, or another --profile",
+            fix="compile it with this QNN, or another --profile",
         )
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)

@@ -147,14 +147,12 @@ def read_architecture(folder: Path) -> Architecture:
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
-        raise UsageError(
-            f"{folder}: expected the model_type {known}; found {kind}", remedy="name such a model"
-        )
+        raise UsageError(f"{folder}: expected the model_type {known}; found {kind}", fix="name such a model")
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise UsageError(
             f"{folder} is quantized already ({method}), and its weights cannot be quantized again",
-            remedy="take the checkpoint that it was made from",
+            fix="take the checkpoint that it was made from",
         )
     config = _with_old_keys(folder, config)
     for key, only in ONLY.items():
@@ -189,9 +187,9 @@ def read_architecture(folder: Path) -> Architecture:
             eos=_ends(folder, config, words),
         )
     except KeyError as error:
-        raise UsageError(f"{folder}/config.json: {error} is missing", remedy="download it again") from None
+        raise UsageError(f"{folder}/config.json: {error} is missing", fix="download it again") from None
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{folder}/config.json: {error}", remedy="download it again") from None
+        raise UsageError(f"{folder}/config.json: {error}", fix="download it again") from None
 
 
 def upstream_name(folder: Path, kind: str) -> str:
@@ -242,28 +240,28 @@ def _config(folder: Path) -> dict[str, Any]:
     if (folder / "adapter_config.json").is_file() and not path.is_file():
         raise UsageError(
             f"{folder} holds adapters alone, without the model that they change",
-            remedy="merge first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
+            fix="merge first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
         )
     if not path.is_file():
         gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
         listing = f"found {gguf.name}" if gguf else "found none"
         raise UsageError(
             f"{folder}: expected a Hugging Face checkpoint with config.json; {listing}",
-            remedy="name the folder of the checkpoint as it was published, not a conversion of it",
+            fix="name the folder of the checkpoint as it was published, not a conversion of it",
         )
     return read_object(path)
 
 
 def read_object(
-    path: Path, wrong: type[ToolkitError] = UsageError, *, remedy: str = "download it again"
+    path: Path, wrong: type[ToolkitError] = UsageError, *, fix: str = "download it again"
 ) -> dict[str, Any]:
     """The object in a file of JSON."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise wrong(f"{path}: not JSON: {error}", remedy=remedy) from None
+        raise wrong(f"{path}: not JSON: {error}", fix=fix) from None
     if not isinstance(config, dict):
-        raise wrong(f"{path}: expected an object", remedy=remedy)
+        raise wrong(f"{path}: expected an object", fix=fix)
     return config
 
 
@@ -281,7 +279,7 @@ def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"{folder}/config.json: {name} is {json.dumps(config[name])}, and by rope_parameters it is "
                 f"{json.dumps(value)}",
-                remedy="remove the wrong one",
+                fix="remove the wrong one",
             )
     return config | old
 
@@ -294,8 +292,8 @@ def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | Non
     if kind == "default":
         return None
     if kind != "llama3":
-        remedy = "remove rope_scaling if prompts stay within the length that the model was trained for"
-        raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, remedy)
+        fix = "remove rope_scaling if prompts stay within the length that the model was trained for"
+        raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, fix)
     for name in SCALING:
         value = scaling.get(name)
         if not isinstance(value, int | float) or not value > 0:
@@ -311,11 +309,11 @@ def _unexpected(
     key: str,
     expected: str,
     found: object,
-    remedy: str = PUBLISHED,
+    fix: str = PUBLISHED,
     file: str = "config.json",
 ) -> UsageError:
     text = found if isinstance(found, str) else json.dumps(found)
-    return UsageError(f"{folder / file}: {key}: expected {expected}; found {text}", remedy=remedy)
+    return UsageError(f"{folder / file}: {key}: expected {expected}; found {text}", fix=fix)
 
 
 class Stored(NamedTuple):
@@ -331,15 +329,13 @@ def shards_of(folder: Path) -> dict[str, Stored]:
     for name in _files(folder):
         path = folder / name
         if not path.is_file():
-            raise CheckFailed(f"{folder} lacks {name}", remedy="download the checkpoint again")
+            raise CheckFailed(f"{folder} lacks {name}", fix="download the checkpoint again")
         try:
             with safe_open(path, framework="np") as shard:
                 tensors = shard.keys()
                 shards |= {each: Stored(path, tuple(shard.get_slice(each).get_shape())) for each in tensors}
         except SafetensorError as error:
-            raise CheckFailed(
-                f"{path} is damaged or incomplete: {error}", remedy="download it again"
-            ) from None
+            raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
     return shards
 
 
@@ -352,7 +348,7 @@ def _files(folder: Path) -> list[str]:
         if pickled := next(folder.glob("pytorch_model*.bin"), None):
             raise UsageError(
                 f"{folder}: expected {single}; found {pickled.name}, weights in PyTorch's pickle format",
-                remedy="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
+                fix="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT) converts them;"
                 " then copy the tokenizer's files to OUT",
             )
         return [single]
@@ -362,7 +358,7 @@ def _files(folder: Path) -> list[str]:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckFailed(
                 f"{index}: weight_map: expected safetensors files of its folder; found {json.dumps(name)}",
-                remedy="download it again",
+                fix="download it again",
             )
     return sorted(set(names))
 
@@ -378,7 +374,7 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
         raise UsageError(
             f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
             "would be left out",
-            remedy=f"take a model that is built like {FAMILIES[shape.kind]}",
+            fix=f"take a model that is built like {FAMILIES[shape.kind]}",
         )
 
 
@@ -387,13 +383,13 @@ def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: 
         tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
         raise CheckFailed(
             f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
-            remedy=tied if missing == ["lm_head.weight"] else "download it again",
+            fix=tied if missing == ["lm_head.weight"] else "download it again",
         )
     for name, shape in names.items():
         if stored[name].shape != shape:
             raise CheckFailed(
                 f"{stored[name].path}: {name}: expected {shape} by config.json, found {stored[name].shape}",
-                remedy="take config.json and weights of one model",
+                fix="take config.json and weights of one model",
             )
 
 

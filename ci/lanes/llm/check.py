@@ -94,26 +94,26 @@ def check_model(options: Check) -> int:
     config = config_of(options.model)
     record = record_of(config)
     if not record:
-        raise UsageError(f"{options.model}: there is no {RECORD}", remedy="compile it again")
+        raise UsageError(f"{options.model}: there is no {RECORD}", fix="compile it again")
     folder = (options.checkpoint or Path(record["checkpoint"])).absolute()
     if not folder.is_dir():
         raise UsageError(
             f"{folder}, from which {options.model} was compiled, is not there",
-            remedy="name where the checkpoint is now: --checkpoint FOLDER",
+            fix="name where the checkpoint is now: --checkpoint FOLDER",
         )
     shape = read_architecture(folder)
     if wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"]):
         raise CheckFailed(
-            f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
+            f"{config} contradicts {folder}: {'; '.join(wrong)}", fix="correct it, or compile again"
         )
     if not options.text.is_file():
-        raise UsageError(f"--text {options.text}: there is no such file", remedy="name a text file")
+        raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
     text = read_text(options.text)
     tokenizer = load_tokenizer(config.parent)
     if tokenizer.to_str() != load_tokenizer(folder).to_str():
         raise CheckFailed(
             f"{config.with_name('tokenizer.json')} is not that of {folder}",
-            remedy="copy it from there, or compile again",
+            fix="copy it from there, or compile again",
         )
     tokens = tokens_of(tokenizer, text)
     length = min(record["context"], max(2, options.tokens // WINDOWS + 1))
@@ -130,13 +130,13 @@ def check_model(options: Check) -> int:
         raise UsageError(
             f"{options.text} has {len(tokens)} tokens: {options.prefixes} prefixes and {windows} windows of"
             f" {own} need {wanted}",
-            remedy="give a longer text, or fewer --tokens and --prefixes",
+            fix="give a longer text, or fewer --tokens and --prefixes",
         )
     if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > SEEN:
         raise UsageError(
             f"{seen:.0%} of what would be read of {options.text} is in the text that it was quantized by,"
             " too",
-            remedy="give another text",
+            fix="give another text",
         )
     order = {
         "model": str(folder),
@@ -148,7 +148,7 @@ def check_model(options: Check) -> int:
         "cpu": options.on == "cpu",
     }
     if options.on == "cpu" and record["precision"] == "fp16":
-        raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
+        raise UsageError("fp16 is computed by HTP alone", fix="leave out --on cpu")
     genie: dict[str, int] = {}
     if options.on == "both":
         sizes = sizes_of(config)
@@ -181,7 +181,7 @@ def check_model(options: Check) -> int:
     if problems:
         raise CheckFailed(
             "; ".join(problems),
-            remedy="compile it again, or with --precision 16a8w; if that stays, report it"
+            fix="compile it again, or with --precision 16a8w; if that stays, report it"
             if record["precision"] == "fp16"
             else "calibrate by more or other text, or take fp16",
         )

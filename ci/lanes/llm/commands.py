@@ -71,7 +71,7 @@ def compile_checkpoint(model: OneModel, named: Path, language: Language) -> int:
         # Before anything starts: a text that is too short is refused.
         calibration = windows(folder, shape.beginning, Path(order["calibrate"]), order["context"])
     if _taken(output):
-        raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
+        raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
     layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
     cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
@@ -125,7 +125,7 @@ def _compile_order(model: OneModel, language: Language, folder: Path) -> tuple[A
     context, prefill = language.context, language.prefill
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
-        raise UsageError(f"a language model is compiled for one chip, found {chips}", remedy="name one --soc")
+        raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
     soc_named(selection.soc)
     text = Parser.user_folder() / model.calibrate if model.calibrate else None
     precision = _precision(model.precision or "fp16", through)
@@ -135,39 +135,37 @@ def _compile_order(model: OneModel, language: Language, folder: Path) -> tuple[A
     elif language.shared_weights:
         raise UsageError(
             "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
-            remedy="leave out --shared-weights",
+            fix="leave out --shared-weights",
         )
     if prefill >= context:
-        raise UsageError(f"prefill by {prefill} fills a context of {context}", remedy="take a longer context")
+        raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
     if context > shape.context:
         raise UsageError(
             f"a context of {context} tokens: the model was made for {shape.context}",
-            remedy=f"--context {shape.context}",
+            fix=f"--context {shape.context}",
         )
     require_tensors(folder, shape)
     if not (folder / "tokenizer.json").is_file():
         tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
         raise UsageError(
             f"{folder}: expected tokenizer.json, which the device reads; found {tokenizer}",
-            remedy="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
+            fix="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
         )
     if not shape.eos:
         raise UsageError(
             f"{folder}/config.json names no eos_token_id, and the device wants it",
-            remedy="add it: generation_config.json of the same model may have it",
+            fix="add it: generation_config.json of the same model may have it",
         )
     if precision != "fp16" and text is None:
-        raise UsageError(f"{precision} needs text to calibrate by", remedy="--calibrate text.txt")
+        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
     if text is not None and not text.is_file():
-        raise UsageError(f"--calibrate {text}: there is no such file", remedy="name a text file")
+        raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
     # Quantizing holds a part as floats.
     weight = 2 if precision == "fp16" else 4
     parts = language.parts or (1 if through == "executorch" else parts_of(shape, weight))
     most = 1 if through == "executorch" else shape.layers
     if parts > most:
-        raise UsageError(
-            f"--parts {parts}: expected at most {most} through {through}", remedy=f"--parts {most}"
-        )
+        raise UsageError(f"--parts {parts}: expected at most {most} through {through}", fix=f"--parts {most}")
     return shape, {
         "do": {"genie": "compile", "executorch": "compile program"}[through],
         "model": str(folder),
@@ -187,7 +185,7 @@ def _precision(name: str, through: str) -> str:
     if precision not in known:
         raise UsageError(
             f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
-            remedy="take 16a8w",
+            fix="take 16a8w",
         )
     return precision
 
@@ -207,7 +205,7 @@ def _compiled(order: Mapping[str, Any], model: OneModel, folder: Path) -> Result
     results = do([task], How("language models", lambda *_: Worker(setup), 1, work.why))
     result = results[task.name]
     if failure := result.failure:
-        raise ToolkitError(failure.message, remedy=failure.remedy, exit_code=failure.exit_code)
+        raise ToolkitError(failure.message, fix=failure.fix, exit_code=failure.exit_code)
     return result
 
 
@@ -231,10 +229,10 @@ def asking(log: Path, timeout: float) -> Iterator[Ask]:
             reply = worker.ask({**order, "log": str(log)})
         except Gone as gone:
             if trouble := gone.trouble(log):
-                raise EnvironmentLacking(trouble.message, remedy=trouble.fix) from gone
-            raise CheckFailed(gone.sentence(log), remedy=session("diagnose", log)) from gone
+                raise EnvironmentLacking(trouble.message, fix=trouble.fix) from gone
+            raise CheckFailed(gone.sentence(log), fix=session("diagnose", log)) from gone
         if error := reply.get("error"):
-            raise ToolkitError(error["message"], remedy=error["remedy"], exit_code=error["exit_code"])
+            raise ToolkitError(error["message"], fix=error["fix"], exit_code=error["exit_code"])
         log.unlink(missing_ok=True)
         return reply
 
@@ -291,12 +289,12 @@ def run_model(prompt: Prompt) -> int:
 def config_of(folder: Path) -> Path:
     config = folder.absolute() / CONFIG
     if not config.is_file():
-        raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
+        raise UsageError(f"{folder}: there is no {CONFIG}", fix="name what llm compile wrote")
     # Records of earlier releases do not have it.
     if record_of(config).get("shared"):
         raise UsageError(
             f"{folder}: prefill and decode share their weights, which the emulator refuses",
-            remedy="compile it without --shared-weights to another folder, and try that",
+            fix="compile it without --shared-weights to another folder, and try that",
         )
     return config
 
@@ -304,7 +302,7 @@ def config_of(folder: Path) -> Path:
 def record_of(config: Path) -> dict[str, Any]:
     """The request of the compile that wrote the configuration; empty if there is none."""
     record = config.with_name(RECORD)
-    return read_object(record, remedy="compile it again") if record.is_file() else {}
+    return read_object(record, fix="compile it again") if record.is_file() else {}
 
 
 def sizes_of(config: Path) -> dict[str, int]:
@@ -313,7 +311,7 @@ def sizes_of(config: Path) -> dict[str, int]:
     for name in setting(config, "engine", "model", "binary", "ctx-bins"):
         file = config.with_name(name)
         if not file.is_file():
-            raise UsageError(f"{file} is missing", remedy="compile it again")
+            raise UsageError(f"{file} is missing", fix="compile it again")
         kind = _kind(name)
         sizes[kind] = sizes.get(kind, 0) + file.stat().st_size
     return sizes
@@ -330,7 +328,7 @@ def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
             raise UsageError(
                 f"the binaries of {kind} have {size(sizes[kind])}, and the emulator loads only some"
                 f" {size(EMULATOR_BYTES)} in one process",
-                remedy="llm check --on parts judges each part by itself, and --on cpu a quantized model;"
+                fix="llm check --on parts judges each part by itself, and --on cpu a quantized model;"
                 " --precision 16a8w about halves the binaries",
             )
 
@@ -348,7 +346,7 @@ def limited(config: Path, most: int) -> Iterator[Path]:
     """A copy of the configuration for a context of that many tokens, beside links to its files. Of binaries
     that are too large for the emulator together it names those of decode."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
-        changed = read_object(config, remedy="compile it again, or correct it")
+        changed = read_object(config, fix="compile it again, or correct it")
         changed["dialog"]["max-num-tokens"] = most
         sizes = sizes_of(config)
         kinds = kinds_for_genie(sizes)

@@ -54,7 +54,7 @@ def compile_context(graphs: Mapping[int, Path], soc: Soc, binary: Path, *, fp16:
         compiled, *more = Path(folder).glob("*.bin")
         if more:
             names = ", ".join(model.name for model in graphs.values())
-            raise CheckFailed(f"{names}: became {1 + len(more)} contexts instead of one", remedy="report it")
+            raise CheckFailed(f"{names}: became {1 + len(more)} contexts instead of one", fix="report it")
         for number, wrapper in wrappers.items():
             wrapping = _name_graph(compiled, wrapper, number)
             if len(graphs) == 1:
@@ -83,11 +83,11 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
         if "Failed to write context cache file" in words:
             raise EnvironmentLacking(
                 f"{model.parent}: no room for the context binary of {model.name}",
-                remedy="free some space, or name a folder on another disk",
+                fix="free some space, or name a folder on another disk",
             ) from error
         raise CheckFailed(
             f"{model.name} cannot be compiled: {words}",
-            remedy="python -m ci diagnose explains QNN's codes",
+            fix="python -m ci diagnose explains QNN's codes",
         ) from error
     session.disable_fallback()
     return session
@@ -102,7 +102,7 @@ def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
     if match is None or match[0] not in data:
         raise CheckFailed(
             f"{binary}: expected the graph {node.name}, found none of that name",
-            remedy="report it, with the version of onnxruntime-qnn",
+            fix="report it, with the version of onnxruntime-qnn",
         )
     old = match[1]
     new = (b"%03d" % number).ljust(len(old), b"0")

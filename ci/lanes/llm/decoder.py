@@ -203,7 +203,7 @@ def require_halves(decoder: Decoder) -> None:
         if not float(tensor.abs().max()) <= LARGEST_HALF:
             raise CheckFailed(
                 f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
-                remedy="quantize: --precision 16a8w --calibrate text.txt",
+                fix="quantize: --precision 16a8w --calibrate text.txt",
             )
 
 

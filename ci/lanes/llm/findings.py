@@ -27,7 +27,7 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
     """Findings about the float model."""
     if failure := result.failure:
         rule = "llm-machine" if failure.blame == "machine" else "llm-training"
-        yield Finding(rule, Severity.ERROR, case, failure.message, failure.remedy)
+        yield Finding(rule, Severity.ERROR, case, failure.message, failure.fix)
     elif not result.facts["perplexity"] <= most:
         yield Finding(
             "llm-training",
@@ -43,7 +43,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
     if failure := result.failure:
-        yield error(f"llm-{failure.rule}", failure.message, failure.remedy)
+        yield error(f"llm-{failure.rule}", failure.message, failure.fix)
         return
     limits, against_cpu = program.run.limits, program.run.htp_against_cpu
     if limits is None:

@@ -54,19 +54,19 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
     if context % CONTEXT_BLOCK:
         raise UsageError(
             f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
-            remedy=f"take {context + -context % CONTEXT_BLOCK}",
+            fix=f"take {context + -context % CONTEXT_BLOCK}",
         )
     for count in counts:
         if count != 1 and count % BLOCK:
             raise UsageError(
                 f"prefill by {count} tokens: Genie needs a multiple of {BLOCK}",
-                remedy=f"take {count + -count % BLOCK}",
+                fix=f"take {count + -count % BLOCK}",
             )
         if context <= 2 * count:
             longer = 2 * count + CONTEXT_BLOCK - 2 * count % CONTEXT_BLOCK
             raise UsageError(
                 f"prefill by {count} tokens in a context of {context}: Genie would speak nonsense",
-                remedy=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
+                fix=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
             )
 
 
@@ -78,7 +78,7 @@ def require_short(prompt: Sequence[int], record: Mapping[str, Any]) -> None:
         raise UsageError(
             f"the prompt has {len(prompt)} tokens: Genie takes at most {most} in a context of"
             f" {record['context']} with prefill by {record['prefill']}",
-            remedy="give a shorter prompt, or compile with a longer --context",
+            fix="give a shorter prompt, or compile with a longer --context",
         )
 
 
@@ -96,7 +96,7 @@ def write_config(
     if not shape.eos:
         raise UsageError(
             "the model names no token that ends a text, and Genie wants one",
-            remedy="add eos_token_id to config.json",
+            fix="add eos_token_id to config.json",
         )
     core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
     extension = {"devices": [{**_chip(soc), "cores": [core]}]}
@@ -158,11 +158,11 @@ def _rope(shape: Architecture) -> dict[str, Any]:
 
 def setting(config: Path, *keys: str) -> Any:
     """A value of Genie's configuration, which users edit."""
-    value: Any = read_object(config, remedy="compile it again, or correct it")
+    value: Any = read_object(config, fix="compile it again, or correct it")
     for key in ("dialog", *keys):
         if not isinstance(value, dict) or key not in value:
             name = ".".join(("dialog", *keys))
-            raise UsageError(f"{config}: {name} is missing", remedy="compile it again")
+            raise UsageError(f"{config}: {name} is missing", fix="compile it again")
         value = value[key]
     return value
 
@@ -262,7 +262,7 @@ def _replies(
         errors.seek(0)
         output = "".join(printed) + errors.read()
     if late.is_set():
-        raise CheckFailed(f"Genie gave no answer in {timeout:g} s", remedy="give it longer with --timeout")
+        raise CheckFailed(f"Genie gave no answer in {timeout:g} s", fix="give it longer with --timeout")
     if code or len(answers) != len(texts) + len(prompts):
         raise refusal(output, how_it_ended(code))
     return [json.loads(answer) for answer in answers]
@@ -275,7 +275,7 @@ def _require_head_size(config: Path) -> None:
     if not isinstance(backend, dict) or not isinstance(backend.get("kv-dim"), int):
         raise CheckFailed(
             f"{config} has no number engine.backend.QnnHtp.kv-dim",
-            remedy="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",
+            fix="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",
         )
 
 
@@ -291,5 +291,5 @@ def refusal(output: str, how: str) -> CheckFailed:
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
     words = f": {lines[-1][:300]}" if lines else ""
     if known:
-        return CheckFailed(f"Genie {how}{words}. {known[0].cause}", remedy=known[0].fix, output=output)
-    return CheckFailed(f"Genie {how}{words}", remedy="--debug shows all that it printed", output=output)
+        return CheckFailed(f"Genie {how}{words}. {known[0].cause}", fix=known[0].fix, output=output)
+    return CheckFailed(f"Genie {how}{words}", fix="--debug shows all that it printed", output=output)

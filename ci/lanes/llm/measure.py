@@ -42,10 +42,10 @@ def windows(
     text: Path,
     context: int,
     most: int = 0,
-    instead: str = "a shorter --context",
+    or_else: str = "a shorter --context",
 ) -> list[list[int]]:
     """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
-    otherwise the first tokens' values would be cut off. `instead` is what a shorter text needs."""
+    otherwise the first tokens' values would be cut off. `or_else` is what a shorter text needs."""
     most = most or calibration_windows(context)
     tokens = tokens_of(load_tokenizer(folder), read_text(text))
     length = context - len(beginning)
@@ -55,7 +55,7 @@ def windows(
         needed = quoted("wc", "-w", str(text))
         raise CheckFailed(
             f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
-            remedy=f"give a longer text ({needed} counts its words), or {instead}",
+            fix=f"give a longer text ({needed} counts its words), or {or_else}",
         )
     return rows
 

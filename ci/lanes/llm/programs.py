@@ -238,7 +238,7 @@ def lower(
         if [each for each in others if "executorch_call_delegate" not in each] or len(others) != 1:
             raise CheckFailed(
                 f"{name} is not one delegate: {', '.join(sorted(set(others)))}",
-                remedy="report it: the decoder has an operator that HTP does not take",
+                fix="report it: the decoder has an operator that HTP does not take",
             )
     # qnn_llama_runner gives the memory of inputs and outputs itself.
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)

@@ -29,7 +29,7 @@ def load_tokenizer(folder: Path) -> Any:
     # The library raises nothing narrower.
     except Exception as error:
         raise CheckFailed(
-            f"{path} cannot be read: {_in_a_line(error)}", remedy="take it from the checkpoint"
+            f"{path} cannot be read: {_in_a_line(error)}", fix="take it from the checkpoint"
         ) from None
 
 
@@ -38,7 +38,7 @@ def require_tokenizer(folder: Path, shape: Architecture) -> None:
     if not 0 <= highest < shape.words:
         raise UsageError(
             f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.words} words",
-            remedy="take tokenizer.json and weights of one model",
+            fix="take tokenizer.json and weights of one model",
         )
 
 
@@ -47,12 +47,12 @@ def chat_text(folder: Path, message: str, system: str) -> str:
     if not has_template(folder):
         raise UsageError(
             f"{folder}: neither {CONFIG} nor {TEMPLATE} has a chat template",
-            remedy="leave out --chat: a base model continues text",
+            fix="leave out --chat: a base model continues text",
         )
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} has {TEMPLATE} without {CONFIG}, which names the tokens that templates write",
-            remedy="copy it from the checkpoint, or write it:"
+            fix="copy it from the checkpoint, or write it:"
             " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         )
     from transformers import AutoTokenizer
@@ -66,7 +66,7 @@ def chat_text(folder: Path, message: str, system: str) -> str:
     except Exception as error:
         raise UsageError(
             f"{folder}: its chat template gives no text: {_in_a_line(error)}",
-            remedy="correct the template, or leave out what it refuses",
+            fix="correct the template, or leave out what it refuses",
         ) from error
     return text
 
@@ -86,7 +86,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         converted = quoted("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
         raise UsageError(
-            f"{path} is not UTF-8 text at byte {error.start}", remedy=f"if it is Latin-1: {converted} > OUT"
+            f"{path} is not UTF-8 text at byte {error.start}", fix=f"if it is Latin-1: {converted} > OUT"
         ) from None
 
 
@@ -97,10 +97,10 @@ def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
     if rest[:1] == [bos]:
         raise UsageError(
             f"token {bos}, which begins a text, stands there twice",
-            remedy="leave it out: Genie puts it first",
+            fix="leave it out: Genie puts it first",
         )
     if not rest:
-        raise UsageError("the prompt is empty", remedy="give it a word")
+        raise UsageError("the prompt is empty", fix="give it a word")
     return rest
 
 

@@ -63,7 +63,7 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
     if wrong.size:
         raise CheckFailed(
             f"rope differs from transformers' at position {wrong[0]} of {context}",
-            remedy="report it, with the checkpoint's config.json",
+            fix="report it, with the checkpoint's config.json",
         )
 
 

@@ -63,7 +63,7 @@ def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str]
         logs=logs,
         timeout=timeout,
         imports="executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",
-        remedy="nox -s test_llm",
+        fix="nox -s test_llm",
         forks=True,
     )
 
@@ -121,7 +121,7 @@ class ModelTask:
         if error := reply.get("error"):
             shutil.rmtree(into, ignore_errors=True)
             code = error["exit_code"]
-            return Failure(error["kind"], error["message"], error["remedy"], self.log, exit_code=code)
+            return Failure(error["kind"], error["message"], error["fix"], self.log, exit_code=code)
         self.log.unlink(missing_ok=True)
         touched = Touched.of(reply.pop("touched"))
         if self.keeps_files:
@@ -129,8 +129,8 @@ class ModelTask:
         return Done(reply, touched, evidence=None if self.keep else into, own=(into, self.common.logs))
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        remedy = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", self.log)
-        return Failure(gone.kind, gone.sentence(self.log), remedy, self.log)
+        fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", self.log)
+        return Failure(gone.kind, gone.sentence(self.log), fix, self.log)
 
 
 def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:

@@ -62,14 +62,14 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         blame(error, order)
         text = " ".join(str(error).split())[:1000]
         message = f"{order['do']}: {type(error).__name__}: {text}"
-        remedy = f"the traceback is in {order['log']}"
-        return _refused(ToolkitError(message, remedy=remedy, exit_code=INTERNAL), "unforeseen")
+        fix = f"the traceback is in {order['log']}"
+        return _refused(ToolkitError(message, fix=fix, exit_code=INTERNAL), "unforeseen")
     return {**reply, **meter.read()}
 
 
 def _refused(error: ToolkitError, kind: str = "refused") -> dict[str, Any]:
     code = error.exit_code
-    return {"error": {"kind": kind, "message": error.message, "remedy": error.remedy, "exit_code": code}}
+    return {"error": {"kind": kind, "message": error.message, "fix": error.fix, "exit_code": code}}
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         from ci.lanes.onnx.one_model import compile_model
 
         if not is_onnx(args.model):
-            raise UsageError(f"{args.model}: expected an .onnx", remedy="`compile` takes PyTorch models too")
+            raise UsageError(f"{args.model}: expected an .onnx", fix="`compile` takes PyTorch models too")
         return compile_model(compile_of(args))
     if args.command == "options":
         return commands.list_options()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.onnx.compile import Refused
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY, Problem, load_graph
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, Problem, load_graph
 from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.profile import measured
 from ci.lanes.onnx.suite import Program
@@ -36,7 +36,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
         if problems := refused.details.get("problems"):
             return {
                 "error": "; ".join(str(Problem(**each)) for each in problems),
-                "remedy": "; ".join(dict.fromkeys(each["remedy"] for each in problems)),
+                "fix": "; ".join(dict.fromkeys(each["fix"] for each in problems)),
             }
         if refused.exit_code != CheckFailed.exit_code:
             raise
@@ -50,7 +50,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     ]
     row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}
     # `compile` refuses a model of which a part would run on the CPU.
-    row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}" for node in facts["reciprocals"]]
+    row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in facts["reciprocals"]]
     row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
     row["inexact"] = _inexact(facts["delegated"], program)
     if run and (folder / CONTEXT).is_file():
@@ -64,7 +64,7 @@ def _error(error: ToolkitError, program: Program) -> dict[str, Any]:
     """With the operators that are known to fail."""
     nodes = load_graph(Path(program.case.model)).graph.node
     known = _inexact({node.op_type for node in nodes}, program)
-    return {"error": error.message, "remedy": error.remedy, **({"inexact": known} if known else {})}
+    return {"error": error.message, "fix": error.fix, **({"inexact": known} if known else {})}
 
 
 def _inexact(operators: Iterable[str], program: Program) -> list[dict[str, Any]]:

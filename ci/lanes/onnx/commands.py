@@ -38,7 +38,7 @@ def run_model(options: RunModel) -> int:
     for flag, path in (("--output", options.output), ("--profile-run", options.profile_run)):
         if path and (path.is_dir() or not path.parent.is_dir()):
             problem = "it is a directory" if path.is_dir() else "its directory is not there"
-            raise UsageError(f"{flag} {path}: {problem}", remedy="name a file in a directory that is there")
+            raise UsageError(f"{flag} {path}: {problem}", fix="name a file in a directory that is there")
     outputs = _run(options)
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])

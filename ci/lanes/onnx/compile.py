@@ -51,7 +51,7 @@ class Refused(ToolkitError):
     """An error that the worker reports; `details` has the problems or the audit if there are any."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
-        super().__init__(str(error["message"]), remedy=str(error["remedy"]))
+        super().__init__(str(error["message"]), fix=str(error["fix"]))
         self.exit_code = int(error["exit_code"])
         self.details = dict(error)
 
@@ -75,9 +75,9 @@ def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str
 def ended(gone: Gone, what: str, log: Path) -> ToolkitError:
     """For the commands: how the process ended."""
     if trouble := gone.trouble(log):
-        return EnvironmentLacking(f"{what}: {trouble.message}", remedy=trouble.fix)
+        return EnvironmentLacking(f"{what}: {trouble.message}", fix=trouble.fix)
     late = "give it longer with --timeout" if gone.kind == "timeout" else ""
-    return CheckFailed(f"{what}: {gone.sentence(log)}", remedy=late or session("diagnose", log))
+    return CheckFailed(f"{what}: {gone.sentence(log)}", fix=late or session("diagnose", log))
 
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
@@ -113,7 +113,7 @@ def setup_of(
         logs=logs,
         timeout=timeout,
         imports="onnxruntime and onnxruntime-qnn",
-        remedy="nox -s test_onnx",
+        fix="nox -s test_onnx",
         forks=forks,
         python=own.python if own else sys.executable,
     )
@@ -207,12 +207,12 @@ class Compilation:
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         message = gone.sentence(self.log)
-        remedy = "give it longer with --timeout" if gone.kind == "timeout" else ""
+        fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
         if known := explain(text):
-            message, remedy = f"{message}. {known[0]}", remedy or known[0].fix
-        remedy = remedy or session("diagnose", self.log)
-        return Failure(gone.kind, message, remedy, self.log)
+            message, fix = f"{message}. {known[0]}", fix or known[0].fix
+        fix = fix or session("diagnose", self.log)
+        return Failure(gone.kind, message, fix, self.log)
 
     def _compiled(self, worker: Worker, shared: Mapping[str, Any], **order: Any) -> dict[str, Any] | Failure:
         """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
@@ -262,7 +262,7 @@ class Compilation:
         try:
             return ordered(worker, what, self.log, **order)
         except Refused as refused:
-            return Failure(refused.kind, refused.message, refused.remedy, self.log)
+            return Failure(refused.kind, refused.message, refused.fix, self.log)
 
 
 @dataclass(frozen=True, slots=True)

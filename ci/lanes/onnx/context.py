@@ -52,7 +52,7 @@ class Record:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckFailed(
                 f"{path}: expected the record that `onnx compile` wrote, found something else ({error})",
-                remedy="compile the model again",
+                fix="compile the model again",
             ) from error
 
 
@@ -108,7 +108,7 @@ def soc_of(context: Context) -> str:
             return name
     raise CheckFailed(
         f"{context.path} says that it is for chip {context.soc_id}, which manifests/socs.toml does not have",
-        remedy="say which chip with --soc",
+        fix="say which chip with --soc",
     )
 
 
@@ -131,12 +131,12 @@ def require_fit(
     if context.build_ids and set(context.build_ids) != {build_id}:
         raise CheckFailed(
             f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
-            remedy="compile it again with this provider, or install the one it was made with",
+            fix="compile it again with this provider, or install the one it was made with",
         )
     if soc_id is not None and context.soc_id and (context.soc_id, context.arch) != (soc_id, arch):
         raise CheckFailed(
             f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
-            remedy="compile it for that chip, with --soc",
+            fix="compile it for that chip, with --soc",
         )
 
 
@@ -144,17 +144,17 @@ def _require_bytes(context: Context, record: Record) -> None:
     if record.model != context.path.name:
         raise CheckFailed(
             f"{record_path(context.path)} is the record of {record.model}, not of {context.path.name}",
-            remedy="keep a model and its record under the names they were written with",
+            fix="keep a model and its record under the names they were written with",
         )
     for path in (context.path, *context.beside):
         name = path.name
         if name not in record.files:
             raise CheckFailed(
-                f"{context.path} needs {name}, which its record does not know", remedy="compile it again"
+                f"{context.path} needs {name}, which its record does not know", fix="compile it again"
             )
         if (digest := hash_file(path)) != record.files[name]:
             raise CheckFailed(
                 f"{path} was changed after it was compiled: expected SHA-256 {record.files[name]},"
                 f" found {digest}",
-                remedy="copy it again, or compile it again",
+                fix="copy it again, or compile it again",
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import Lane
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, Program, command_for_one
 from ci.pipeline.accuracy import LEAST_DB, Missed, missed
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
@@ -31,12 +31,12 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
     if failure := result.failure:
-        yield error(f"onnx-{failure.rule}", failure.message, failure.remedy)
+        yield error(f"onnx-{failure.rule}", failure.message, failure.fix)
         return
     if crash := result.facts.get("trace_crash"):
         message = f"done without the provider's trace of refused operators: with it, {crash}"
-        remedy = f"`compile` and `audit` trace, and may end so; {again} --no-cache tries it again"
-        yield Finding("onnx-trace", Severity.NOTE, program.name, message, remedy)
+        fix = f"`compile` and `audit` trace, and may end so; {again} --no-cache tries it again"
+        yield Finding("onnx-trace", Severity.NOTE, program.name, message, fix)
     if not was_compiled(result):
         message = f"not compiled: QNN refuses {', '.join(result.facts.get('refused', ()))}, as the suite says"
         if program.case.recorded:
@@ -68,10 +68,10 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
     if misses := misses_of(program, result):
         message = accuracy_message(misses, context["near"])
-        yield error("onnx-accuracy", message, _remedy(program, misses, context["near"]))
+        yield error("onnx-accuracy", message, _fix(program, misses, context["near"]))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
-        yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_REMEDY)
+        yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
     if program.run.precision == "fp16" and context["half_floats"] is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
     if result.facts["made_up_inputs"]:
@@ -92,7 +92,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         )
 
 
-def _remedy(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
+def _fix(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
     again = command_for_one("divergence", program.case, program.run, program.soc, program.search_path)
     if not again or not chip_differs(misses, figures):
         return "raise the precision or calibrate with more samples"

@@ -41,7 +41,7 @@ def write_flexible(
         if not contexts or any(not _holds(data, chip, build) for data in contexts):
             raise CheckFailed(
                 f"{path.name} has no context of QNN {build} for {chip}, though it was asked for",
-                remedy="use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself",
+                fix="use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself",
             )
     return sorted({*path.parent.iterdir()} - before)
 

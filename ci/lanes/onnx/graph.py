@@ -27,7 +27,7 @@ PADDED = ("NonMaxSuppression", "NonZero")
 CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
 """By attribute the type of a Constant that is written as numbers."""
 RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
-RECIPROCAL_REMEDY = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
+RECIPROCAL_FIX = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
 
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
@@ -39,7 +39,7 @@ class Problem:
     rule: str
     subject: str
     message: str
-    remedy: str
+    fix: str
 
     def __str__(self) -> str:
         named = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
@@ -76,26 +76,26 @@ def load_graph(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", remedy="name an .onnx that is there") from None
+        raise UsageError(f"{path}: there is no such file", fix="name an .onnx that is there") from None
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror or error}", remedy="name an .onnx that you may read"
+            f"{path}: {error.strerror or error}", fix="name an .onnx that you may read"
         ) from error
     except (DecodeError, ValueError) as error:
         raise CheckFailed(
             f"{path}: expected an ONNX model, found {path.stat().st_size} bytes that are not one or only a"
             " part of one",
-            remedy="export or copy it again",
+            fix="export or copy it again",
         ) from error
     if not path.stat().st_size:
         raise CheckFailed(
-            f"{path}: expected an ONNX model, found an empty file", remedy="export or copy it again"
+            f"{path}: expected an ONNX model, found an empty file", fix="export or copy it again"
         )
     if not model.graph.node or not model.opset_import:
         raise CheckFailed(
             f"{path}: expected an ONNX model, found one without "
             + ("nodes" if not model.graph.node else "an operator set"),
-            remedy="export or copy it again",
+            fix="export or copy it again",
         )
     return model
 
@@ -132,11 +132,11 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
             linked = f", a link to {os.path.realpath(path)}" if os.path.islink(path) else ""  # noqa: PTH114
             raise CheckFailed(
                 f"{where}: expected a file below {root}, found {location[:200]!r}{linked}",
-                remedy="save the model again with its data beside it, by a relative name",
+                fix="save the model again with its data beside it, by a relative name",
             )
         if not path.is_file():
             raise CheckFailed(
-                f"{where}: {path} is missing", remedy=f"copy {location} beside the model, under that name"
+                f"{where}: {path} is missing", fix=f"copy {location} beside the model, under that name"
             )
         try:
             offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
@@ -144,13 +144,13 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
             raise CheckFailed(
                 f"{where}: expected numbers, found offset {entries.get('offset')!r} and length"
                 f" {entries.get('length')!r}",
-                remedy="export the model again",
+                fix="export the model again",
             ) from None
         size = path.stat().st_size
         if offset < 0 or length < 0 or offset + length > size:
             raise CheckFailed(
                 f"{where}: expected {length} bytes at {offset} of {path}, which has {size}",
-                remedy=f"copy {location} again",
+                fix=f"copy {location} again",
             )
         files[path] = None
     return list(files)
@@ -172,7 +172,7 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
             names = sorted(known) if isinstance(size, int) else list(inputs)
             raise UsageError(
                 f"--dimension {name}: no {'dimension' if isinstance(size, int) else 'input'} has that name",
-                remedy=f"use one of: {', '.join(names)}" if names else "leave --dimension out",
+                fix=f"use one of: {', '.join(names)}" if names else "leave --dimension out",
             )
     for dimension in dimensions:
         if dimension.dim_param in named:
@@ -190,7 +190,7 @@ def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> 
     ):
         raise UsageError(
             f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
-            remedy=f"--dimension {shlex.quote(_sizes(Tensor(name, '', tuple(found))))}",
+            fix=f"--dimension {shlex.quote(_sizes(Tensor(name, '', tuple(found))))}",
         )
     for dimension, size in zip(kind.shape.dim, sizes, strict=True):
         dimension.dim_value = size
@@ -347,8 +347,8 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
             given = [_sizes(tensor)]
             if all(_is_name(size) for size, _ in open_):
                 given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
-            remedy = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
-            yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", remedy)
+            fix = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
+            yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", fix)
     known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:
         if node.op_type not in DATA_DEPENDENT:
@@ -356,16 +356,14 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
         outputs = [known.get(name) for name in node.output]
         if node.op_type in PADDED and all(tensor and tensor.static for tensor in outputs):
             continue
-        remedy = "replace it by a mask of fixed size, or do this step outside the model"
+        fix = "replace it by a mask of fixed size, or do this step outside the model"
         if node.op_type in PADDED:
-            remedy = (
-                f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {remedy}"
-            )
+            fix = f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {fix}"
         yield Problem(
             "onnx-dynamic-shape",
             _name(node),
             f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
-            remedy,
+            fix,
         )
 
 

@@ -15,7 +15,7 @@ from ci.engine.output import writing_into
 from ci.lanes.onnx.compile import key, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_REMEDY
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import Steps, say, search_path, step
 from ci.lanes.onnx.stage import compile_programs, figures_of, update
@@ -96,17 +96,17 @@ def _extend(suite: Path, program: Program, model: OneModel) -> None:
     for each in plan.programs:
         for finding in findings_of(each, results[each.name]):
             if finding.severity is Severity.ERROR:
-                raise CheckFailed(f"{finding.subject}: {finding.message}", remedy=finding.remedy)
+                raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
     extension.write([*figures_of(results).values()], {})
     update(plan, results)
 
 
 def _require_fitting(options: Compile) -> None:
     if options.and_socs and len(options.model.selection.socs) > 1:
-        raise UsageError("--and-soc with several --soc", remedy="one --soc, and --and-soc for others")
+        raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
     if not options.verify and (options.and_socs or options.profile_run):
         flag = "--and-soc" if options.and_socs else "--profile-run"
-        raise UsageError(f"{flag} runs the model, and --verify none does not", remedy="leave out one of them")
+        raise UsageError(f"{flag} runs the model, and --verify none does not", fix="leave out one of them")
 
 
 def _whose(facts: Mapping[str, Any]) -> str:
@@ -159,7 +159,7 @@ class Compiled:
                 raise CheckFailed(
                     f"{options.model.typed}: the reloaded context gives other outputs than the session that"
                     " compiled it",
-                    remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
+                    fix=f"{session('diagnose', log)}, then report it to the maker of the provider",
                 )
             figures: dict[str, float] = {}
             if len(chips) > 1:
@@ -194,7 +194,7 @@ class Compiled:
         if precision == "fp16" and reply["half_floats"] is False:
             say(f"warning: {not_in_fp16(self.chips[0])}")
         for node in reply["reciprocals"]:
-            say(f"warning: {node}: {RECIPROCAL}; {RECIPROCAL_REMEDY}")
+            say(f"warning: {node}: {RECIPROCAL}; {RECIPROCAL_FIX}")
         if ddr := reply["ddr"]:
             print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
         profiles = [path for path in written if path.name == f"{self.name}_profile.csv"]
@@ -207,7 +207,7 @@ def quantize_model(model: OneModel, output: Path) -> int:
     program, store = program_of(model), model.selection.store
     file, precision = Path(program.case.model), program.run.precision
     if not precision_named(precision).quantized:
-        raise UsageError(f"{precision} quantizes nothing", remedy="--precision u16u8, u8u8 …")
+        raise UsageError(f"{precision} quantizes nothing", fix="--precision u16u8, u8u8 …")
     name = f"{file.stem}-{precision}"
     with (
         writing_into(output.absolute(), store) as (scratch, publish),

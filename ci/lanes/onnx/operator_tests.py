@@ -118,7 +118,7 @@ def chosen_tests() -> NodeTests:
     if unused := sorted([*unused, *(by_hand.keys() - left_out.keys())]):
         raise CheckFailed(
             f"{RULES} names what this onnx does not have: {', '.join(unused)}",
-            remedy="name another test or operator of the installed onnx, or remove the line",
+            fix="name another test or operator of the installed onnx, or remove the line",
         )
     return NodeTests.model_validate(
         {
@@ -237,7 +237,7 @@ def run_operators(*, check: bool) -> int:
     if CHOSEN.is_file() and CHOSEN.read_text(encoding="utf-8") == text:
         return 0
     if check:
-        raise CheckFailed(f"stale: {CHOSEN}", remedy=f"{session('onnx', 'operators')}, then nox -s generate")
+        raise CheckFailed(f"stale: {CHOSEN}", fix=f"{session('onnx', 'operators')}, then nox -s generate")
     replace_text(CHOSEN, text)
     print(f"wrote {CHOSEN}; `nox -s generate` writes the suite")
     return 0

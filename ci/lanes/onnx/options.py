@@ -115,10 +115,10 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
         name, equals, value = assignment.partition("=")
         if not equals or not name or not value:
             raise UsageError(
-                f"--option {assignment}: expected NAME=VALUE", remedy="--option htp_performance_mode=burst"
+                f"--option {assignment}: expected NAME=VALUE", fix="--option htp_performance_mode=burst"
             )
         if name in values:
-            raise UsageError(f"--option {name} is given twice", remedy=f"give {name} once")
+            raise UsageError(f"--option {name} is given twice", fix=f"give {name} once")
         values[name] = value
     return values
 
@@ -150,23 +150,21 @@ def _text(option: Option, value: Value, where: str) -> str:
     text = str(int(value)) if isinstance(value, bool | int) else value
     if option.set_by:
         raise UsageError(
-            f"{where}: {option.name} is set by {option.set_by}", remedy=f"leave {option.name} out of {where}"
+            f"{where}: {option.name} is set by {option.set_by}", fix=f"leave {option.name} out of {where}"
         )
     if option.command:
         raise UsageError(
             f"{where}: {option.name} needs a session of its own, without a compiled context",
-            remedy=session(*option.command.split()),
+            fix=session(*option.command.split()),
         )
     if option.kind == "flag" and text not in ("0", "1"):
-        raise UsageError(
-            f"{where}: {option.name}: expected 0 or 1, found {text!r}", remedy=f"{option.name}=1"
-        )
+        raise UsageError(f"{where}: {option.name}: expected 0 or 1, found {text!r}", fix=f"{option.name}=1")
     if option.kind == "enum" and text not in option.values:
         raise UnknownName(f"{where}: there is no value of {option.name} {text!r}", text, option.values)
     if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < (option.least or 0)):
         raise UsageError(
             f"{where}: {option.name}: expected a whole number from {option.least or 0} on, found {text!r}",
-            remedy=f"{option.name}={max(1, option.least or 0)}",
+            fix=f"{option.name}={max(1, option.least or 0)}",
         )
     if option.kind in ("file", "lora"):
         _require_file(option, Path(text), where)
@@ -178,9 +176,7 @@ def _text(option: Option, value: Value, where: str) -> str:
 def _require_file(option: Option, path: Path, where: str) -> None:
     """The provider ignores a missing file, or ends the process."""
     if not path.is_file():
-        raise UsageError(
-            f"{where}: {option.name}: there is no file {path}", remedy="name a file that is there"
-        )
+        raise UsageError(f"{where}: {option.name}: there is no file {path}", fix="name a file that is there")
     if option.kind != "lora":
         return
     for number, line in enumerate(_adapters(path) or [""], 1):
@@ -189,7 +185,7 @@ def _require_file(option: Option, path: Path, where: str) -> None:
             raise UsageError(
                 f"{where}: {option.name}: {path}, line {number}: expected GRAPH;FILE with a file that is"
                 f" there, found {line!r}",
-                remedy="one line for each graph: its name in the context, and the adapter's binary",
+                fix="one line for each graph: its name in the context, and the adapter's binary",
             )
 
 
@@ -202,28 +198,28 @@ def _fits(option: Option, text: str, others: Mapping[str, str], soc: Soc, embed:
     if option.platform:
         raise UsageError(
             f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux",
-            remedy=f"leave {option.name} out",
+            fix=f"leave {option.name} out",
         )
     if option.kind == "flag" and text == "0":
         return
     for other in option.needs:
         if others.get(other, "0") == "0":
-            raise UsageError(f"{where}: {option.name} has no effect without {other}", remedy=f"add {other}=1")
+            raise UsageError(f"{where}: {option.name} has no effect without {other}", fix=f"add {other}=1")
     for other in option.conflicts:
         if others.get(other, "0") != "0":
             raise UsageError(
-                f"{where}: {option.name} contradicts {other}", remedy=f"leave {option.name} or {other} out"
+                f"{where}: {option.name} contradicts {other}", fix=f"leave {option.name} or {other} out"
             )
     if option.not_embedded and embed:
         raise UsageError(
-            f"{where}: {option.name} does not work with an embedded context", remedy="leave --embed out"
+            f"{where}: {option.name} does not work with an embedded context", fix="leave --embed out"
         )
     if soc.id < option.soc_at_least:
         raise UsageError(
             f"{where}: {option.name} needs a chip of number {option.soc_at_least} or more, this is {soc.id}",
-            remedy=f"leave {option.name} out, or choose another chip with --soc",
+            fix=f"leave {option.name} out, or choose another chip with --soc",
         )
     if option.name == "vtcm_mb" and int(text) > soc.vtcm_mb:
         raise UsageError(
-            f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", remedy=f"vtcm_mb={soc.vtcm_mb}"
+            f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", fix=f"vtcm_mb={soc.vtcm_mb}"
         )

@@ -63,7 +63,7 @@ def logs_folder() -> Iterator[Path]:
     try:
         yield folder
     except ToolkitError as error:
-        kept = str(folder) in f"{error.message} {error.remedy}"
+        kept = str(folder) in f"{error.message} {error.fix}"
         raise
     finally:
         if not kept:
@@ -86,7 +86,7 @@ def say(text: str) -> None:
 def require_file(path: Path) -> None:
     if not path.is_file():
         problem = "it is a directory" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{path}: {problem}", remedy="name an .onnx that is there")
+        raise UsageError(f"{path}: {problem}", fix="name an .onnx that is there")
 
 
 def precision_of(model: Path, precision: str | None) -> str:
@@ -106,12 +106,12 @@ def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
         if not match:
             raise UsageError(
                 f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input",
-                remedy="--dimension batch=1, or --dimension x=1,3,64,64",
+                fix="--dimension batch=1, or --dimension x=1,3,64,64",
             )
         numbers = tuple(map(int, match[2].split(",")))
         name, size = match[1], numbers if len(numbers) > 1 else numbers[0]
         if sizes.setdefault(name, size) != size:
-            raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", remedy="give it once")
+            raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", fix="give it once")
     return sizes
 
 

@@ -30,12 +30,12 @@ def profiled(model: OneModel, files: Sequence[str], source: Path | None) -> tupl
         if is_context(graph):
             return _of_context(model, path, files, source, inputs)
         if source:
-            raise UsageError(f"--source: {model.typed} has its lines itself", remedy="leave --source out")
+            raise UsageError(f"--source: {model.typed} has its lines itself", fix="leave --source out")
         program = program_of(model)
         _, folder = mixed(model, program)
         if not (folder / CONTEXT).is_file():
             why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
-            raise CheckFailed(f"{model.typed}: HTP takes nothing of it", remedy=f"{why} says why")
+            raise CheckFailed(f"{model.typed}: HTP takes nothing of it", fix=f"{why} says why")
         if files:
             _write_inputs(files, read_context(folder / CONTEXT).signature, inputs)
         else:
@@ -55,7 +55,7 @@ def _of_context(
         "--per-channel": model.per_channel,
     }.items():
         if value:
-            raise UsageError(f"{flag}: {model.typed} is compiled already", remedy=f"leave {flag} out")
+            raise UsageError(f"{flag}: {model.typed} is compiled already", fix=f"leave {flag} out")
     context = read_context(path)
     soc = next(iter(model.selection.named_socs), None) or soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)

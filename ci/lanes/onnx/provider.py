@@ -56,8 +56,8 @@ class Audit:
 class NotOnProvider(CheckFailed):
     """Nodes that would run on the CPU."""
 
-    def __init__(self, audit: Audit, message: str, remedy: str) -> None:
-        super().__init__(message, remedy=remedy)
+    def __init__(self, audit: Audit, message: str, fix: str) -> None:
+        super().__init__(message, fix=fix)
         self.audit = audit
 
     @property
@@ -84,7 +84,7 @@ def quantized(
     The quantizer leaves an operator that only passes values on, such as MaxPool, in float if its input is.
     With `alone`, it is quantized all the same."""
     if not samples:
-        raise CheckFailed("no calibration sample", remedy="give at least one")
+        raise CheckFailed("no calibration sample", fix="give at least one")
     # Imported late, because it imports torch, which nothing else here needs.
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
@@ -135,7 +135,7 @@ def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
         unknown = "not a registered function/op" in message
         raise CheckFailed(
             f"the CPU cannot run the model either: {message}",
-            remedy="write it with operators that ONNX Runtime has" if unknown else "export the model again",
+            fix="write it with operators that ONNX Runtime has" if unknown else "export the model again",
         ) from error
     return [run(session, sample, None) for sample in samples]
 
@@ -177,8 +177,8 @@ def compiled(
             raise NotOnProvider(audit, *_unsupported(audit, precision, why)) from error
         message = f"the QNN provider cannot compile it: {_message_of(error)}"
         listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
-        remedy = _explained(message, *reasons.values()) or (why and f"{why} says why")
-        raise CheckFailed("".join([message, *listed]), remedy=remedy) from error
+        fix = _explained(message, *reasons.values()) or (why and f"{why} says why")
+        raise CheckFailed("".join([message, *listed]), fix=fix) from error
     reasons = refusals(text_since(log, before)) if log else {}
     return session, _audit(trace, reasons), _traffic(log, before) if log else None
 
@@ -207,7 +207,7 @@ def compiled_for_all(
     except Exception as error:
         raise CheckFailed(
             f"the QNN provider cannot compile it for all of these chips: {_message_of(error)}",
-            remedy="compile for each chip by itself, without --and-soc",
+            fix="compile for each chip by itself, without --and-soc",
         ) from error
 
 
@@ -233,7 +233,7 @@ def reloaded(
     except Exception as error:
         raise CheckFailed(
             f"{context} cannot be loaded: {_message_of(error)}",
-            remedy="; ".join(filter(None, ["compile it again", _explained(str(error))])),
+            fix="; ".join(filter(None, ["compile it again", _explained(str(error))])),
         ) from error
     outputs = [run(session, sample, settings) for sample in samples]
     if profile is not None:
@@ -324,7 +324,7 @@ def run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
     except Exception as error:
         raise CheckFailed(
             f"it was compiled, and running it fails: {_message_of(error)}",
-            remedy="; ".join(
+            fix="; ".join(
                 filter(None, ["look at run options and at the inputs' values", _explained(str(error))])
             ),
         ) from error
@@ -375,11 +375,11 @@ def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str
     kinds = {one.operator for one in audit.unsupported}
     if precision.quantized and kinds <= QUANTIZERS:
         near = "u16u8" if precision.activations.endswith("16") else "u8u8"
-        remedy = f"these types do not go together on HTP: use --precision {near}"
+        fix = f"these types do not go together on HTP: use --precision {near}"
     else:
-        remedy = "replace these operators in the model by ones that HTP has"
-        remedy += f"; {why} names all" if why else ""
-    return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", remedy
+        fix = "replace these operators in the model by ones that HTP has"
+        fix += f"; {why} names all" if why else ""
+    return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", fix
 
 
 def _message_of(error: Exception) -> str:
@@ -411,7 +411,7 @@ def export(
         # Refuse a model that keeps state, because an export would leave the state out.
         require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
     except BadFactory as error:
-        raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {dotted}") from error
+        raise CheckFailed(str(error), fix=error.fix or f"correct the factory {dotted}") from error
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(
@@ -426,9 +426,9 @@ def export(
                 verbose=False,
             )
     except Exception as error:
-        message, remedy = explained(error)
+        message, fix = explained(error)
         raise CheckFailed(
-            f"{dotted} cannot be exported to ONNX: {message}", remedy=remedy or "export it yourself"
+            f"{dotted} cannot be exported to ONNX: {message}", fix=fix or "export it yourself"
         ) from error
     whole = onnx.load(str(path))
     simplify_gathers(whole)

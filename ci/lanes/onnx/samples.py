@@ -89,10 +89,10 @@ def _called(source: str, search_path: Path) -> list[object]:
         search_first(search_path)
         return list(islice(getattr(importlib.import_module(module), name)(), MOST))
     except Exception as error:
-        remedy = f"it is called without arguments; its module is looked for in {search_path}"
+        fix = f"it is called without arguments; its module is looked for in {search_path}"
         raise CheckFailed(
             f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",
-            remedy=where_paths_begin(error) or remedy,
+            fix=where_paths_begin(error) or fix,
         ) from error
 
 
@@ -104,7 +104,7 @@ def _from_function(name: str, values: Iterable[object], signature: Signature) ->
         where = f"{name}, sample {number}"
         samples.append(checked(_by_name(each, names, where), signature, where))
     if not samples:
-        raise CheckFailed(f"{name} gives no sample", remedy="give at least one")
+        raise CheckFailed(f"{name} gives no sample", fix="give at least one")
     return samples
 
 
@@ -117,7 +117,7 @@ def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
     if len(values) != len(names):
         raise CheckFailed(
             f"{where}: expected {len(names)} inputs, found {len(values)}",
-            remedy=f"give a dictionary with {', '.join(names)}",
+            fix=f"give a dictionary with {', '.join(names)}",
         )
     return dict(zip(names, map(np.asarray, values), strict=True))
 
@@ -130,12 +130,12 @@ def read_samples(folder: Path, signature: Signature) -> list[Sample]:
     if not folder.is_dir():
         raise UsageError(
             f"{folder}: expected a directory of .npy or .npz files",
-            remedy="give the directory that holds the samples",
+            fix="give the directory that holds the samples",
         )
     npz, npy = sorted(folder.glob("*.npz")), sorted(folder.glob("*.npy"))
     if npz and npy:
         raise UsageError(
-            f"{folder} holds both .npz and .npy files", remedy="keep one sample a file, all of one kind"
+            f"{folder} holds both .npz and .npy files", fix="keep one sample a file, all of one kind"
         )
     if npz:
         return [checked(_npz(path), signature, str(path)) for path in npz]
@@ -159,7 +159,7 @@ def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
             else {name or _only_input(signature, path): read_array(path)}
         )
         if again := sorted(sample.keys() & arrays.keys()):
-            raise UsageError(f"--input {text}: {again[0]} is given twice", remedy=f"give {again[0]} once")
+            raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
         sample.update(arrays)
     return checked(sample, signature, "--input")
 
@@ -171,12 +171,12 @@ def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sa
     wanted = {tensor.name: tensor for tensor in signature.inputs}
     if unknown := sorted(sample.keys() - wanted.keys()):
         raise CheckFailed(
-            f"{where}: the model has no input {unknown[0]!r}", remedy=f"its inputs are {', '.join(wanted)}"
+            f"{where}: the model has no input {unknown[0]!r}", fix=f"its inputs are {', '.join(wanted)}"
         )
     if absent := [name for name in wanted if name not in sample]:
         raise CheckFailed(
             f"{where}: nothing for the input {wanted[absent[0]]}",
-            remedy=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
+            fix=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
         )
     for name, array in sample.items():
         tensor = wanted[name]
@@ -184,13 +184,13 @@ def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sa
             shape = ", ".join(map(str, array.shape))
             raise CheckFailed(
                 f"{where}: expected {tensor}, found {array.dtype}[{shape}]",
-                remedy=f"save {name} with that type and shape",
+                fix=f"save {name} with that type and shape",
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(np.argmax(~np.isfinite(array)))
             raise CheckFailed(
                 f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
-                remedy=f"leave that sample out, or correct {name} in it",
+                fix=f"leave that sample out, or correct {name} in it",
             )
     return {name: sample[name] for name in wanted}
 
@@ -205,12 +205,12 @@ def read_array(path: Path) -> Array:
             stream.seek(0)
             array: Array = np.load(stream, allow_pickle=False)
     except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None
+        raise UsageError(f"{path}: there is no such file", fix="name an .npy that is there") from None
     except Exception as error:
         # Depending on the damage, numpy, zlib or the tokenizer raises.
         raise CheckFailed(
             f"{path}: expected an array that numpy.save wrote, found something else ({error})",
-            remedy="save it again with numpy.save",
+            fix="save it again with numpy.save",
         ) from error
     return array
 
@@ -222,11 +222,11 @@ def _npz(path: Path) -> Sample:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", remedy="name an .npz that is there") from None
+        raise UsageError(f"{path}: there is no such file", fix="name an .npz that is there") from None
     except Exception as error:
         raise CheckFailed(
             f"{path}: expected arrays that numpy.savez wrote, found something else ({error})",
-            remedy="save it again with numpy.savez",
+            fix="save it again with numpy.savez",
         ) from error
 
 
@@ -236,7 +236,7 @@ def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
     if not any(files.values()):
         raise UsageError(
             f"{folder} holds no sample",
-            remedy=f"put in .npz files with {', '.join(names)}, one a sample"
+            fix=f"put in .npz files with {', '.join(names)}, one a sample"
             + (", or .npy files" if len(names) == 1 else ""),
         )
     counts = {name: len(arrays) for name, arrays in files.items()}
@@ -244,7 +244,7 @@ def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
         listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
         raise CheckFailed(
             f"{folder}: expected as many samples of every input, found {listed}",
-            remedy="add the missing ones, or use .npz files",
+            fix="add the missing ones, or use .npz files",
         )
     return [
         checked(
@@ -261,6 +261,6 @@ def _only_input(signature: Signature, path: Path) -> str:
         names = [tensor.name for tensor in signature.inputs]
         raise UsageError(
             f"{path}: the model has {len(names)} inputs, and an .npy does not say which it is for",
-            remedy=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
+            fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
         )
     return signature.inputs[0].name

@@ -62,8 +62,8 @@ class NotCompilable(CheckFailed):
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
         listed = "; ".join(map(str, problems[:SHOWN]))
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        remedies = dict.fromkeys(problem.remedy for problem in problems[:SHOWN])
-        super().__init__(f"{path}: {listed}{more}", remedy="; ".join(remedies))
+        fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
+        super().__init__(f"{path}: {listed}{more}", fix="; ".join(fixes))
         self.problems = tuple(problems)
 
 
@@ -74,7 +74,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     if is_context(graph):
         raise UsageError(
             f"{model} is compiled already",
-            remedy=commands.session("onnx", "run", model, "--input", "FILE.npy"),
+            fix=commands.session("onnx", "run", model, "--input", "FILE.npy"),
         )
     beside = external_files(graph, model.parent)
     if dimensions:
@@ -100,16 +100,16 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
     if has_quantization and precision.name != "qdq":
         raise UsageError(
             f"{model} is quantized already, and {precision.name} would quantize it again",
-            remedy="leave --precision out, or say --precision qdq",
+            fix="leave --precision out, or say --precision qdq",
         )
     if precision.name == "qdq" and not has_quantization:
         raise UsageError(
             f"{model} holds no QuantizeLinear, so it is not a quantized model",
-            remedy="--precision u16u8 --calibrate DIR, or --precision fp16",
+            fix="--precision u16u8 --calibrate DIR, or --precision fp16",
         )
     if precision.name == "u16u16" and {"Conv", "ConvTranspose"} & set(operators):
         raise UsageError(
-            f"{model}: HTP computes convolutions with unsigned 16-bit weights far off", remedy="use u16s16"
+            f"{model}: HTP computes convolutions with unsigned 16-bit weights far off", fix="use u16s16"
         )
 
 
@@ -142,14 +142,12 @@ def write_context(
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
-            remedy=why and f"{why} says why",
+            fix=why and f"{why} says why",
         )
     build = installed_build()
     context = read_context(path)
     if not context.build_ids or not context.soc_id:
-        raise CheckFailed(
-            f"{path} says neither which QNN made it nor for which chip", remedy="compile it again"
-        )
+        raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
     require_fit(context, build, soc_id=soc.id, arch=soc.arch)
     again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
     record = Record(
@@ -246,7 +244,7 @@ def _exported(
         samples = [sample(seed) for seed in range(case.inferences)]
         calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
     except BadFactory as error:
-        raise CheckFailed(str(error), remedy=error.remedy or f"correct the factory {case.factory}") from error
+        raise CheckFailed(str(error), fix=error.fix or f"correct the factory {case.factory}") from error
     return model, samples, calibration, [list(note) for note in loaded.notes]
 
 
@@ -270,7 +268,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
     if not calibration:
         raise UsageError(
             f"{precision.name} needs calibration data",
-            remedy="calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16",
+            fix="calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16",
         )
     name = order.get("name")
     quantized = provider.quantized(
@@ -338,7 +336,7 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
     if context.record is not None and not context.record.soc_id:
         raise UsageError(
             f"{path} is a flexible context for {context.record.soc}, and the emulator takes none",
-            remedy="to run it here, compile it for one chip, without --and-soc",
+            fix="to run it here, compile it for one chip, without --and-soc",
         )
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
@@ -393,13 +391,13 @@ def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
     else:
         raise CheckFailed(
             f"QNN takes the whole model, and the suite says that it refuses {expected}",
-            remedy="remove refused from this run, so that its figures are held",
+            fix="remove refused from this run, so that its figures are held",
         )
     if refused != set(run.refused):
         raise CheckFailed(
             f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, and the suite says that it"
             f" refuses {expected}",
-            remedy=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
+            fix=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
         )
     return _refusal(order, refused)
 
@@ -507,7 +505,7 @@ ORDERS = {
 }
 
 
-REMEDIES = {
+FIXES = {
     "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
     "not-finite": "try --precision u16u8",
     "reference-not-finite": "look for what the model divides by or takes the logarithm of, or give inputs"
@@ -523,7 +521,7 @@ def _near(
         return compare(_pairs(expected, outputs), against, non_finite=non_finite)
     except Unusable as error:
         raise CheckFailed(
-            f"the outputs cannot be compared: {error}", remedy=REMEDIES.get(error.rule, "")
+            f"the outputs cannot be compared: {error}", fix=FIXES.get(error.rule, "")
         ) from error
 
 

@@ -49,7 +49,7 @@ class Run(AnyRun):
         try:
             return precision_named(value).name
         except ToolkitError as error:
-            raise ValueError(f"a precision ({error.message}; {error.remedy})") from None
+            raise ValueError(f"a precision ({error.message}; {error.fix})") from None
 
     @model_validator(mode="after")
     def _options_fit(self) -> Run:
@@ -57,7 +57,7 @@ class Run(AnyRun):
             try:
                 self.settings(soc)
             except ToolkitError as error:
-                raise ValueError(f"{error.message}; {error.remedy}") from None
+                raise ValueError(f"{error.message}; {error.fix}") from None
         return self
 
     def settings(self, soc: str) -> Settings:

@@ -66,7 +66,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
             "kind": type(error).__name__,
             "exit_code": error.exit_code,
             "message": error.message,
-            "remedy": error.remedy,
+            "fix": error.fix,
         }
         if isinstance(error, steps.NotCompilable):
             details["problems"] = [asdict(problem) for problem in error.problems]
@@ -82,7 +82,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
                 "kind": "Unforeseen",
                 "exit_code": INTERNAL,
                 "message": f"{order['do']}: {type(error).__name__}: {text}",
-                "remedy": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
+                "fix": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
                 " what is known of it",
             }
         }

@@ -43,7 +43,7 @@ def _fault(fault: Fault) -> Iterator[str]:
     yield from (f"### {fault.title}", "")
     yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
     yield from ("", "```console", f"$ {fault.show}", "```", "")
-    yield from (f"**Instead:** {fault.avoid}. ({fault.id}: [{source}]({source}))", "")
+    yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}))", "")
 
 
 def _upstream() -> Iterator[str]:

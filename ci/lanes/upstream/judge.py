@@ -111,11 +111,11 @@ class Judge:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
         changes = [text for text, _ in self.changes(verdict)]
         reason = "; ".join([verdict.reason.rstrip("."), *changes])
-        remedy = self._again(stage, verdict)
+        fix = self._again(stage, verdict)
         kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
         rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
         if verdict.fix:
-            rule, remedy = f"{rules_of(stage)}-{MACHINE}", f"{verdict.fix}; then {remedy}"
+            rule, fix = f"{rules_of(stage)}-{MACHINE}", f"{verdict.fix}; then {fix}"
             message = f"no verdict: {reason}"
         elif verdict.outcome == expected:
             rule = f"{rules_of(stage)}-changed"
@@ -123,18 +123,18 @@ class Judge:
         elif verdict.outcome == "passed":
             entry = self.ledger.entry(verdict.test, self.soc)
             message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
-            remedy = self._again(stage, verdict, "--update-ledger")
+            fix = self._again(stage, verdict, "--update-ledger")
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
         elif expected != "passed":
             message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
-            remedy = self._again(stage, verdict, "--update-ledger")
+            fix = self._again(stage, verdict, "--update-ledger")
         elif known := self._explanation(verdict):
-            message, remedy = f"{reason}. {known}", known.fix
+            message, fix = f"{reason}. {known}", known.fix
         else:
             message = f"{reason} (nothing known matches its log)"
-            remedy = f"read {log}, or {self._again(stage, verdict, '--keep')}"
-        stage.add(rule, Severity.ERROR, verdict.test, message, remedy)
+            fix = f"read {log}, or {self._again(stage, verdict, '--keep')}"
+        stage.add(rule, Severity.ERROR, verdict.test, message, fix)
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
 

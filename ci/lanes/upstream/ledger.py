@@ -379,7 +379,7 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
             "tests",
             expected='{"test": [seconds, megabytes, reasons…, [result, dB, operators on the CPU]…]}',
             found=f"{type(error).__name__}: {error}",
-            remedy="remove it; --update-ledger writes it again",
+            fix="remove it; --update-ledger writes it again",
         ) from error
 
 

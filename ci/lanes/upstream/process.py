@@ -28,7 +28,7 @@ def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: 
         logs=logs,
         timeout=timeout,
         imports="the tests",
-        remedy=f"run it as `nox -s {suite.stage}`, which installs what they need",
+        fix=f"run it as `nox -s {suite.stage}`, which installs what they need",
         forks=True,
     )
 
@@ -39,7 +39,7 @@ def tests_of(worker: Worker) -> list[str]:
         reply = worker.ask({"do": "list"}, worker.setup.start_seconds)
     except Gone as gone:
         raise EnvironmentLacking(
-            f"the tests could not be listed ({gone.how})", remedy=worker.setup.remedy
+            f"the tests could not be listed ({gone.how})", fix=worker.setup.fix
         ) from gone
     return [str(name) for name in reply["tests"]]
 
@@ -138,7 +138,7 @@ def verdict_of(test: str, result: Result) -> Verdict:
             (("", failure.message),),
             parts=(Part(kind),),
             seconds=result.seconds,
-            fix=failure.remedy if of_machine(result) else "",
+            fix=failure.fix if of_machine(result) else "",
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))

@@ -186,7 +186,7 @@ def prepare(
         version = plan.machinery.versions["executorch"]
         raise UsageError(
             f"no test of executorch {version} matches {quoted(*flags)}",
-            remedy=session(plan.suite.stage, "--list"),
+            fix=session(plan.suite.stage, "--list"),
         )
     return runs
 
@@ -209,14 +209,14 @@ def _check(options: Options) -> None:
     selection, shard = options.selection, options.choice.shard
     if len(selection.socs) > 1:
         raise UsageError(
-            f"--soc {','.join(selection.socs)}: one chip at a time", remedy=quoted("--soc", selection.soc)
+            f"--soc {','.join(selection.socs)}: one chip at a time", fix=quoted("--soc", selection.soc)
         )
     if options.sample:
         parse_shard(options.sample, "--sample")
     if options.table and selection.profile != DEFAULT_PROFILE:
         raise UsageError(
             f"--table: docs/operators.md is about the profile {DEFAULT_PROFILE}, not {selection.profile}",
-            remedy="--update-ledger records without the table",
+            fix="--update-ledger records without the table",
         )
     if shard:
         parse_shard(shard)
@@ -225,7 +225,7 @@ def _check(options: Options) -> None:
             raise UsageError(
                 f"{flag} with --shard: shards have equal lengths, and {flag} changes the recorded lengths,"
                 " so that tests would be in no shard",
-                remedy=f"--sample {shard}, whose parts stay the same",
+                fix=f"--sample {shard}, whose parts stay the same",
             )
 
 
@@ -239,8 +239,8 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
             f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
         )
         command = judge.command(stage, "--list")
-        remedy = f"find them, and correct the suite in ci/lanes/upstream/suite.py; {command}"
-        stage.add(f"{rules_of(stage)}-gone", Severity.ERROR, plan.suite.name, message, remedy)
+        fix = f"find them, and correct the suite in ci/lanes/upstream/suite.py; {command}"
+        stage.add(f"{rules_of(stage)}-gone", Severity.ERROR, plan.suite.name, message, fix)
         gone = []
     for test in gone:
         stage.add(

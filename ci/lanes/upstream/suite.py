@@ -54,7 +54,7 @@ class Suite:
         if self.socs and soc not in self.socs:
             raise UsageError(
                 f"--soc {soc}: the tests of {self.name} know one chip of each architecture",
-                remedy=f"--soc with one of {', '.join(self.socs)}",
+                fix=f"--soc with one of {', '.join(self.socs)}",
             )
         self.place()
 
@@ -66,14 +66,14 @@ class Suite:
         if spec is None or not spec.submodule_search_locations:
             raise EnvironmentLacking(
                 "executorch is not installed in this Python, and its tests are what this command runs",
-                remedy=f"nox -s {self.stage}, which installs it",
+                fix=f"nox -s {self.stage}, which installs it",
             )
         for root in spec.submodule_search_locations:
             if (path := Path(root, self.path)).exists():
                 return path
         raise EnvironmentLacking(
             f"the installed executorch {_version('executorch')} has no {self.path}",
-            remedy=f"install the profile's version: nox -s {self.stage}",
+            fix=f"install the profile's version: nox -s {self.stage}",
         )
 
 
@@ -214,7 +214,7 @@ def machinery(qnn_environment: Environment, environment: Mapping[str, str], runn
     if not emulator.is_file():
         raise EnvironmentLacking(
             f"{sdk} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
-            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
+            fix="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
     return Machinery(
         sdk=sdk,

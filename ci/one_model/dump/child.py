@@ -60,14 +60,14 @@ def dumped(kind: str, model: OneModel, output: Path) -> Iterator[Path]:
         folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
     except OSError as error:
         raise EnvironmentLacking(
-            f"{output.parent}: {error.strerror}", remedy="-o names another place"
+            f"{output.parent}: {error.strerror}", fix="-o names another place"
         ) from error
     with folder as name:
         done = captured_module(module, [kind, *arguments], environ, model.work.timeout, model.typed, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (module == EXECUTORCH_DUMP and SAVED in done.stderr + done.stdout):
-            remedy = session("audit", model.typed, "--soc", soc)
-            raise without_result(done, f"{model.typed}: refused for {soc}", remedy)
+            fix = session("audit", model.typed, "--soc", soc)
+            raise without_result(done, f"{model.typed}: refused for {soc}", fix)
         yield Path(name)
 
 
@@ -104,7 +104,7 @@ def move(source: Path, target: Path) -> None:
         source.replace(target)
     except OSError as error:
         raise UsageError(
-            f"{target}: {error.strerror}", remedy="-o names a place that is free, or an empty folder"
+            f"{target}: {error.strerror}", fix="-o names a place that is free, or an empty folder"
         ) from error
 
 
@@ -112,7 +112,7 @@ def publish_calls(folder: Path, target: Path) -> list[Path]:
     output = folder / "saver_output"
     for name in (CALLS, PARAMETERS):
         if not (output / name).is_file():
-            raise CheckFailed(f"QNN's Saver wrote no {name}", remedy="report it with the model")
+            raise CheckFailed(f"QNN's Saver wrote no {name}", fix="report it with the model")
     staged = folder / "calls"
     shutil.move(output, staged)
     move(staged, target)

@@ -22,13 +22,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     model, output = plain_model_of(args), args.output
     if output.is_dir():
-        raise UsageError(f"{output} is a directory", remedy="-o FILE.dlc")
+        raise UsageError(f"{output} is a directory", fix="-o FILE.dlc")
     with child.dumped("dlc", model, output.absolute()) as folder:
         graphs = sorted(folder.glob("*.dlc"))
         if len(graphs) != 1:
             raise CheckFailed(
                 f"{model.typed}: expected one QNN graph, found {len(graphs)}",
-                remedy="split the model, or move what stays on the CPU to its beginning or end",
+                fix="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
         child.move(graphs[0], output.absolute())

@@ -62,7 +62,7 @@ DECLARING = ("add_library", "add_executable", "pybind11_add_module")
 
 _OUTER = Path(__file__).with_name("outer.cmake")
 _END = "qnn-ci: the end"
-_REMEDY = "python -m pip install 'cmake>=3.28'"
+_FIX = "python -m pip install 'cmake>=3.28'"
 
 _OF_OUTER = ("qnn_ci_", "add_subdirectory", UNKNOWN, _END)
 """What matters of the project around the tree, whose commands are most of a trace."""
@@ -270,7 +270,7 @@ def _cmake() -> Path:
             return program
     if on_path := shutil.which("cmake"):
         return Path(on_path)
-    raise EnvironmentLacking("CMake is neither beside this Python nor on PATH", remedy=_REMEDY)
+    raise EnvironmentLacking("CMake is neither beside this Python nor on PATH", fix=_FIX)
 
 
 def _copy(tree: Tree, source: Path, projects: Sequence[Project], texts: set[str], names: set[str]) -> None:
@@ -384,13 +384,13 @@ def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree,
     errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
     if too_old := _TOO_OLD.search(" ".join(errors.split())):
         raise EnvironmentLacking(
-            f"CMake is {too_old['version']}, expected {too_old['least']} or newer", remedy=_REMEDY
+            f"CMake is {too_old['version']}, expected {too_old['least']} or newer", fix=_FIX
         )
     file = work / f"trace{number}"
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     if not lines or '"version"' not in lines[0]:
         last = errors.strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
-        raise EnvironmentLacking(f"CMake gives no trace: {last[0]}", remedy=_REMEDY)
+        raise EnvironmentLacking(f"CMake gives no trace: {last[0]}", fix=_FIX)
     local = _localiser(work, number)
     outer = json.dumps(f"{work}/source/CMakeLists.txt")
     trace = Trace()

@@ -193,8 +193,8 @@ def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
             return function(**arguments)
     except Exception as error:
         if not_compilable(str(error)):
-            message, remedy = explained(error)
-            raise BadFactory(f"{dotted}: {message}", remedy) from error
+            message, fix = explained(error)
+            raise BadFactory(f"{dotted}: {message}", fix) from error
         raise BadFactory(f"{dotted} raises {described(error)}", where_paths_begin(error)) from error
 
 
@@ -432,7 +432,7 @@ def described(error: BaseException) -> str:
 
 
 def explained(error: BaseException) -> tuple[str, str]:
-    """The cause of an error in torch's export or a compiler, with the user's line, and a remedy if known.
+    """The cause of an error in torch's export or a compiler, with the user's line, and a fix if known.
 
     The full text belongs in the log."""
     errors = [error]
@@ -466,9 +466,9 @@ def _node_at(error: BaseException) -> str:
 
 def not_compilable(text: str) -> tuple[str, str] | None:
     """What such an error means and what to write instead, if it is known."""
-    for pattern, message, remedy in NOT_COMPILABLE:
+    for pattern, message, fix in NOT_COMPILABLE:
         if match := re.search(pattern, text, re.IGNORECASE):
-            return message.format(*match.groups()), remedy
+            return message.format(*match.groups()), fix
     return None
 
 

@@ -20,12 +20,12 @@ def export_with(
     """The model's .pt2 in `folder`."""
     if named.factory.endswith(".pt2"):
         raise UsageError(
-            f"{named.file} is exported already", remedy="leave --python out, or give file.py:function"
+            f"{named.file} is exported already", fix="leave --python out, or give file.py:function"
         )
     bare = python.parent in (Path(), Parser.user_folder())
     program = str(python) if python.is_file() else shutil.which(python.name) if bare else None
     if program is None:
-        raise UsageError(f"--python {python}: there is no such program", remedy="--python .venv/bin/python")
+        raise UsageError(f"--python {python}: there is no such program", fix="--python .venv/bin/python")
     file = folder / f"{named.name}.pt2"
     files = sorted(path for path in samples.iterdir() if path.suffix in SAMPLE_FILES) if samples else []
     sample = str(files[0]) if files else ""
@@ -35,19 +35,19 @@ def export_with(
         done = captured(command, cwd=Parser.user_folder(), timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(
-            f"{python}: not exported after {timeout:g} s", remedy="allow more with --timeout"
+            f"{python}: not exported after {timeout:g} s", fix="allow more with --timeout"
         ) from error
     except OSError as error:
-        raise UsageError(f"--python {python}: {error.strerror}", remedy="name a Python") from error
+        raise UsageError(f"--python {python}: {error.strerror}", fix="name a Python") from error
     if done.returncode or not file.is_file():
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         if "No module named 'torch'" in last:
             raise EnvironmentLacking(
-                f"{python} has no torch", remedy="name the Python of an environment that has torch"
+                f"{python} has no torch", fix="name the Python of an environment that has torch"
             )
         raise CheckFailed(
             f"{python} cannot export {named.factory}: {last}",
-            remedy="run the same there: torch.export.export(model.eval(), inputs); --debug shows all it said",
+            fix="run the same there: torch.export.export(model.eval(), inputs); --debug shows all it said",
             output=done.stderr,
         )
     return file

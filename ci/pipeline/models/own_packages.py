@@ -137,12 +137,12 @@ def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str,
     folder = (suite.parent / project).resolve() if project else None
     if file is not None and not file.is_file():
         raise UsageError(
-            f"{suite}: there are no requirements {file}", remedy="name a file, relative to the suite"
+            f"{suite}: there are no requirements {file}", fix="name a file, relative to the suite"
         )
     if folder is not None and not any((folder / name).is_file() for name in PROJECT_FILES):
         raise UsageError(
             f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}",
-            remedy="name the folder of pyproject.toml, relative to the suite",
+            fix="name the folder of pyproject.toml, relative to the suite",
         )
     return Needs(file, folder)
 
@@ -206,12 +206,12 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{file}: {error}", remedy="name a text file of requirements") from error
+            raise UsageError(f"{file}: {error}", fix="name a text file of requirements") from error
         for line in map(str.strip, text.splitlines()):
             if LOCAL.match(line):
                 raise UsageError(
                     f"{file}: {line}: a package of this machine, whose changes nobody would see",
-                    remedy='say project = "FOLDER" in the suite, which installs it editable',
+                    fix='say project = "FOLDER" in the suite, which installs it editable',
                 )
             if include := INCLUDE.match(line):
                 waiting.append(file.parent / include[1])
@@ -265,11 +265,11 @@ def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
     if "No solution found" in answer or "unsatisfiable" in answer:
         raise UsageError(
             f"{named} does not fit the locked packages: {answer}",
-            remedy="loosen that requirement; what is locked stays as it is",
+            fix="loosen that requirement; what is locked stays as it is",
         )
     raise UpstreamError(
         f"the packages of {named} could not be resolved: {answer}",
-        remedy="check the package index that pip or uv is set to",
+        fix="check the package index that pip or uv is set to",
     )
 
 
@@ -304,7 +304,7 @@ def _refuse_cuda(site: Path) -> None:
         if needed:
             raise EnvironmentLacking(
                 f"{path.relative_to(site)} is a CUDA build: it needs {needed[0]}; torch here is for the CPU",
-                remedy="name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS",
+                fix="name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS",
             )
 
 
@@ -318,7 +318,7 @@ def _uv(arguments: Sequence[str], where: Path) -> CompletedProcess[str]:
     program = os.environ.get("QNN_CI_UV") or uv_program()
     if program is None:
         raise EnvironmentLacking(
-            "uv is not here, and a suite's own packages need it", remedy="python -m pip install uv"
+            "uv is not here, and a suite's own packages need it", fix="python -m pip install uv"
         )
     environ = {**os.environ, **pip_settings.uv_variables(os.environ)}
     if CPU_BUILDS[0] in arguments:
@@ -332,11 +332,11 @@ def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
     if "hash mismatch" in done.stderr.lower():
         raise IntegrityError(
             f"{needs.requirements}: {' '.join(done.stderr.split())}",
-            remedy="find out who changed the package",
+            fix="find out who changed the package",
         )
     if done.returncode:
         raise UpstreamError(
             f"the packages of {needs.requirements or needs.project} could not be installed:"
             f" {' '.join(done.stderr.split())}",
-            remedy="check the package index that pip or uv is set to, and the project's build",
+            fix="check the package index that pip or uv is set to, and the project's build",
         )

@@ -25,13 +25,13 @@ WORD = re.compile(r"[^a-z0-9_.-]+")
 class BadFactory(Exception):
     """The model cannot be used. The message says why, for the author of the factory."""
 
-    def __init__(self, message: str, remedy: str = "") -> None:
+    def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)
-        self.remedy = remedy
+        self.fix = fix
 
 
 def where_paths_begin(error: Exception) -> str:
-    """A remedy for user code that did not find a file by a relative path; empty for other errors."""
+    """A fix for user code that did not find a file by a relative path; empty for other errors."""
     if not isinstance(error, FileNotFoundError) or not error.filename or _is_of_subprocess(error):
         return ""
     if Path(os.fsdecode(error.filename)).is_absolute():
@@ -74,13 +74,11 @@ def user_model(text: str, folder: Path) -> UserModel:
         if not function.isidentifier() or not path.stem.isidentifier():
             raise UsageError(
                 f"{text}: expected file.py:function, with names that Python can import",
-                remedy="write models.py:net for the function net of models.py",
+                fix="write models.py:net for the function net of models.py",
             )
         code = path.read_text(encoding="utf-8", errors="replace")
         if not re.search(rf"\b{function}\b|import \*", code):
-            raise UsageError(
-                f"{text}: nothing in {head} is called {function}", remedy="name a function of it"
-            )
+            raise UsageError(f"{text}: nothing in {head} is called {function}", fix="name a function of it")
         return UserModel(_word(function), f"{path.stem}:{function}", path.parent, path)
     if DOTTED.fullmatch(text) and not (folder / text).exists():
         return UserModel(_word(function), text, folder.absolute())
@@ -90,16 +88,16 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute(), quantized)
     if path.suffix == ".onnx":
         return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
-    remedy = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+    fix = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
     if path.suffix == ".py":
-        remedy = f"say which function gives the model and its inputs: {text}:FUNCTION"
-    raise UsageError(f"{text}: expected {MODEL_HELP}", remedy=remedy)
+        fix = f"say which function gives the model and its inputs: {text}:FUNCTION"
+    raise UsageError(f"{text}: expected {MODEL_HELP}", fix=fix)
 
 
 def _file(path: Path, text: str) -> Path:
     if not path.is_file():
         problem = "it is a directory" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{text}: {problem}", remedy="name a model that is there")
+        raise UsageError(f"{text}: {problem}", fix="name a model that is there")
     return path.absolute()
 
 
@@ -121,12 +119,12 @@ def _is_quantized(path: Path) -> bool:
         raise CheckFailed(
             f"{path}: expected what torch.export.save writes, found {path.stat().st_size} bytes that are not"
             f" one or only a part of one ({error})",
-            remedy="save or copy it again",
+            fix="save or copy it again",
         ) from error
     if not programs:
         kind = "a file of torch.save" if any(name.endswith("/data.pkl") for name in names) else "an archive"
         raise CheckFailed(
             f"{path}: expected what torch.export.save writes, found {kind} without models/model.json",
-            remedy="torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')",
+            fix="torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')",
         )
     return quantized

@@ -17,10 +17,10 @@ def parse_serial(text: str) -> int:
     """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
     digits = text.lower().removeprefix("0x")
     if not text.lower().startswith("0x") or not digits or set(digits) - set("0123456789abcdef"):
-        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", remedy=WHERE)
+        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", fix=WHERE)
     serial = int(digits, 16)
     if not 0 < serial <= 0xFFFFFFFF:
-        raise UsageError(f"--serial {text}: expected 32 bits and not 0", remedy=WHERE)
+        raise UsageError(f"--serial {text}: expected 32 bits and not 0", fix=WHERE)
     return serial
 
 
@@ -29,26 +29,26 @@ def read_serial(device: str | None = None) -> int:
     adb = shutil.which("adb")
     if adb is None:
         raise EnvironmentLacking(
-            "there is no adb on PATH", remedy="install Android's platform-tools, or use --serial"
+            "there is no adb on PATH", fix="install Android's platform-tools, or use --serial"
         )
     command = [adb, *(["-s", device] if device else []), "shell", "cat", SERIAL_FILE]
     try:
         done = captured(command, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentLacking(
-            f"the device did not answer within {SECONDS:g} s", remedy="see `adb devices`"
+            f"the device did not answer within {SECONDS:g} s", fix="see `adb devices`"
         ) from error
     answer = done.stdout.strip()
     if done.returncode != 0 or not answer.isdecimal():
         message = (done.stderr.strip() or answer or "no answer").splitlines()[-1]
         raise EnvironmentLacking(
             f"the device's serial number could not be read: {message}",
-            remedy="see `adb devices`; name one of several with --device, or give the number with --serial",
+            fix="see `adb devices`; name one of several with --device, or give the number with --serial",
         )
     serial = int(answer)
     if not 0 < serial <= 0xFFFFFFFF:
         raise EnvironmentLacking(
             f"the device gives {answer} as its serial number, expected 32 bits and not 0",
-            remedy="give the number with --serial",
+            fix="give the number with --serial",
         )
     return serial

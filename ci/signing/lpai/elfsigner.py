@@ -59,7 +59,7 @@ class Unexpected(SignerFailed):
     def __init__(self, message: str) -> None:
         super().__init__(
             f"elfsigner did something that we did not expect: {message}",
-            remedy="look at the file that is kept; what we expect is [elfsigner] in manifests/lpai.toml",
+            fix="look at the file that is kept; what we expect is [elfsigner] in manifests/lpai.toml",
         )
 
 
@@ -159,17 +159,17 @@ class Elfsigner:
         if _NETWORK.search(output):
             raise SignerOffline(
                 f"elfsigner could not reach its server (status {status}): {tail(output)}",
-                remedy="check the network and proxy, then run it again",
+                fix="check the network and proxy, then run it again",
             )
         if "No module named 'imp'" in output:
             raise EnvironmentLacking(
                 f"{self.python} has no module imp, which elfsigner imports",
-                remedy="uv python install 3.11, or --python PATH",
+                fix="uv python install 3.11, or --python PATH",
             )
         known = nearest(output)
         raise SignerFailed(
             f"elfsigner ended with status {status}: {tail(output)}" + (f". {known}" if known else ""),
-            remedy=known.fix if known else f"run it by hand: {quoted(*command)}",
+            fix=known.fix if known else f"run it by hand: {quoted(*command)}",
         )
 
     def _written(self, into: Path, name: str, output: str) -> Path:
@@ -182,7 +182,7 @@ class Elfsigner:
             if _NETWORK.search(output):
                 raise SignerOffline(
                     f"elfsigner ended with status 0 and wrote {state}: {tail(output)}",
-                    remedy="check the network and proxy, then run it again",
+                    fix="check the network and proxy, then run it again",
                 )
             raise Unexpected(f"it ended with status 0 and wrote {state}, not {name}: {tail(output)}")
         return path
@@ -266,15 +266,13 @@ class _Conversation:
 
     def _check_limits(self) -> None:
         if self.cancelled.is_set():
-            raise SignerFailed("elfsigner was stopped", remedy="run it again")
+            raise SignerFailed("elfsigner was stopped", fix="run it again")
         if len(self.output) > _MOST_OUTPUT:
-            raise SignerFailed(
-                f"elfsigner prints without end: {tail(self._text(0))}", remedy="run it by hand"
-            )
+            raise SignerFailed(f"elfsigner prints without end: {tail(self._text(0))}", fix="run it by hand")
         if time.monotonic() > self.deadline:
             raise SignerFailed(
                 f"elfsigner did not end within {self.limit:g} s: {tail(self._text(0))}",
-                remedy="run it again, with a higher --time-limit if it was still at work",
+                fix="run it again, with a higher --time-limit if it was still at work",
             )
 
     def _is_question(self, *, silent: bool) -> bool:
@@ -290,7 +288,7 @@ class _Conversation:
         if not self.consent(text):
             raise LicenceNotAccepted(
                 "what elfsigner asks was not accepted",
-                remedy=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
+                fix=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
             )
         # Reading the terms does not count.
         self.deadline += time.monotonic() - begun
@@ -318,12 +316,12 @@ def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
         path = shutil.which(named)
         version = _version(path) if path else None
         if path is None or version is None:
-            raise UsageError(f"--python {named}: not a Python that runs", remedy="name its executable")
+            raise UsageError(f"--python {named}: not a Python that runs", fix="name its executable")
         if not _OLDEST <= version < below:
             raise EnvironmentLacking(
                 f"--python {named} is {_dotted(version)}; elfsigner needs one from {_dotted(_OLDEST)} "
                 f"and before {_dotted(below)}",
-                remedy="uv python install 3.11",
+                fix="uv python install 3.11",
             )
         return Path(path).absolute()
     seen: list[str] = []
@@ -336,7 +334,7 @@ def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
         seen.append(f"{candidate} ({_dotted(version)})")
     raise EnvironmentLacking(
         f"elfsigner needs a Python before {_dotted(below)}, found {', '.join(seen) or 'none'}",
-        remedy="uv python install 3.11, or install your system's python3.11; or name one with --python",
+        fix="uv python install 3.11, or install your system's python3.11; or name one with --python",
     )
 
 

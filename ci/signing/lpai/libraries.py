@@ -87,7 +87,7 @@ def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
     for name, soc in named:
         if soc.lpai is None:
             with_lpai = sorted(n for n, s in table.items() if s.lpai is not None)
-            raise UsageError(f"{name} has no LPAI", remedy=f"use --soc with one of: {', '.join(with_lpai)}")
+            raise UsageError(f"{name} has no LPAI", fix=f"use --soc with one of: {', '.join(with_lpai)}")
     distinct = {(soc.lpai, soc.arch): Chip(name, soc.lpai or 0, soc.arch) for name, soc in reversed(named)}
     return sorted(distinct.values(), key=lambda chip: chip.name)
 
@@ -98,11 +98,11 @@ def to_sign(
     """The files to sign. `named` replaces the manifest's list; in direct mode, entries of the same name."""
     for path in named:
         if not path.is_file():
-            raise UsageError(f"{path}: there is no such file", remedy="name the library to sign")
+            raise UsageError(f"{path}: there is no such file", fix="name the library to sign")
     if named and not direct:
         return _distinct(named)
     if environment is None:
-        raise UsageError("no library is named", remedy="name them with --library")
+        raise UsageError("no library is named", fix="name them with --library")
     by_name = {path.name: path for path in named}
     files = list(by_name.values())
     lacking: list[tuple[NeededLibrary, str]] = []
@@ -120,7 +120,7 @@ def to_sign(
         searched = "; ".join(f"{needed.name} ({where})" for needed, where in lacking)
         raise EnvironmentLacking(
             f"{len(lacking)} of the libraries to sign are not there: {searched}",
-            remedy=f"{_profile_that_signs()}, whose SDK has them, or name each with --library FILE",
+            fix=f"{_profile_that_signs()}, whose SDK has them, or name each with --library FILE",
         )
     return _distinct(files)
 
@@ -132,18 +132,18 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     if known is None:
         raise UsageError(
             f"LPAI v{chip.lpai} is not in manifests/libraries.toml",
-            remedy="add its [lpai] entry there",
+            fix="add its [lpai] entry there",
         )
     if version and _older(version, known.since):
         where = f" in {root.path}" if root else ""
         raise EnvironmentLacking(
             f"LPAI v{chip.lpai} needs QNN {known.since} or later, found {version}{where}",
-            remedy=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', known.since)}",
+            fix=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', known.since)}",
         )
     if not version and root is not None:
         raise EnvironmentLacking(
             f"{root.path} does not say its QNN version (no sdk.yaml, no version in its name)",
-            remedy=f"set {root.variable} to an SDK of QNN {known.since} or later",
+            fix=f"set {root.variable} to an SDK of QNN {known.since} or later",
         )
     return version
 
@@ -154,19 +154,19 @@ def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip
     if root is None:
         raise EnvironmentLacking(
             "there is no Hexagon SDK, whose elfsigner signs for devices",
-            remedy=session("provision", *_profile_that_signs().split(), "--component", "hexagon-sdk")
+            fix=session("provision", *_profile_that_signs().split(), "--component", "hexagon-sdk")
             + ", or set HEXAGON_SDK_ROOT; a pipeline that has none can use --signer dev",
         )
     script = root.path / ELFSIGNER
     if not script.is_file():
         raise EnvironmentLacking(
-            f"{root.path} has no {ELFSIGNER}", remedy=f"set {root.variable} to a whole Hexagon SDK"
+            f"{root.path} has no {ELFSIGNER}", fix=f"set {root.variable} to a whole Hexagon SDK"
         )
     version = version_of("hexagon-sdk", root)
     if not version:
         raise EnvironmentLacking(
             f"{root.path} does not say which Hexagon SDK it is",
-            remedy=f"set {root.variable} to the directory named by the version, …/Hexagon_SDK/6.5.0.0",
+            fix=f"set {root.variable} to the directory named by the version, …/Hexagon_SDK/6.5.0.0",
         )
     limits = load_table().hexagon_sdk
     for arch in sorted({chip.arch, *(a for path in files if (a := _arch(path)) is not None)}):
@@ -174,7 +174,7 @@ def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip
         if limit is not None and _older(version, limit):
             raise EnvironmentLacking(
                 f"Hexagon v{arch} needs Hexagon SDK {limit} or later to sign, found {version} in {root.path}",
-                remedy=f"set {root.variable} to a later one, or use a profile that has it: "
+                fix=f"set {root.variable} to a later one, or use a profile that has it: "
                 f"{_profiles_with('hexagon-sdk', limit)}",
             )
     return script
@@ -188,11 +188,11 @@ def _by_arch(text: str, table: Mapping[str, Soc]) -> list[tuple[str, Soc]]:
     ]
     if not matches:
         known = sorted({f"v{n}" for soc in table.values() if soc.lpai for n in (soc.lpai, soc.arch)})
-        raise UsageError(f"no chip with LPAI has arch {text}", remedy=f"use one of: {', '.join(known)}")
+        raise UsageError(f"no chip with LPAI has arch {text}", fix=f"use one of: {', '.join(known)}")
     if len({(soc.lpai, soc.arch) for _, soc in matches}) > 1:
         raise UsageError(
             f"--arch {text} fits different chips: {', '.join(name for name, _ in matches)}",
-            remedy="name one with --soc",
+            fix="name one with --soc",
         )
     return matches
 
@@ -203,7 +203,7 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
         other = by_name.setdefault(path.name, path)
         if other != path:
             raise UsageError(
-                f"{other} and {path} would both become {path.name}", remedy="sign them one at a time"
+                f"{other} and {path} would both become {path.name}", fix="sign them one at a time"
             )
     return list(by_name.values())
 
@@ -227,7 +227,7 @@ def _arch(path: Path) -> int | None:
         try:
             return signed_library.layout_of(data).arch
         except Malformed as error:
-            raise UsageError(f"{path}: {error.message}", remedy="name a Hexagon library") from error
+            raise UsageError(f"{path}: {error.message}", fix="name a Hexagon library") from error
 
 
 def _older(version: str, limit: str) -> bool:

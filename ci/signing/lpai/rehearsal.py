@@ -66,7 +66,7 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     """
     parsed, signed = signed_library.parse(data)
     if signed is not None:
-        raise UsageError("it is signed already", remedy="name the unsigned original")
+        raise UsageError("it is signed already", fix="name the unsigned original")
     _check_section_table(parsed)
     if parsed.header.phnum + signed_library.SIGNING_HEADERS > elf.MOST_SEGMENTS:
         raise Malformed("program headers", f"no room for two more beside {parsed.header.phnum}")

@@ -115,8 +115,8 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
         finally:
             for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
                 message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
-                remedy = "provision it again, or repair it: python -m provisioning store repair"
-                stage.add("signing.sdk-changed", Severity.ERROR, changed, message, remedy)
+                fix = "provision it again, or repair it: python -m provisioning store repair"
+                stage.add("signing-sdk-changed", Severity.ERROR, changed, message, fix)
     if chain is not None:
         with _writing(overlay / ROOT_NAME):
             replace_bytes(overlay / ROOT_NAME, chain.root_pem)
@@ -159,7 +159,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EnvironmentLacking(f"{path}: {error.strerror}", remedy="-o names another directory") from error
+        raise EnvironmentLacking(f"{path}: {error.strerror}", fix="-o names another directory") from error
 
 
 def _sign_jobs(
@@ -191,10 +191,10 @@ def _sign_jobs(
                 try:
                     path, findings = future.result()
                 except Unexpected as error:
-                    stage.add("signing.failed", Severity.ERROR, job.name, error.message, error.remedy)
+                    stage.add("signing-failed", Severity.ERROR, job.name, error.message, error.fix)
                     stage.artifacts += _keep(folder, kept / job.name)
                 except CheckFailed as error:
-                    stage.add("signing.failed", Severity.ERROR, job.name, error.message, error.remedy)
+                    stage.add("signing-failed", Severity.ERROR, job.name, error.message, error.fix)
                 except ToolkitError as error:
                     cancelled.set()
                     stopped.append(error)
@@ -234,7 +234,7 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
         message = f"{signer.name} wrote a file that is not {job.name} signed: {'; '.join(errors)}"
         if signer.root is None:
             raise Unexpected(message)
-        raise CheckFailed(message, remedy="nothing was put into the overlay; run it again")
+        raise CheckFailed(message, fix="nothing was put into the overlay; run it again")
     with _writing(place):
         result.chmod(0o644)
         result.replace(place)
@@ -255,7 +255,7 @@ def _rehearsal(chain: rehearsal.KeyAndChain, chip: Chip) -> Signer:
             try:
                 signed = rehearsal.sign(data, chain)
             except UsageError as error:
-                raise UsageError(f"{source}: {error.message}", remedy=error.remedy) from error
+                raise UsageError(f"{source}: {error.message}", fix=error.fix) from error
         return _written(into / source.name, signed)
 
     def test_signature(serial: int, into: Path) -> Path:
@@ -316,7 +316,7 @@ def _overlay(output: Path, environment: Environment | None, selection: Selection
     for root in (*roots, selection.store):
         if overlay.resolve().is_relative_to(root.resolve()):
             raise UsageError(
-                f"{overlay} is inside {root}, which nothing may write to", remedy="-o names another directory"
+                f"{overlay} is inside {root}, which nothing may write to", fix="-o names another directory"
             )
     return overlay
 

@@ -91,6 +91,6 @@ def run(args: argparse.Namespace) -> int:
     if not selection.named_targets:
         selection = replace(selection, target=TARGET)
     stage = StageRun.as_typed("sign_lpai", selection.profile, selection.target)
-    with stage.reported(selection.reports, "signing.stopped"):
+    with stage.reported(selection.reports, "signing-stopped"):
         sign(options, selection, stage)
     return stage.close(selection.reports, strict=args.strict)

@@ -116,7 +116,7 @@ def stacks(choice: Choice) -> list[Stack]:
     ]
     if len(candidates) < 2:
         known = ", ".join(releases.versions(table))
-        raise UsageError("one stack cannot be compared", remedy=f"name a second --executorch of: {known}")
+        raise UsageError("one stack cannot be compared", fix=f"name a second --executorch of: {known}")
     return candidates
 
 
@@ -132,9 +132,7 @@ def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
         raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
     selected_builds = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
     if len(selected_builds) < least:
-        raise UsageError(
-            "one build cannot be compared", remedy=f"name a second --qnn of: {', '.join(builds)}"
-        )
+        raise UsageError("one build cannot be compared", fix=f"name a second --qnn of: {', '.join(builds)}")
     return selected_builds
 
 
@@ -159,11 +157,11 @@ def measure(
         stage.artifacts.append(Artifact.of("stage-log", log))
         report = _report(folder / f"{name}.json", log)
         if unmeasured := _of_this_machine(report):
-            raise EnvironmentLacking(f"{title}: {unmeasured}", remedy=f"read {log}")
+            raise EnvironmentLacking(f"{title}: {unmeasured}", fix=f"read {log}")
         if other := another_build(report, stack.build):
             raise EnvironmentLacking(
                 f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
-                remedy=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
+                fix=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
             )
         for program, row in rows_of(report).items():
             merged = {**programs.get(program, {}), **row}
@@ -224,7 +222,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
     programs: dict[str, Metric] = {}
     names = dict.fromkeys(name for each in measurements for name in each.programs)
     if not names:
-        raise UsageError("nothing gave a single program", remedy="read the logs below reports/compare/")
+        raise UsageError("nothing gave a single program", fix="read the logs below reports/compare/")
     for name in names:
         before = base.programs.get(name, {})
         row: dict[str, Metric] = {base.stack.name: _shown(before)}
@@ -311,7 +309,7 @@ def _report(file: Path, log: Path) -> Report:
         return Report.read(file)
     except FileNotFoundError as error:
         last = (log.read_text("utf-8", errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-        raise EnvironmentLacking(f"{file.stem} wrote no report: {last}", remedy=f"read {log}") from error
+        raise EnvironmentLacking(f"{file.stem} wrote no report: {last}", fix=f"read {log}") from error
 
 
 def _of_this_machine(report: Report) -> str:

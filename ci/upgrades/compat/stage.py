@@ -156,7 +156,7 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
     if ids != (build.build_id,):
         raise IntegrityError(
             f"{build.package} {build.version}: expected build id {build.build_id}, found {', '.join(ids)}",
-            remedy="correct build_id in manifests/compat.toml",
+            fix="correct build_id in manifests/compat.toml",
         )
     return tree.root
 
@@ -174,7 +174,7 @@ def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequenc
     )
     if answer.step == "soc":
         raise EnvironmentLacking(
-            f"nothing can be measured for {soc}: {answer.detail}", remedy="choose another --soc"
+            f"nothing can be measured for {soc}: {answer.detail}", fix="choose another --soc"
         )
     steps["device"] = _step("" if answer.made_device else answer.detail.partition("; ")[0] or answer.step)
     if not answer.made_device:
@@ -199,7 +199,7 @@ def run_lane(
         # These are about this machine, not about the pair.
         if report.outcome is Outcome.ERROR or finding.rule.endswith(("-machine", "-timeout")):
             raise EnvironmentLacking(
-                f"{stage} could not measure: {finding.subject}: {finding.message}", remedy=finding.remedy
+                f"{stage} could not measure: {finding.subject}: {finding.message}", fix=finding.fix
             )
     return report
 
@@ -258,5 +258,5 @@ def _installed(package: str) -> str:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         raise EnvironmentLacking(
-            f"{package} is not installed in this Python", remedy="nox -s compat, which installs it"
+            f"{package} is not installed in this Python", fix="nox -s compat, which installs it"
         ) from None

@@ -53,7 +53,7 @@ def measure_all(
     if not runners:
         raise EnvironmentLacking(
             f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
-            remedy=f"add --executorch {releases.own_version(table)}",
+            fix=f"add --executorch {releases.own_version(table)}",
         )
     results: dict[str, dict[str, MakerResult]] = {program: {} for program in golden.executorch}
     for maker, release in makers.items():
@@ -73,7 +73,7 @@ def measure_all(
             if error := _run(own, variables, place, place / OWN, timeout):
                 raise EnvironmentLacking(
                     f"{program}: the runner does not run what executorch {maker} compiled: {error}",
-                    remedy=f"read {place}",
+                    fix=f"read {place}",
                 )
             keep(stored[program], place, (PROGRAM, INPUTS, OWN))
         for program, place in places.items():
@@ -105,14 +105,12 @@ def _runner(
             return None
         command += ["--executorch", str(root)]
     if logged(command, log, environ, cwd=ROOT):
-        raise EnvironmentLacking(
-            f"the runner of executorch {version} could not be built", remedy=f"read {log}"
-        )
+        raise EnvironmentLacking(f"the runner of executorch {version} could not be built", fix=f"read {log}")
     linked = str(Report.read(reports / "build_runner.json").metrics.get("executorch"))
     if linked.partition("+")[0] != version:
         raise EnvironmentLacking(
             f"expected a runner of executorch {version}, found one of {linked}",
-            remedy="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
+            fix="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
         )
     return build / "dist" / "bin" / "qnn_executor_runner"
 
@@ -143,15 +141,13 @@ def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
         report = Report.read(place / f"{verb}.json")
     except FileNotFoundError as error:
         raise EnvironmentLacking(
-            f"{verb} of executorch {maker} wrote no report", remedy=f"read {log}"
+            f"{verb} of executorch {maker} wrote no report", fix=f"read {log}"
         ) from error
     if wrong := next((each for each in report.findings if each.severity is Severity.ERROR), None):
-        raise EnvironmentLacking(
-            f"executorch {maker}: {wrong.subject}: {wrong.message}", remedy=f"read {log}"
-        )
+        raise EnvironmentLacking(f"executorch {maker}: {wrong.subject}: {wrong.message}", fix=f"read {log}")
     if absent := [program for program in programs if program not in rows_of(report)]:
         raise EnvironmentLacking(
-            f"executorch {maker}: {verb} has no {', '.join(absent)}", remedy="correct manifests/golden.toml"
+            f"executorch {maker}: {verb} has no {', '.join(absent)}", fix="correct manifests/golden.toml"
         )
 
 
@@ -185,7 +181,7 @@ def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path,
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if trouble := of_ending("runner", code, "\n".join(lines[-1:]), [outputs]):
-        raise EnvironmentLacking(f"{place}: {trouble.message}", remedy=trouble.fix)
+        raise EnvironmentLacking(f"{place}: {trouble.message}", fix=trouble.fix)
     errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {code}"]
     return first_line(errors[-1])
 

@@ -95,7 +95,7 @@ def load_measured() -> Measured:
             "(content)",
             expected="what this command wrote",
             found=f"{error.error_count()} differences",
-            remedy="nox -s test_golden -- --update",
+            fix="nox -s test_golden -- --update",
         ) from error
 
 
@@ -137,7 +137,7 @@ def measure(
             if own.result != "same":
                 raise EnvironmentLacking(
                     f"{program}: QNN {maker.qnn} does not run what it compiled: {own.message}",
-                    remedy=f"read {place}",
+                    fix=f"read {place}",
                 )
             keep(stored, place, ("context", INPUTS, OWN))
         met: dict[str, RuntimeResult] = {}
@@ -165,7 +165,7 @@ def take(stored: Path | None, place: Path) -> bool:
         changed = {line.partition("  ")[2] for line in {*listed.splitlines()} ^ {*sums.splitlines()}}
         raise CheckFailed(
             f"{stored}: not what {SUMS} lists: {', '.join(sorted(changed))}",
-            remedy="take the files of the release again, or remove the folder: they are then made anew",
+            fix="take the files of the release again, or remove the folder: they are then made anew",
         )
     shutil.copytree(stored, place)
     return True
@@ -231,22 +231,20 @@ def _judged(
         return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --update")
     if before is not None and before.result == "same":
         message = f"it ran before, and now it {_words(met)}"
-        remedy = "compile the program again with the new build, or stay with the old runtime"
-        return Finding("golden-lost", Severity.ERROR, subject, message, remedy)
+        fix = "compile the program again with the new build, or stay with the old runtime"
+        return Finding("golden-lost", Severity.ERROR, subject, message, fix)
     if met.result == "differs":
-        remedy = "compile the program again with the build that runs it"
-        return Finding("golden-differs", Severity.ERROR, subject, met.message, remedy)
+        fix = "compile the program again with the build that runs it"
+        return Finding("golden-differs", Severity.ERROR, subject, met.message, fix)
     if before is None and Version(runtime) >= Version(maker):
         message = f"a runtime that is no older than the program does not run it: {met.message}"
-        remedy = "stay with the older runtime, or agree to it: nox -s test_golden -- --update"
-        return Finding("golden-lost", Severity.ERROR, subject, message, remedy)
+        fix = "stay with the older runtime, or agree to it: nox -s test_golden -- --update"
+        return Finding("golden-lost", Severity.ERROR, subject, message, fix)
     known = nearest(met.message)
     if known is None or known.id != AGE:
         message = f"refused, and not for the age of the runtime: {met.message}"
-        remedy = (
-            "read its log below reports/golden/; if the message is new, add it to manifests/diagnose.toml"
-        )
-        return Finding("golden-unexplained", Severity.ERROR, subject, message, remedy)
+        fix = "read its log below reports/golden/; if the message is new, add it to manifests/diagnose.toml"
+        return Finding("golden-unexplained", Severity.ERROR, subject, message, fix)
     return None
 
 
@@ -262,7 +260,7 @@ def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> None:
     compiled = place / "compile" / "onnx" / program / "beside"
     if not (compiled / MODEL).is_file():
         raise EnvironmentLacking(
-            f"{program}: QNN {maker.qnn} compiled nothing ({code})", remedy=f"read {place / 'compile.log'}"
+            f"{program}: QNN {maker.qnn} compiled nothing ({code})", fix=f"read {place / 'compile.log'}"
         )
     shutil.copytree(compiled, place / "context")
 
@@ -289,7 +287,7 @@ def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: fl
     text = log.read_text(encoding="utf-8", errors="replace")
     line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
     if code != CheckFailed.exit_code:
-        raise EnvironmentLacking(f"{context}: QNN {runtime.qnn}: {line}", remedy=f"read {log}")
+        raise EnvironmentLacking(f"{context}: QNN {runtime.qnn}: {line}", fix=f"read {log}")
     return RuntimeResult(
         result="refused", message=line.rpartition("cannot be loaded: ")[2].removeprefix("error: ")[:200]
     )

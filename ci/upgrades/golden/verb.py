@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     wrong = args.qnn if args.lane == "executorch" else args.executorch
     if wrong:
         other = "--executorch" if args.lane == "executorch" else "--qnn"
-        raise UsageError(f"--lane {args.lane} has other versions", remedy=f"name them by {other}")
+        raise UsageError(f"--lane {args.lane} has other versions", fix=f"name them by {other}")
     selection = selection_of(args)
     kept = args.keep.absolute() if args.keep else None
     run = StageRun.as_typed("test_golden", selection.profile, selection.target)

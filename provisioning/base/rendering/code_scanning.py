@@ -114,7 +114,7 @@ def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
 
 
 def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, object]:
-    message = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
+    message = visible("\n".join(part for part in (finding.message, finding.fix) if part))
     place = place_of(finding.subject)
     # Line numbers change while a problem stays, and one line can have several problems.
     what = (place[0], finding.message) if place else (finding.subject,)

@@ -82,7 +82,7 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
         yield "| --- | --- | --- | --- | --- |", False
         for severity, group in by_severity(report.findings).items():
             for f in group:
-                cells = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.remedy))
+                cells = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.fix))
                 yield f"| {SEVERITY_MARKS[severity]} | {cells} |", True
     if artifacts:
         yield "", False

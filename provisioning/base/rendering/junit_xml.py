@@ -103,7 +103,7 @@ def _case(suite: ElementTree.Element, report: Report, finding: Finding, kind: st
     body = ElementTree.SubElement(case, kind, message=one_line(finding.message))
     if kind != "skipped":
         body.set("type", finding.rule)
-    body.text = "\n".join(part for part in (finding.message, finding.remedy) if part)
+    body.text = "\n".join(part for part in (finding.message, finding.fix) if part)
 
 
 def _timestamp(started: str) -> str:

@@ -182,9 +182,9 @@ def _finding(finding: Finding, width: int, rule_width: int) -> RenderableType:
     gap = "  " if "\n" not in message and len(subject) + len(message) + 2 <= room else "\n"
     says = Text(subject, style="bold")
     says.append(gap + message, style="not bold")
-    if finding.remedy:
+    if finding.fix:
         says.append("\n→ ", style="not bold green")
-        says.append(visible(finding.remedy).strip(), style="not bold")
+        says.append(visible(finding.fix).strip(), style="not bold")
     if width < NARROW:
         return Padding(Text("\n").join([rule, says]), (0, 0, 0, 2))
     row = Table.grid(padding=(0, 2))

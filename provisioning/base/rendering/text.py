@@ -15,13 +15,13 @@ Verdict = Literal["pass", "fail", "error", "did not run", "skipped", "not run"]
 NO_MATTER: frozenset[Verdict] = frozenset({"skipped", "not run"})
 """Verdicts of stages that were not to run now."""
 
-DID_NOT_RUN = "report.did-not-run"
+DID_NOT_RUN = "report-did-not-run"
 """The finding of a report that stands in for a stage that never ran; a note if the user skipped it."""
 
-NOT_ASKED = "report.not-asked"
+NOT_ASKED = "report-not-asked"
 """The finding of a report that stands in for a stage that this run left out."""
 
-EARLIER_RUN = "report.earlier-run"
+EARLIER_RUN = "report-earlier-run"
 """The finding of a report from an earlier run than the newest on the page."""
 
 LOG = "log"

@@ -102,5 +102,5 @@ def _text(format_: str, name: str, value: str) -> str:
 def _cannot(format_: str, name: str, why: str) -> UsageError:
     return UsageError(
         f"the {format_} format cannot carry {name}: its value {why}",
-        remedy="use --format sh, or move what it names to a plainer path",
+        fix="use --format sh, or move what it names to a plainer path",
     )

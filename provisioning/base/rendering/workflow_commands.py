@@ -37,8 +37,8 @@ def command(name: str, message: str = "", **properties: str) -> str:
 
 def _annotation(level: str, report: Report, finding: Finding) -> str:
     says = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
-    if finding.remedy:
-        says += f"\n→ {finding.remedy}"
+    if finding.fix:
+        says += f"\n→ {finding.fix}"
     title = f"{report.stage}: {one_line(finding.rule)}"
     if place := place_of(finding.subject):
         return command(level, visible(says), file=place[0], line=str(place[1]), title=title)
