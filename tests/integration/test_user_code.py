@@ -18,6 +18,9 @@ import sys
 
 import torch
 
+def lacking():
+    return open("absent.txt").read()
+
 def make():
     assert not sys.stdin.read() and not subprocess.run(["cat"], capture_output=True, timeout=10).stdout
     torch.manual_seed(0)
@@ -30,6 +33,11 @@ schema = 1
 [case.net]
 factory = "net:make"
 [[case.net.run]]
+{precision}
+socs = ["SM8650"]
+[case.lacking]
+factory = "net:lacking"
+[[case.lacking.run]]
 {precision}
 socs = ["SM8650"]
 """
@@ -46,18 +54,18 @@ def test_relative_paths_begin_in_the_suite_and_the_users_variables_are_seen(
     clone.mkdir()
     (clone / "net.py").write_text(NET)
     (clone / "suite.toml").write_text(SUITE.format(precision=LANES[stage]))
+    (clone / "width.txt").write_text("8")
 
-    def done(folder: Path = clone, **variables: str) -> Done:
-        return run(stage, tmp_path, "--suite", folder / "suite.toml", environ=environment(**variables))
+    def done(*flags: str, folder: Path = clone, **variables: str) -> Done:
+        suite = folder / "suite.toml"
+        return run(stage, tmp_path, "--suite", suite, *flags, environ=environment(**variables))
 
-    missing = done()
-    (finding,) = (each for each in missing.report.findings if each.severity.value == "error")
-    assert missing.code == 1 and "width.txt" in finding.message
+    first = done()
+    (finding,) = (each for each in first.report.findings if each.severity.value == "error")
+    assert (finding.subject, first.code) == ("lacking/fp16/SM8650", 1) and "absent.txt" in finding.message
     # Beside the command that repeats it, which names the suite.
     assert str(clone) in finding.fix.replace(str(clone / "suite.toml"), "")
-    (clone / "width.txt").write_text("8")
-    assert (done().code, done().cached()) == (0, {"net"})
     # Another clone shares what is cached.
     again = shutil.copytree(clone.parent, tmp_path / "again")
-    assert done(again / "models").cached() == {"net"}
-    assert done(OMP_NUM_THREADS="3").cached() == set()
+    assert done("--case", "net", folder=again / "models").cached() == {"net"}
+    assert done("--case", "net", OMP_NUM_THREADS="3").cached() == set()

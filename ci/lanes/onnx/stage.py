@@ -91,9 +91,12 @@ def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[s
             findings += changed(program, result, plan.baseline(program), margin_db)
         return verdict(findings) == "pass"
 
+    # Torch and its exporter, which take seconds to import, are for factories alone.
+    exports = any(program.case.factory for program in plan.programs)
+
     def worker(threads: int, count: int) -> Worker:
         return Worker(
-            setup_of(plan.logs, threads=threads, timeout=work.timeout, forks=True, exports=True, own=own)
+            setup_of(plan.logs, threads=threads, timeout=work.timeout, forks=True, exports=exports, own=own)
         )
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
