@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ci.artifacts.protobuf import Malformed
+from ci.artifacts.trace import events_of
 from tests.support.runner import Bench, bench, dist, programs, runner_reports
 
 __all__ = ["bench", "dist", "programs", "runner_reports"]
@@ -220,6 +222,41 @@ def test_a_customary_file_that_cannot_be_written_is_a_warning(bench: Bench) -> N
 
     assert ran.code == 0
     assert "warning: --etdump_path 'etdump.etdp'" in ran.err
+
+
+def test_a_profile_has_each_call_of_each_inference_and_damage_is_named(bench: Bench) -> None:
+    assert bench.program("add", "--iteration", "3").code == 0
+    events = {event.name: event for event in events_of(bench.folder / "etdump.etdp")}
+    assert {"Method::execute", "native_call_add.out", "native_call_mul.out"} <= set(events)
+    whole, add = events["Method::execute"], events["native_call_add.out"]
+    assert len(whole.took) == len(add.took) == 3 and not add.delegated
+    assert all(0 < part < took for part, took in zip(add.took, whole.took, strict=True))
+    trace = bench.read("etdump.etdp")
+    for damaged in (b"", trace[:60], trace[: len(trace) // 2], trace[:40] + b"\xff" * 8 + trace[48:]):
+        with pytest.raises(Malformed):
+            events_of(bench.write("damaged.etdp", damaged))
+
+
+TIMES = """
+import json, sys
+from executorch.devtools import Inspector
+from executorch.devtools.inspector import TimeScale
+
+scale = dict(source_time_scale=TimeScale.CYCLES, target_time_scale=TimeScale.CYCLES)
+blocks = Inspector(etdump_path=sys.argv[1], **scale).event_blocks
+events = [event for block in blocks for event in block.events if event.perf_data]
+print(json.dumps([[event.name, [int(took) for took in event.perf_data.raw]] for event in events]))
+"""
+
+
+@pytest.mark.whole
+def test_a_profile_is_read_as_executorchs_inspector_reads_it(bench: Bench) -> None:
+    assert bench.program("add", "--iteration", "3").code == 0
+    command = [sys.executable, "-c", TIMES, "etdump.etdp"]
+    shown = subprocess.run(command, cwd=bench.folder, capture_output=True, text=True, check=True).stdout
+    ours = [[event.name, event.took] for event in events_of(bench.folder / "etdump.etdp")]
+    theirs = json.loads(shown.splitlines()[-1])
+    assert len(theirs) > 3 and sorted(ours) == sorted(theirs)
 
 
 INSPECT = """

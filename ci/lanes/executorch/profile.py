@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.protobuf import Malformed
+from ci.artifacts.trace import events_of
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.trouble import how_it_ended
@@ -88,7 +90,7 @@ def measure(
     for number in range(PROCESSES):
         trace = folder / f"{number}.etdp"
         _traced(runner, program, listed, trace, environment, timeout)
-        cycles, native, total = _events(trace)
+        cycles, native, total = _costs_in(trace)
         profiles.append(costs_of(cycles))
         calls.append([least for _, least in native])
         names = [name for name, _ in native]
@@ -139,30 +141,23 @@ def _traced(
         )
 
 
-def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
+def _costs_in(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
     """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the whole
     inference."""
-    _ignore_warnings_of_imports()
-    from executorch.devtools import Inspector
-    from executorch.devtools.inspector import TimeScale
-
     cycles: dict[str, list[int]] = defaultdict(list)
     native: list[tuple[str, float]] = []
     whole = 0.0
-    inspector = Inspector(
-        etdump_path=str(trace),
-        source_time_scale=TimeScale.CYCLES,
-        target_time_scale=TimeScale.CYCLES,
-    )
-    for event in (event for block in inspector.event_blocks for event in block.events):
-        if event.perf_data is None or not len(event.perf_data.raw):
-            continue
-        if event.name.endswith(CYCLES) and event.is_delegated_op:
-            cycles[event.name] += [int(value) for value in event.perf_data.raw]
+    try:
+        events = events_of(trace)
+    except Malformed as error:
+        raise CheckFailed(f"{trace}: {error}", fix="run it again") from error
+    for event in events:
+        if event.delegated and event.name.endswith(CYCLES):
+            cycles[event.name] += event.took
         elif event.name.startswith(NATIVE_CALL):
-            native.append((event.name.removeprefix(NATIVE_CALL), float(min(event.perf_data.raw))))
+            native.append((event.name.removeprefix(NATIVE_CALL), float(min(event.took))))
         elif event.name == "Method::execute":
-            whole = float(min(event.perf_data.raw))
+            whole = float(min(event.took))
     return cycles, native, whole
 
 
