@@ -17,7 +17,7 @@ from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_j
 from ci.engine.memo import Entry, Memo
 from ci.engine.progress import Line, failed, progress
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
-from ci.engine.workers.parent import Gone, Worker, WorkerSlot
+from ci.engine.workers.parent import Gone, Refused, Worker, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
@@ -33,6 +33,8 @@ class Failure:
     blame: Blame = "model"
     exit_code: int = 1
     """Of a command that does this work alone."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What the worker said beside these."""
 
     @classmethod
     def of(cls, trouble: Trouble, log: Path | None = None) -> Failure:
@@ -114,6 +116,9 @@ class Task(Protocol):
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         """How the process that did the work ended, as text."""
 
+    def refused(self, refused: Refused, shared: Mapping[str, Any]) -> Failure:
+        """What the worker says of work that did not succeed."""
+
 
 @dataclass(frozen=True, slots=True)
 class How:
@@ -132,7 +137,7 @@ class How:
     """By group: what starts its worker instead of `worker`."""
 
 
-def line_of(name: str, result: Result) -> Line:
+def line_of(result: Result) -> Line:
     if result.failure:
         return failed(f"{result.failure.kind}: {result.failure.message}")
     return Line("passed")
@@ -143,7 +148,7 @@ def do(
     how: How,
     *,
     accept: Callable[[str, Result], bool] = lambda name, result: True,
-    line: Callable[[str, Result], Line] = line_of,
+    line: Callable[[str, Result], Line] = lambda group, result: line_of(result),
     stop_after: Callable[[str, Result], bool] = lambda group, result: False,
     remember_all: bool = False,
 ) -> dict[str, Result]:
@@ -305,6 +310,8 @@ def _work(task: Task, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         else:
             trouble = gone.trouble(task.log)
         return Failure.of(trouble, task.log) if trouble else ended
+    except Refused as refused:
+        return task.refused(refused, shared)
     except (OSError, MemoryError, InTrouble) as error:
         if not (trouble := of_error(error)):
             raise

@@ -323,12 +323,14 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     """QNN_CI_LAYERS=16 gives it all layers: 7 GB of memory, 13 of disk."""
     from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.check import LIMITS
-    from ci.lanes.llm.commands import asking, limited
+    from ci.lanes.llm.commands import limited
     from ci.lanes.llm.findings import figures_from
     from ci.lanes.llm.forecast import forecast
     from ci.lanes.llm.genie import speak
     from ci.lanes.llm.judge import compare_text, misses
     from ci.lanes.llm.reference import load_reference, text_of
+    from ci.lanes.llm.work import setup_of
+    from ci.pipeline.steps import asking
 
     layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
@@ -354,8 +356,9 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "README.md").read_text())
     reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False}
-    with asking(tmp_path / "figures.log", 3600) as ask:
-        facts = ask({"do": "figures", "kind": "prefill", "windows": 1, "length": 65, **reading})
+    log = tmp_path / "figures.log"
+    with asking(setup_of("speak", tmp_path, 3600), log) as ask:
+        facts = ask(do="figures", kind="prefill", windows=1, length=65, **reading)
     assert not misses(figures_from(facts["prefill_htp"]), LIMITS["fp16"])
     few = ("--tokens", "8", "--prefixes", "2")
     sys.stdout.write(command("check", out, "--text", text, *few, seconds=3600))

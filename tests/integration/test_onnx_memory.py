@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from ci.engine.memo import Entry, Miss
-from ci.lanes.onnx.compile import plan_of, tasks_of
+from ci.lanes.onnx.compile import Compile, plan_of
 from ci.lanes.onnx.suite import programs_of
+from ci.pipeline.models.own_packages import NO_PACKAGES
 from ci.pipeline.options import Work
+from ci.pipeline.steps import tasks_of
 from provisioning.base.settings import ROOT, Selection
 from tests.support.onnx_models import with_external_data
 from tests.support.typed import typed
@@ -126,7 +128,8 @@ def remembered(original: Path, repository: Path) -> dict[str, Entry | Miss]:
     selection = Selection(
         "wheels", "x86_64-linux", "SM8650", original.parent / "store", repository / "reports"
     )
-    tasks = tasks_of(plan_of(programs, selection, Work()), repository / "scratch")
+    step = Compile(plan_of(programs, selection, Work()))
+    tasks = tasks_of(step, NO_PACKAGES, programs, repository / "scratch")
     return {task.program.case_name: task.memo.find(task.name, task.key) for task in tasks}
 
 

@@ -33,7 +33,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     elif what == "full":
         Path("/dev/full").write_text("weights")
     elif what == "refuse":
-        return {"fault": "factory", "message": "it is no model"}
+        return {"error": {"kind": "factory", "message": "it is no model", "fix": "", "exit_code": 1}}
     text = getattr(importlib.import_module(module), what)(**order["case"]["arguments"])
     (Path(order["into"]) / "program.pte").write_text(str(text), encoding="utf-8")
     return {"left": [], "delegates": 1, "parent": os.getppid()}

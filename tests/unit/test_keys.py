@@ -12,25 +12,29 @@ from typing import Any, cast
 import pytest
 
 from ci.engine.inputs import key_of, roots_of
-from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.work import Result, Task
+from ci.engine.work import Result
 from ci.engine.workers.parent import Worker
-from ci.lanes.executorch.compile import Lowering
-from ci.lanes.executorch.compile import key as lowering_key
-from ci.lanes.executorch.emulate import run_task
+from ci.lanes.executorch.compile import Lower
+from ci.lanes.executorch.compile import Plan as ExecutorchPlan
+from ci.lanes.executorch.emulate import Run
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import Input, ModuleScheme, ordered
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits
 from ci.lanes.llm.suite import Run as LlmRun
-from ci.lanes.llm.work import Common, program_task
-from ci.lanes.onnx.compile import Compilation
-from ci.lanes.onnx.compile import key as onnx_key
+from ci.lanes.llm.work import Generate
+from ci.lanes.llm.work import Plan as LlmPlan
+from ci.lanes.onnx.compile import Compile
+from ci.lanes.onnx.compile import Plan as OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
+from ci.pipeline.options import Work
+from ci.pipeline.stage import AnyPlan
+from ci.pipeline.steps import Step, StepTask
 from ci.pipeline.suite import AnyProgram, Thresholds
+from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
 
@@ -119,31 +123,36 @@ JUDGED = {
 FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": []}
 
 
-def _lowering(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
-    key = lowering_key(cast(Any, program), BASIS, memo.roots, {})
-    return Lowering(cast(Any, program), key, memo, Job("net"), folder)
+def _plan(kind: type[AnyPlan[Any]], program: AnyProgram[Any, Any], folder: Path, **more: Any) -> Any:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
+    return kind((program,), selection, Work(), folder / "logs", {}, **more)
 
 
-def _emulator(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
+def _lower(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
+    more = {"environment": {}, "sdk": folder, "basis": BASIS, "refused": {}}
+    return Lower(_plan(ExecutorchPlan, program, folder, **more))
+
+
+def _run(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
     compiled = folder / "compiled"
     compiled.mkdir(exist_ok=True)
-    result = Result(FACTS, compiled)
-    return run_task(cast(Any, program), result, memo, Job("net"), Path("runner"), {}, folder / "run")
+    plan = cast(Lower, _lower(program, folder)).plan
+    return Run(plan, Path("runner"), {program.name: Result(FACTS, compiled)})
 
 
-def _onnx(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
-    key = onnx_key(cast(Any, program), memo.roots, {})
-    return Compilation(cast(Any, program), key, memo, Job("net"), "net", folder, folder / "scratch")
+def _onnx(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
+    return Compile(_plan(OnnxPlan, program, folder))
 
 
-def _llm(program: AnyProgram[Any, Any], memo: Memo, folder: Path) -> Task:
-    return program_task(cast(Any, program), Common(memo, folder, 9.0, {}), folder, "weights", keep=False)
+def _generate(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
+    models = {program.name: Result({"weights": "weights"}, folder)}
+    return Generate(_plan(LlmPlan, program, folder, qnn_environment=None), models)
 
 
 @dataclass(frozen=True)
 class Lane:
     program: Callable[[Path], AnyProgram[Any, Any]]
-    task: Callable[[AnyProgram[Any, Any], Memo, Path], Task]
+    step: Callable[[AnyProgram[Any, Any], Path], Step[Any]]
     case: Mapping[str, Any]
     run: Mapping[str, Any]
 
@@ -155,10 +164,10 @@ def _llm_program(folder: Path) -> AnyProgram[Any, Any]:
 
 
 LANES = {
-    "test_lowering": Lane(make_program, _lowering, EXECUTORCH_CASE, EXECUTORCH_RUN),
-    "test_emulator": Lane(make_program, _emulator, EXECUTORCH_CASE, EXECUTORCH_RUN),
+    "test_lowering": Lane(make_program, _lower, EXECUTORCH_CASE, EXECUTORCH_RUN),
+    "test_emulator": Lane(make_program, _run, EXECUTORCH_CASE, EXECUTORCH_RUN),
     "test_onnx": Lane(lambda folder: onnx_programs(write_suite(folder))[0], _onnx, ONNX_CASE, ONNX_RUN),
-    "test_llm": Lane(_llm_program, _llm, LLM_CASE, LLM_RUN),
+    "test_llm": Lane(_llm_program, _generate, LLM_CASE, LLM_RUN),
 }
 
 
@@ -173,7 +182,8 @@ class Listener:
 
 def _key_and_order(lane: Lane, program: AnyProgram[Any, Any], folder: Path) -> tuple[str, Any]:
     memo = Memo(folder / "store", "any", roots_of(program.suite, folder / "store"), environ=os.environ)
-    task = lane.task(program, memo, folder)
+    step = lane.step(program, folder)
+    task = StepTask(step, program, memo, step.key(program, memo, {}), folder / "scratch")
     with pytest.raises(Heard) as heard:
         task.work(cast(Worker, Listener()), {})
     return key_of(task.key), heard.value.args[0]

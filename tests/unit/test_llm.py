@@ -17,6 +17,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.engine.trouble import InTrouble
 from ci.engine.work import Failure, Result
+from ci.engine.workers.child import reporting
 from ci.lanes.llm import verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import INDEX, read_architecture, require_tensors, shards_of, upstream_name
@@ -608,7 +609,7 @@ class TestCheck:
             "parts": {"parts": list(parts)},
         }
 
-        def answer(order: dict[str, Any]) -> dict[str, Any]:
+        def answer(**order: Any) -> dict[str, Any]:
             if asked is not None:
                 asked.append(order)
             return answers[order["do"]]
@@ -862,7 +863,8 @@ class TestVerdicts:
     ) -> None:
         monkeypatch.setitem(llm_worker.ORDERS, "train", (__name__, "fill_the_disk"))
         with pytest.raises(InTrouble) as caught:
-            llm_worker.answer({"do": "train", "log": str(tmp_path / "log")})
+            answer = reporting(llm_worker.facts_of, llm_worker.error_of)
+            answer({"do": "train", "log": str(tmp_path / "log")})
         failed = Result(failure=Failure.of(caught.value.trouble))
         assert rules(program("genie-fp16"), failed) == ["llm-machine"]
         assert [each.rule for each in model_findings("tiny", 18, failed)] == ["llm-machine"]

@@ -15,7 +15,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
-from ci.engine.workers.parent import Gone
+from ci.engine.workers.parent import Gone, Refused
 from ci.lanes.onnx.arrays import save
 from ci.operators.table import Table
 from provisioning.base.command_line import main
@@ -104,7 +104,7 @@ class StandIn:
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: Gone | None = None
         self.touched: dict[str, Any] = {}
-        self.ended = False
+        self.ended = self.unusable = False
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         what = order["do"]
@@ -112,18 +112,23 @@ class StandIn:
         if self.gone:
             raise self.gone
         reply = dict(self.replies[what])
-        if "error" not in reply:
-            if what == "compile":
-                for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
-                    path.write_text("content")
-            if what == "prepare":
-                save(Path(order["into"]) / "samples.npz", [{"x": np.zeros(1)}])
-            if order.get("profile"):
-                row = "0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n"
-                Path(order["profile"]).write_text(row)
-            if what == "run":
-                save(Path(order["outputs"]), [self.outputs])
+        if "error" in reply:
+            raise Refused(reply["error"])
+        if what == "compile":
+            for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
+                path.write_text("content")
+        if what == "prepare":
+            save(Path(order["into"]) / "samples.npz", [{"x": np.zeros(1)}])
+        if order.get("profile"):
+            row = "0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n"
+            Path(order["profile"]).write_text(row)
+        if what == "run":
+            save(Path(order["outputs"]), [self.outputs])
         return reply
+
+    def keep_to(self, cores: set[int]) -> None: ...
+
+    def stop(self) -> None: ...
 
     def end(self) -> None:
         self.ended = True
@@ -132,9 +137,10 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
-    monkeypatch.setattr("ci.lanes.onnx.orders.Worker", lambda setup: worker)
+    monkeypatch.setattr("ci.pipeline.steps.Worker", lambda setup: worker)
     monkeypatch.setattr("ci.lanes.onnx.compile.NEEDED", ())
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return worker
@@ -154,9 +160,8 @@ class TestCompile:
     ) -> None:
         stand_in.gone = Gone("crash", "was ended by SIGSEGV")
         assert self.compiled(tmp_path) == 1 and not (tmp_path / "out").exists()
-        (logs,) = (tmp_path / "temporary").iterdir()
         text = capsys.readouterr().err
-        assert "SIGSEGV" in text and str(logs) in text
+        assert "SIGSEGV" in text and str(tmp_path / "reports/onnx/net/fp16/SM8650.log") in text
 
     def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -164,9 +169,7 @@ class TestCompile:
         stand_in.replies["compile"] = {"reload_equal": False}
         assert self.compiled(tmp_path) == 1
         assert not (tmp_path / "out").exists() and stand_in.ended
-        # The logs stay, for the fix names one.
-        (logs,) = (tmp_path / "temporary").iterdir()
-        assert f"diagnose -- {logs}" in capsys.readouterr().err
+        assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
 
     def test_an_unchanged_model_is_cached_until_it_or_a_flag_changes(
         self, stand_in: StandIn, tmp_path: Path

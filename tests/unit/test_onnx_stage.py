@@ -12,6 +12,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.workers.parent import Setup
+from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.baseline import baseline_path, load_baseline
@@ -83,7 +84,7 @@ class TestStage:
             }
             return Setup(("-c", STUB), environment, logs, 30, "onnxruntime", "install it", forks=True)
 
-        monkeypatch.setattr(onnx_stage, "setup_of", setup)
+        monkeypatch.setattr(onnx_compile, "setup_of", setup)
         monkeypatch.setattr(onnx_stage, "require_installed", lambda: None)
         monkeypatch.setattr(onnx_stage, "versions", dict)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import mmap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from ci.engine.work import Result
 from ci.lanes.executorch import reload_worker
-from ci.lanes.executorch.reload import findings_of, neighbour_of
+from ci.lanes.executorch.reload import findings_of, neighbours_of
 
 ORDER = {"name": "one", "other": {"name": "two", "other": None}}
 
@@ -22,6 +22,11 @@ def _only_new_objects_are_collected() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+class Named(NamedTuple):
+    name: str
+    soc: str
 
 
 class Healthy:
@@ -100,8 +105,6 @@ def test_memory_that_each_load_leaves_behind_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_program_is_loaded_beside_one_of_the_same_chip() -> None:
-    results = {name: Result() for name in ("a", "b", "c")}
     socs = {"a": "SM8650", "b": "SM8750", "c": "SM8650"}
-    beside = {name: neighbour_of(name, results, socs) for name in results}
-    names = {name: neighbour[0] for name, neighbour in beside.items() if neighbour}
-    assert names == {"a": "c", "c": "a"}
+    programs = [Named(name, soc) for name, soc in socs.items()]
+    assert neighbours_of(cast(Any, programs)) == {"a": "c", "c": "a"}

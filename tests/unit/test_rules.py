@@ -10,8 +10,9 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds.loadable import FIXES
+from ci.engine.workers.child import UNFORESEEN
 from ci.lanes.executorch import judge
-from ci.lanes.onnx.compile import KINDS
+from ci.lanes.onnx.worker import KINDS
 from ci.pipeline.baseline import COSTS
 from ci.pipeline.costs import cost_rule
 from provisioning.base import toml
@@ -27,7 +28,7 @@ AT_RUN_TIME = {
     *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),
     *(f"lowering-{kind}" for kind in (*judge.FIXES, "export", "quantize", "compile")),
-    *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused")),
+    *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused", UNFORESEEN)),
     *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
     *(f"{suite}-{word}" for suite in ("delegate", "upstream") for word in ("failed", "passed", "gone")),
     *map(cost_rule, COSTS),

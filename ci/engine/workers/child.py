@@ -140,6 +140,27 @@ def blame(error: BaseException, order: Mapping[str, Any]) -> None:
         raise trouble.InTrouble(found) from error
 
 
+UNFORESEEN = "unforeseen"
+"""The kind of an error of our own."""
+
+
+def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict[str, Any]]) -> Answer:
+    """Work whose reply has what it took, or as `error` why it did not succeed: `error_of` gives kind,
+    message, fix and exit_code of what was raised. Raises InTrouble."""
+
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        meter = Meter()
+        try:
+            reply = work(order)
+        except Exception as error:
+            traceback.print_exc()
+            blame(error, order)
+            return {"error": {"fix": "", "exit_code": 1, **error_of(error, order)}}
+        return {**reply, **meter.read()}
+
+    return answer
+
+
 class Meter:
     """Measures time, CPU time and memory from its creation on."""
 

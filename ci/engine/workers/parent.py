@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, TypeVar
 from ci.engine.jobs import Job
 from ci.engine.remote import without_secrets
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
 
 GRACE_SECONDS = 30.0
@@ -94,6 +94,15 @@ class Gone(Exception):
         return f"the process {self.how}" + (f"; its last words: {words[-400:]}" if words else "")
 
 
+class Refused(ToolkitError):
+    """The work did not succeed, and its worker says why: a reply with `error` (child.reporting)."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error["message"]), fix=str(error["fix"]), exit_code=int(error["exit_code"]))
+        self.kind = str(error["kind"])
+        self.details = error
+
+
 class Worker:
     """One process. Not thread-safe, except for `stop`."""
 
@@ -157,7 +166,8 @@ class Worker:
                 os.sched_setaffinity(int(thread.name), cores)
 
     def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to an order. Raises Gone if the process, or the fork that did the order, ended."""
+        """The reply to an order. Raises Refused, and Gone if the process, or the fork that did the order,
+        ended."""
         assert self._process.stdin is not None
         timeout = self.setup.timeout if timeout is None else timeout
         if self.setup.forks:
@@ -182,6 +192,8 @@ class Worker:
             raise Gone("crash", how_it_ended(code), reply.get("touched"), code=code, trouble=trouble)
         if trouble:
             raise Gone("crash", trouble.message, trouble=trouble)
+        if "error" in reply:
+            raise Refused(reply["error"])
         return reply
 
     def end(self, grace: float = 0) -> str:

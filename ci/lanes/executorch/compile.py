@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import DIES_OF
-from ci.engine.inputs import Roots, Touched, python_name, search_key
+from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.work import Done, Failure, How, Result, do, line_of
+from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import THREADS, WARM
-from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.executorch.suite import Program
 from ci.lanes.executorch.worker import MEMORY
-from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.stage import AnyPlan, by_packages, memos_of
+from ci.pipeline.stage import AnyPlan
+from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.findings import Finding, Metric
 
 LOG = "compile.log"
@@ -77,76 +75,64 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class ProgramTask(ABC):
-    """The fields that compiling and running a program have in common as tasks of the engine."""
+class Lower(Step[Program]):
+    """The compilation of a program; its files are the result."""
 
-    program: Program
-    key: Mapping[str, Metric]
-    memo: Memo
-    cost: Job
+    kind = "lowering"
+    keeps_files = done_once = True
+    log_in_folder = LOG
 
-    @property
-    def name(self) -> str:
-        return self.program.name
+    plan: Plan
 
     @property
-    def group(self) -> str:
-        return self.program.name
+    def title(self) -> str:
+        return f"programs for QNN {self.plan.basis.build_id}"
 
-    @property
-    @abstractmethod
-    def log(self) -> Path:
-        """Where the work writes what it prints."""
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return {**self.plan.environment, "PYTHONWARNINGS": "ignore", **own.variables}
 
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        return Failure(gone.kind, gone.sentence(self.log), log=self.log)
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        work = self.plan.work
+        memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
+        # Warming up takes as long as it saves the first program.
+        variables = {**self.environment(own), MEMORY: str(memory), WARM: "1" if count > 1 else ""}
+        session, imports = "nox -s test_lowering", "executorch and torch"
+        return setup_of(self.plan, WORKER, variables, threads, work.timeout, session, imports, own.python)
 
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        common = key(program, self.plan.basis, memo.roots, environ)
+        return {**common, **({"quantize only": True} if self.plan.quantize_only else {})}
 
-@dataclass(frozen=True)
-class Lowering(ProgramTask):
-    """The compilation of one program."""
+    def cost(self, program: Program) -> Job:
+        recorded = self.plan.baseline(program).of(program.name)
+        seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
+        megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
+        return Job(program.name, seconds, megabytes << 20)
 
-    logs: Path
-    keep_going: bool = False
-    quantize_only: bool = False
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        plan = self.plan
+        return ask(**program.order, keep_going=plan.work.keep_going, quantize_only=plan.quantize_only)
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        folder = shared["folder"] = self.memo.scratch()
-        self.log.unlink(missing_ok=True)
-        order: dict[str, Any] = {
-            **self.program.order,
-            "into": str(folder),
-            "log": str(folder / LOG),
-            "keep_going": self.keep_going,
-            "quantize_only": self.quantize_only,
-        }
-        reply = worker.ask(order)
-        if "fault" in reply:
-            log = self._keep_log(folder)
-            kind, fix = reply["fault"], reply.get("fix", "")
-            return Failure(kind, reply["message"], fix, log)
-        return Done(reply, Touched.of(reply.pop("touched")), folder)
+    def accepts(self, program: Program, result: Result) -> bool:
+        # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
+        kept = result.facts.get("kept_on_cpu") and not self.plan.work.keep_going
+        return not result.facts.get("loads") and not kept
 
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        log = self._keep_log(shared["folder"])
+    def line(self, result: Result) -> Line:
+        if result.failure and self.plan.errors_follow:
+            return failed(result.failure.kind)
+        if not (lacks := result.facts.get("lacks")):
+            return line_of(result)
+        return Line(
+            "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
+        )
+
+    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
         message, fix = gone.sentence(log), ""
         if named := _dies_of(log):
             message = f"{named}; with that on the CPU {message}"
             fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
         return Failure(gone.kind, message, fix, log)
-
-    @property
-    def log(self) -> Path:
-        return self.logs / f"{self.name}.log"
-
-    def _keep_log(self, folder: Path) -> Path:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if (folder / LOG).is_file():
-                shutil.copyfile(folder / LOG, self.log)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return self.log
 
 
 def _dies_of(log: Path) -> str:
@@ -157,89 +143,27 @@ def _dies_of(log: Path) -> str:
 
 def compile_programs(plan: Plan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
-    environ = {**plan.environment, "PYTHONWARNINGS": "ignore"}
-    wanted = [program for program in plan.programs if program.name not in plan.refused]
-    results: dict[str, Result] = {}
-    for own, mine in by_packages(wanted, plan.selection.store):
-        results |= _compile_with(own, mine, {**environ, **own.variables}, plan)
-    return results
+    return run_step(Lower(plan), [each for each in plan.programs if each.name not in plan.refused])
 
 
-def _compile_with(
-    own: OwnPackages, programs: Sequence[Program], environ: Mapping[str, str], plan: Plan
-) -> dict[str, Result]:
-    work, basis = plan.work, plan.basis
-    memos = memos_of(programs, "lowering", plan.selection.store, environ, reuse=work.cache, own=own)
-    tasks = [
-        Lowering(
-            program,
-            {
-                **key(program, basis, memos[program.suite].roots, environ),
-                **own.key(),
-                **({"quantize only": True} if plan.quantize_only else {}),
-            },
-            memos[program.suite],
-            cost_of(program, plan.baseline(program)),
-            plan.logs,
-            work.keep_going,
-            plan.quantize_only,
-        )
-        for program in programs
-    ]
-
-    def worker(threads: int, count: int) -> Worker:
-        memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
-        # Warming up takes as long as it saves the first program.
-        variables = {**environ, MEMORY: str(memory), WARM: "1" if count > 1 else ""}
-        session, imports = "nox -s test_lowering", "executorch and torch"
-        return started(WORKER, variables, threads, plan.logs, work.timeout, session, imports, own.python)
-
-    how = How(f"programs for QNN {basis.build_id}", worker, work.jobs, work.why, share=True)
-
-    def line(name: str, result: Result) -> Line:
-        if result.failure and plan.errors_follow:
-            return failed(result.failure.kind)
-        if not (lacks := result.facts.get("lacks")):
-            return line_of(name, result)
-        return Line(
-            "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
-        )
-
-    def accept(name: str, result: Result) -> bool:
-        # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
-        kept = result.facts.get("kept_on_cpu") and not work.keep_going
-        return not result.facts.get("loads") and not kept
-
-    return do(tasks, how, accept=accept, line=line)
-
-
-def started(
+def setup_of(
+    plan: Plan,
     command: tuple[str, ...],
     environment: Mapping[str, str],
     threads: int,
-    logs: Path,
     timeout: float,
     session: str,
     imports: str,
     python: str = sys.executable,
-) -> Worker:
-    """A worker that forks for each order, with this many threads."""
-    return Worker(
-        Setup(
-            command=command,
-            environment={**environment, THREADS: str(threads), "PYTHONWARNINGS": "ignore"},
-            logs=logs,
-            timeout=timeout,
-            imports=imports,
-            fix=f"run it as `{session}`, which installs what it needs",
-            forks=True,
-            python=python,
-        )
+) -> Setup:
+    """For workers that fork for each order, with this many threads."""
+    return Setup(
+        command=command,
+        environment={**environment, THREADS: str(threads), "PYTHONWARNINGS": "ignore"},
+        logs=plan.logs,
+        timeout=timeout,
+        imports=imports,
+        fix=f"run it as `{session}`, which installs what it needs",
+        forks=True,
+        python=python,
     )
-
-
-def cost_of(program: Program, baseline: Baseline) -> Job:
-    recorded = baseline.of(program.name)
-    seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
-    megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
-    return Job(program.name, seconds, megabytes << 20)

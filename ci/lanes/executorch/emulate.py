@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import Touched, search_key
+from ci.engine.inputs import search_key
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.work import Done, Failure, How, Result, do, empty_folder
-from ci.engine.workers.parent import Worker
+from ci.engine.work import Failure, Result
+from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.executorch import KEPT, PROGRAM
-from ci.lanes.executorch.compile import LOG, Plan, ProgramTask, compile_programs, started
+from ci.lanes.executorch.compile import LOG, Plan, compile_programs, setup_of
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import chosen_programs, lane_row, plan_of
@@ -35,9 +35,10 @@ from ci.pipeline.findings import (
     shown_thresholds,
     verdict,
 )
-from ci.pipeline.models.own_packages import record
+from ci.pipeline.models.own_packages import OwnPackages, record
 from ci.pipeline.options import StageOptions
-from ci.pipeline.stage import accepted, counts, finish, memos_of, print_list, update_baselines
+from ci.pipeline.stage import accepted, counts, finish, print_list, update_baselines
+from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET
@@ -47,33 +48,76 @@ RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
 @dataclass(frozen=True)
-class Run(ProgramTask):
-    """One program on the emulator."""
+class Run(Step[Program]):
+    """A compiled program on the emulator."""
 
-    compiled: Result
+    kind = "emulator"
+    own_packages = False
+    title = "runs on the emulator"
+
+    plan: Plan
     runner: Path
-    folder: Path
-    """Everything of this run, to look at if the result is refused."""
-    request: Mapping[str, Metric]
-    """What the worker gets beside the program and the runner. It is in the key."""
+    compiled: Mapping[str, Result]
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        assert self.compiled.folder is not None
-        reply = worker.ask(
-            {
-                "runner": str(self.runner),
-                "program": str(self.compiled.folder / PROGRAM),
-                "compiled": str(self.compiled.folder),
-                "folder": str(empty_folder(self.folder)),
-                **self.request,
-            }
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return self.plan.environment
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        command, timeout = ("-m", "ci.lanes.executorch.run_worker"), self.plan.work.run_timeout
+        environment, session = self.environment(own), "nox -s test_emulator"
+        return setup_of(self.plan, command, environment, threads, timeout, session, "numpy")
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {
+            "QNN": dict(self.plan.basis.sdk),
+            **search_key(memo.roots, environ),
+            **self._request(program),
+            "program": dict(memo.files_of(self._compiled(program), without=LOG)),
+            "runner": memo.roots.name(str(self.runner)),
+        }
+
+    def cost(self, program: Program) -> Job:
+        recorded = self.plan.baseline(program).of(program.name)
+        return Job(program.name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
+
+    def reads(self, program: Program) -> tuple[Path, ...]:
+        return (self._compiled(program),)
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        compiled = self._compiled(program)
+        return ask(
+            runner=str(self.runner),
+            program=str(compiled / PROGRAM),
+            compiled=str(compiled),
+            **self._request(program),
         )
-        touched = Touched.of(reply.pop("touched"))
-        return Done(reply, touched, evidence=self.folder, own=(self.compiled.folder,))
 
-    @property
-    def log(self) -> Path:
-        return self.folder / "run.log"
+    def accepts(self, program: Program, result: Result) -> bool:
+        # What misses its thresholds is run again each time, so that its outputs can be looked at.
+        return not findings_of(program, result, self.compiled[program.name].facts)
+
+    def line(self, result: Result) -> Line:
+        if result.failure:
+            return failed(f"{result.failure.kind}: {result.failure.message}")
+        facts = result.facts
+        if facts["rule"]:
+            text = f"{facts['rule']}: {facts['message']}"
+            return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
+        return Line("ran", f"SQNR {facts['figures']['sqnr_db']:.1f} dB")
+
+    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+        return Failure(gone.kind, gone.sentence(log), log=log)
+
+    def _request(self, program: Program) -> dict[str, Metric]:
+        """What the worker gets beside the program and the runner."""
+        facts = self.compiled[program.name].facts
+        request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
+        return {**request, "non_finite": program.case.non_finite}
+
+    def _compiled(self, program: Program) -> Path:
+        folder = self.compiled[program.name].folder
+        assert folder is not None
+        return folder
 
 
 def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
@@ -125,36 +169,9 @@ def ran(result: Result) -> bool:
 
 
 def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
-    """Every compiled program's result by name.
-
-    A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
-    environment, work = plan.environment, plan.work
-    programs = {program.name: program for program in plan.programs}
-    memos = memos_of(plan.programs, "emulator", plan.selection.store, environment, reuse=work.cache)
-    tasks = []
-    for name, each in compiled.items():
-        if each.folder is None:
-            continue
-        memo, program = memos[programs[name].suite], programs[name]
-        recorded = plan.baseline(program).of(name)
-        cost = Job(name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
-        basis: dict[str, Metric] = {"QNN": dict(plan.basis.sdk), **search_key(memo.roots, environment)}
-        tasks.append(run_task(program, each, memo, cost, runner, basis, plan.logs / name))
-
-    def worker(threads: int, count: int) -> Worker:
-        command, session = ("-m", "ci.lanes.executorch.run_worker"), "nox -s test_emulator"
-        logs = plan.logs
-        return started(command, environment, threads, logs, work.run_timeout, session, "numpy")
-
-    def accept(name: str, result: Result) -> bool:
-        return not findings_of(programs[name], result, compiled[name].facts)
-
-    results = do(
-        tasks,
-        How("runs on the emulator", worker, work.jobs, work.why),
-        accept=accept,
-        line=line_of,
-    )
+    """Every compiled program's result by name."""
+    runnable = [each for each in plan.programs if each.name in compiled and compiled[each.name].folder]
+    results = run_step(Run(plan, runner, compiled), runnable)
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.
@@ -164,40 +181,6 @@ def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[st
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)
     return results
-
-
-def run_task(
-    program: Program,
-    compiled: Result,
-    memo: Memo,
-    cost: Job,
-    runner: Path,
-    basis: Mapping[str, Metric],
-    folder: Path,
-) -> Run:
-    """`basis` is what every run depends on beside its program."""
-    assert compiled.folder is not None
-    request: dict[str, Metric] = {
-        **{name: compiled.facts[name] for name in ("inputs", "expected", "reference")},
-        "non_finite": program.case.non_finite,
-    }
-    key: dict[str, Metric] = {
-        **basis,
-        **request,
-        "program": dict(memo.files_of(compiled.folder, without=LOG)),
-        "runner": memo.roots.name(str(runner)),
-    }
-    return Run(program, key, memo, cost, compiled, runner, folder, request)
-
-
-def line_of(name: str, result: Result) -> Line:
-    if result.failure:
-        return failed(f"{result.failure.kind}: {result.failure.message}")
-    facts = result.facts
-    if facts["rule"]:
-        text = f"{facts['rule']}: {facts['message']}"
-        return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
-    return Line("ran", f"SQNR {facts['figures']['sqnr_db']:.1f} dB")
 
 
 def judge(

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import Touched, search_key
+from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
-from ci.engine.work import Done, Failure, How, Result, do
-from ci.engine.workers.parent import Worker
+from ci.engine.memo import Memo
+from ci.engine.work import Failure, Result
+from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import LOG, Plan, ProgramTask, started
-from ci.lanes.executorch.suite import SUITES
-from ci.pipeline.stage import memos_of
+from ci.lanes.executorch.compile import LOG, Plan, setup_of
+from ci.lanes.executorch.suite import SUITES, Program
+from ci.pipeline.models.own_packages import OwnPackages
+from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import size
 
@@ -24,23 +26,59 @@ LEAST_GROWTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reload(ProgramTask):
-    compiled: Result
-    neighbour: tuple[str, Result] | None
-    """The other program is one of the same chip, because an app may have several models."""
-    folder: Path
+class Reload(Step[Program]):
+    kind = "reload"
+    own_packages = False
+    title = "programs loaded again"
 
-    @property
-    def log(self) -> Path:
-        return self.folder / f"{self.name}.log"
+    plan: Plan
+    compiled: Mapping[str, Result]
+    neighbours: Mapping[str, str]
+    """By program, another one of the same chip, because an app may have several models."""
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        other = {"name": self.neighbour[0], **_files(self.neighbour[1])} if self.neighbour else None
-        reply = worker.ask({**_files(self.compiled), "other": other, "log": str(self.log)})
-        touched = Touched.of(reply.pop("touched"))
-        folders = [each.folder for each in (self.compiled, *(self.neighbour or ())[1:]) if each.folder]
-        return Done(reply, touched, own=(self.log.parent, *folders))
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return self.plan.environment
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        command, session = ("-m", "ci.lanes.executorch.reload_worker"), "nox -s test_emulator -- --reload"
+        environment, timeout = self.environment(own), self.plan.work.run_timeout
+        return setup_of(self.plan, command, environment, threads, timeout, session, "executorch.runtime")
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        files: list[dict[str, Metric]] = [
+            dict(memo.files_of(folder, without=LOG)) for folder in self.reads(program)
+        ]
+        other = self.neighbours.get(program.name)
+        return {
+            "program": files[0],
+            "QNN": dict(self.plan.basis.sdk),
+            **search_key(memo.roots, environ),
+            **({"beside": {"name": other, **files[1]}} if other else {}),
+        }
+
+    def cost(self, program: Program) -> Job:
+        return Job(program.name, SECONDS, MEMORY)
+
+    def folder(self, program: Program) -> Path:
+        return self.plan.logs / "reload" / program.name
+
+    def log(self, program: Program) -> Path:
+        return self.plan.logs / "reload" / f"{program.name}.log"
+
+    def reads(self, program: Program) -> tuple[Path, ...]:
+        names = [program.name, self.neighbours.get(program.name, program.name)]
+        return tuple(folder for name in dict.fromkeys(names) if (folder := self.compiled[name].folder))
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        other = self.neighbours.get(program.name)
+        beside = {"name": other, **_files(self.compiled[other])} if other else None
+        return ask(**_files(self.compiled[program.name]), other=beside)
+
+    def accepts(self, program: Program, result: Result) -> bool:
+        return not list(findings_of(program.name, "", result))
+
+    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+        return Failure(gone.kind, gone.sentence(log), log=log)
 
 
 def _files(compiled: Result) -> dict[str, Any]:
@@ -49,36 +87,11 @@ def _files(compiled: Result) -> dict[str, Any]:
     return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
 
 
-def reloads(plan: Plan, programs: Mapping[str, Result]) -> dict[str, Result]:
+def reloads(plan: Plan, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
-    programs = {name: each for name, each in programs.items() if not absent_kernels(each)}
-    known = {program.name: program for program in plan.programs}
-    environment, work = plan.environment, plan.work
-    memos = memos_of(plan.programs, "reload", plan.selection.store, environment, reuse=work.cache)
-    tasks = []
-    for name, compiled in programs.items():
-        assert compiled.folder is not None
-        memo = memos[known[name].suite]
-        neighbour = neighbour_of(name, programs, {each: program.soc for each, program in known.items()})
-        key: dict[str, Metric] = {
-            "program": dict(memo.files_of(compiled.folder, without=LOG)),
-            "QNN": dict(plan.basis.sdk),
-            **search_key(memo.roots, environment),
-        }
-        if neighbour and (folder := neighbour[1].folder):
-            key["beside"] = {"name": neighbour[0], **memo.files_of(folder, without=LOG)}
-        cost, folder = Job(name, SECONDS, MEMORY), plan.logs / "reload"
-        tasks.append(Reload(known[name], key, memo, cost, compiled, neighbour, folder))
-
-    def worker(threads: int, count: int) -> Worker:
-        command, session = ("-m", "ci.lanes.executorch.reload_worker"), "nox -s test_emulator -- --reload"
-        logs, imports = plan.logs, "executorch.runtime"
-        return started(command, environment, threads, logs, work.run_timeout, session, imports)
-
-    def accept(name: str, result: Result) -> bool:
-        return not list(findings_of(name, "", result))
-
-    return do(tasks, How("programs loaded again", worker, work.jobs, work.why), accept=accept)
+    programs = [each for each in plan.programs if each.name in compiled]
+    programs = [each for each in programs if not absent_kernels(compiled[each.name])]
+    return run_step(Reload(plan, compiled, neighbours_of(programs)), programs)
 
 
 def absent_kernels(compiled: Result) -> list[str]:
@@ -87,13 +100,13 @@ def absent_kernels(compiled: Result) -> list[str]:
     return sorted(each for each in on_cpu if each.startswith("quantized_decomposed."))
 
 
-def neighbour_of(
-    name: str, programs: Mapping[str, Result], socs: Mapping[str, str]
-) -> tuple[str, Result] | None:
-    """The next program of the same chip, in a ring."""
-    same = [each for each in programs if socs[each] == socs[name]]
-    other = same[(same.index(name) + 1) % len(same)]
-    return None if other == name else (other, programs[other])
+def neighbours_of(programs: Sequence[Program]) -> dict[str, str]:
+    """By program the next one of the same chip, in a ring; none for one that is alone."""
+    rings: dict[str, list[str]] = {}
+    for program in programs:
+        rings.setdefault(program.soc, []).append(program.name)
+    pairs = [pair for ring in rings.values() for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
+    return {name: other for name, other in pairs if name != other}
 
 
 def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:

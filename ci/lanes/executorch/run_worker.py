@@ -31,7 +31,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
     from ci.pipeline.accuracy import Unusable, compare, in_files
 
-    folder, compiled = Path(order["folder"]), Path(order["compiled"])
+    folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
     outputs.mkdir()
     listed = ((compiled / row["file"] for row in inference) for inference in order["inputs"])

@@ -7,11 +7,10 @@ import os
 import resource
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import WARM, Answer, Meter, blame, serve, threads
+from ci.engine.workers.child import WARM, Answer, reporting, serve, threads
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
@@ -30,45 +29,39 @@ def start() -> Answer:
     make_exports_faster()
     if os.environ.get(WARM):
         _warm_up()
-    return answer
+    return reporting(work, error_of)
 
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
+def work(order: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(threads())
     os.chdir(order["working_folder"])
-    return lowered(order)
+    return facts_of(order)
 
 
-def lowered(order: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a program, or what failed as `fault` and `message`. Raises InTrouble."""
-    from ci.lanes.executorch.lower import Failed, lower
+def facts_of(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import ordered
+
+    return lower(
+        *ordered(order),
+        Path(order["into"]),
+        Path(order["log"]),
+        keep_going=order.get("keep_going", False),
+        quantize_only=order.get("quantize_only", False),
+    )
+
+
+def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.lower import Failed
     from ci.pipeline.models.user_model import BadFactory
 
-    meter = Meter()
-    try:
-        facts = lower(
-            *ordered(order),
-            Path(order["into"]),
-            Path(order["log"]),
-            keep_going=order.get("keep_going", False),
-            quantize_only=order.get("quantize_only", False),
-        )
-    except BadFactory as error:
-        traceback.print_exc()
-        blame(error, order)
-        return {"fault": "factory", "message": str(error), "fix": error.fix}
-    except Failed as error:
-        traceback.print_exc()
-        blame(error, order)
-        return {"fault": error.step, "message": str(error), "fix": error.fix}
-    except Exception as error:
-        traceback.print_exc()
-        blame(error, order)
-        return {"fault": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
-    return {**facts, **meter.read()}
+    if isinstance(error, BadFactory):
+        return {"kind": "factory", "message": str(error), "fix": error.fix}
+    if isinstance(error, Failed):
+        return {"kind": error.step, "message": str(error), "fix": error.fix}
+    return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def _warm_up() -> None:
@@ -78,7 +71,7 @@ def _warm_up() -> None:
         log = Path(folder) / "log"
         log.touch()
         order = {"case": case, "run": run, "soc": "SM8650", "search_path": str(ROOT)}
-        lowered({**order, "into": folder, "log": str(log)})
+        facts_of({**order, "into": folder, "log": str(log)})
 
 
 if __name__ == "__main__":

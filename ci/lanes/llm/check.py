@@ -11,8 +11,6 @@ from typing import Any
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.commands import (
     LOG,
-    Ask,
-    asking,
     config_of,
     kinds_for_genie,
     limited,
@@ -37,6 +35,8 @@ from ci.lanes.llm.prompts import (
     tokens_of,
     without_beginning,
 )
+from ci.lanes.llm.work import setup_of
+from ci.pipeline.steps import Asker, asking
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.units import seconds
 from provisioning.manifest import soc_named
@@ -163,7 +163,8 @@ def check_model(options: Check) -> int:
         name: default if (value := options.limits[name]) is None else value
         for name, default in LIMITS[record["precision"]].items()
     }
-    with asking(Path.cwd() / LOG, options.timeout) as ask:
+    log = Path.cwd() / LOG
+    with asking(setup_of("speak", log.parent, options.timeout), log) as ask:
         # Before the figures, which take the emulator's time.
         problems = (
             _tokenizer(config, [text[:LETTERS]], tokenizer, options.timeout) if options.on == "both" else []
@@ -201,13 +202,13 @@ def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -
     return ["Genie's tokenizer reads tokenizer.json otherwise than tokenizers does"]
 
 
-def _of_each_kind(ask: Ask, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
+def _of_each_kind(ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
     """The worker answers in a fork each time, so that the emulator's memory is free again."""
-    return [ask({**order, "do": do, "kind": kind}) for kind in KINDS]
+    return [ask(**{**order, "do": do, "kind": kind}) for kind in KINDS]
 
 
 def _figures(
-    ask: Ask, order: Mapping[str, Any], genie: Mapping[str, int], limits: Mapping[str, float]
+    ask: Asker, order: Mapping[str, Any], genie: Mapping[str, int], limits: Mapping[str, float]
 ) -> list[str]:
     """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
     replies = _of_each_kind(ask, order, "pace")
@@ -234,7 +235,7 @@ def _figures(
 
 
 def _choices(
-    ask: Ask,
+    ask: Asker,
     order: Mapping[str, Any],
     config: Path,
     prefixes: Sequence[Sequence[int]],
@@ -242,7 +243,7 @@ def _choices(
 ) -> list[str]:
     """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
     with limited(config, SAID) as copy:
-        reply = ask({**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
+        reply = ask(**{**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
     facts = {kind: reply[kind] for kind in KINDS}
     for kind, one in facts.items():
         sys.stdout.write(
@@ -258,7 +259,7 @@ def _choices(
     return [f"Genie chooses unlike float at {others} tokens, {ties} of them near ties"]
 
 
-def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:
+def _parts(ask: Asker, order: Mapping[str, Any]) -> list[str]:
     """The first part that is worse than its precision explains."""
     guilty = ""
     replies = _of_each_kind(ask, order, "parts")

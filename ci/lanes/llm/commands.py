@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import roots_of
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import available_memory
-from ci.engine.memo import Memo
 from ci.engine.output import SCRATCH, writing_into
-from ci.engine.work import How, Result, do
-from ci.engine.workers.parent import Gone, Worker
+from ci.engine.work import Result
 from ci.lanes.llm import LONG
 from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
 from ci.lanes.llm.forecast import Cost, forecast
@@ -32,22 +30,16 @@ from ci.lanes.llm.prompts import (
     tokens_of,
     without_beginning,
 )
-from ci.lanes.llm.suite import PRECISIONS
-from ci.lanes.llm.work import (
-    Common,
-    basis_of,
-    compile_task,
-    environment,
-    executorch_environment,
-    require_installed,
-    setup_of,
-)
+from ci.lanes.llm.suite import PRECISIONS, Case, Program, Run
+from ci.lanes.llm.work import CompileCheckpoint, Plan, require_installed
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named
+from ci.pipeline.steps import require_done, run_step
+from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import quoted
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
@@ -190,56 +182,22 @@ def _precision(name: str, through: str) -> str:
     return precision
 
 
-def _compiled(order: Mapping[str, Any], model: OneModel, folder: Path) -> Result:
+def _compiled(request: Mapping[str, Any], model: OneModel, folder: Path) -> Result:
     selection, work = model.selection, model.work
-    lowered = order["do"] == "compile program"
-    qnn_environment = ready_environment(selection, os.environ) if lowered else None
-    variables = executorch_environment(qnn_environment) if qnn_environment else environment()
-    logs = selection.reports.absolute() / "llm"
-    roots = roots_of(folder / "config.json", selection.store)
-    memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=work.cache)
-    timeout = LONG if work.timeout == TIMEOUT else work.timeout
-    common = Common(memo, logs, timeout, basis_of(roots, selection.store, qnn_environment))
-    task = compile_task(order, common, selection.store)
-    setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
-    results = do([task], How("language models", lambda *_: Worker(setup), 1, work.why))
-    result = results[task.name]
-    if failure := result.failure:
-        raise ToolkitError(failure.message, fix=failure.fix, exit_code=failure.exit_code)
-    return result
+    lowers = request["do"] == "compile program"
+    qnn_environment = ready_environment(selection, os.environ) if lowers else None
+    work = replace(work, timeout=LONG if work.timeout == TIMEOUT else work.timeout, jobs=1)
+    run = Run.model_construct(precision=request["precision"], socs=(selection.soc,))
+    case = Case.model_construct(perplexity=math.inf, runs=(run,))
+    program = Program(folder / NO_SUITE, folder.name, case, run, selection.soc)
+    plan = Plan((program,), selection, work, selection.reports.absolute() / "llm", {}, qnn_environment)
+    return require_done(run_step(CompileCheckpoint(plan, request), [program])[program.name])
 
 
 def parts_of(shape: Architecture, weight: int) -> int:
     """The fewest of which none is larger than PART, or than a layer with all words; `weight` in bytes."""
     most = max(PART, max(shape.weights(shape.layers)) * weight)
     return next(parts for parts in range(1, shape.layers + 1) if max(shape.weights(parts)) * weight <= most)
-
-
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-@contextlib.contextmanager
-def asking(log: Path, timeout: float) -> Iterator[Ask]:
-    """A worker, which answers one order after the other."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    worker = Worker(setup_of("speak", log.parent, timeout))
-
-    def ask(order: dict[str, Any]) -> dict[str, Any]:
-        try:
-            reply = worker.ask({**order, "log": str(log)})
-        except Gone as gone:
-            if trouble := gone.trouble(log):
-                raise EnvironmentLacking(trouble.message, fix=trouble.fix) from gone
-            raise CheckFailed(gone.sentence(log), fix=session("diagnose", log)) from gone
-        if error := reply.get("error"):
-            raise ToolkitError(error["message"], fix=error["fix"], exit_code=error["exit_code"])
-        log.unlink(missing_ok=True)
-        return reply
-
-    try:
-        yield ask
-    finally:
-        worker.end()
 
 
 @dataclass(frozen=True, slots=True)

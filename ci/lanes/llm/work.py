@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ci.engine.inputs import Digests, Roots, Touched, search_key
+from ci.engine.inputs import Digests, Roots, search_key
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.work import Done, Failure, empty_folder
-from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.engine.work import Result
+from ci.engine.workers.parent import Setup
+from ci.lanes.llm.findings import findings_of, model_findings
 from ci.lanes.llm.suite import Program
-from provisioning.base.commands import session
+from ci.pipeline.findings import verdict
+from ci.pipeline.models.own_packages import OwnPackages
+from ci.pipeline.stage import AnyPlan
+from ci.pipeline.steps import Ask, Step
 from provisioning.base.findings import Metric
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
@@ -68,71 +71,6 @@ def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str]
     )
 
 
-@dataclass(frozen=True)
-class Common:
-    """What tasks of one kind of worker have in common."""
-
-    memo: Memo
-    logs: Path
-    timeout: float
-    basis: Mapping[str, Metric]
-
-
-@dataclass(frozen=True)
-class ModelTask:
-    """Training, or one program."""
-
-    name: str
-    common: Common
-    inputs: Mapping[str, Metric]
-    """Known before the work, beside those of `common`."""
-    order: Mapping[str, Any]
-    seconds: float
-    """Expected."""
-    keeps_files: bool
-    """Whether the written files are the result."""
-    keep: bool = False
-
-    @property
-    def key(self) -> Mapping[str, Metric]:
-        return {**self.inputs, **self.common.basis}
-
-    @property
-    def memo(self) -> Memo:
-        return self.common.memo
-
-    @property
-    def cost(self) -> Job:
-        return Job(self.name, self.seconds, MEMORY)
-
-    @property
-    def group(self) -> str:
-        return self.name
-
-    @property
-    def log(self) -> Path:
-        return self.common.logs / f"{self.name}.log"
-
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        into = self.memo.scratch() if self.keeps_files else empty_folder(self.common.logs / self.name)
-        order = {**self.order, "into": str(into.absolute()), "log": str(self.log.absolute())}
-        reply = worker.ask({**order, "timeout": self.common.timeout})
-        if error := reply.get("error"):
-            shutil.rmtree(into, ignore_errors=True)
-            code = error["exit_code"]
-            return Failure(error["kind"], error["message"], error["fix"], self.log, exit_code=code)
-        self.log.unlink(missing_ok=True)
-        touched = Touched.of(reply.pop("touched"))
-        if self.keeps_files:
-            return Done(reply, touched, folder=into, own=(self.common.logs,))
-        return Done(reply, touched, evidence=None if self.keep else into, own=(into, self.common.logs))
-
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", self.log)
-        return Failure(gone.kind, gone.sentence(self.log), fix, self.log)
-
-
 def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:
     """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
@@ -145,33 +83,130 @@ def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = No
     return basis
 
 
-def training(case: str, common: Common) -> ModelTask:
-    return ModelTask(f"{case}/model", common, {"what": "train"}, {"do": "train"}, 90.0, keeps_files=True)
+@dataclass(frozen=True, slots=True)
+class Plan(AnyPlan[Program]):
+    qnn_environment: Environment | None
+    """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""
 
 
-def program_task(program: Program, common: Common, model: Path, weights: str, *, keep: bool) -> ModelTask:
-    run, request = program.run, {name: program.request[name] for name in ("run", "soc")}
-    order = {
-        "do": run.through,
-        **request,
-        "model": str(model),
-        "timeout": common.timeout,
-    }
-    inputs: dict[str, Metric] = {
-        "what": "speak",
-        **request,
-        "weights": weights,
-    }
-    seconds = 90.0 if run.quantized else 60.0
-    return ModelTask(program.name, common, inputs, order, seconds, keeps_files=False, keep=keep)
+@dataclass(frozen=True)
+class LanguageStep(Step[Program]):
+    own_packages = False
+
+    plan: Plan
+
+    workers: ClassVar[str]
+    """The kind of work that a worker is warm for."""
+
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return environment()
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        return setup_of(self.workers, self.plan.logs, self.plan.work.timeout, self.environment(own))
+
+    def basis(self, memo: Memo) -> Mapping[str, Metric]:
+        return basis_of(memo.roots, self.plan.selection.store)
 
 
-def compile_task(order: Mapping[str, Any], common: Common, store: Path) -> ModelTask:
+@dataclass(frozen=True)
+class Train(LanguageStep):
+    """The float model of a case, from nothing: the same for all cases."""
+
+    kind = "llm"
+    title = "models"
+    workers = "train"
+    keeps_files = done_once = True
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {"what": "train", **self.basis(memo)}
+
+    def cost(self, program: Program) -> Job:
+        return Job(program.name, 90.0, MEMORY)
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        return ask(do="train")
+
+    def accepts(self, program: Program, result: Result) -> bool:
+        return not list(model_findings(program.case_name, program.case.perplexity, result))
+
+
+@dataclass(frozen=True)
+class Generate(LanguageStep):
+    """What a compiled model says, through Genie."""
+
+    kind = "llm"
+    title = "texts"
+    workers = "speak"
+
+    models: Mapping[str, Result]
+    """By program."""
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        weights = str(self.models[program.name].facts["weights"])
+        return {"what": "speak", **_asked(program), "weights": weights, **self.basis(memo)}
+
+    def cost(self, program: Program) -> Job:
+        return Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY)
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        return ask(do=program.run.through, **_asked(program), model=str(self.models[program.name].folder))
+
+    def accepts(self, program: Program, result: Result) -> bool:
+        return verdict(list(findings_of(program, result))) == "pass"
+
+
+@dataclass(frozen=True)
+class GenerateByExecutorch(Generate):
+    kind = "llm-executorch"
+    title = "texts through ExecuTorch"
+    workers = "lower"
+
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        assert self.plan.qnn_environment is not None
+        return executorch_environment(self.plan.qnn_environment)
+
+    def basis(self, memo: Memo) -> Mapping[str, Metric]:
+        return basis_of(memo.roots, self.plan.selection.store, self.plan.qnn_environment)
+
+
+def _asked(program: Program) -> dict[str, Any]:
+    return {name: program.request[name] for name in ("run", "soc")}
+
+
+@dataclass(frozen=True)
+class CompileCheckpoint(LanguageStep):
     """A checkpoint of the user's."""
-    digests, folder = Digests(store), Path(order["model"])
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
-    paths += [Path(order["calibrate"])] if order["calibrate"] else []
-    files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in paths}
-    digests.save()
-    inputs: dict[str, Metric] = {"what": "compile", "order": dict(order), "files": files}
-    return ModelTask("compile", common, inputs, order, 60.0, keeps_files=True)
+
+    kind = "llm-compile"
+    title = "language models"
+    keeps_files = True
+
+    request: Mapping[str, Any]
+
+    @property
+    def _lowers(self) -> bool:
+        return self.plan.qnn_environment is not None
+
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        qnn_environment = self.plan.qnn_environment
+        return executorch_environment(qnn_environment) if qnn_environment else environment()
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        kind = "lower" if self._lowers else "speak"
+        return setup_of(kind, self.plan.logs, self.plan.work.timeout, self.environment(own))
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        store, request = self.plan.selection.store, self.request
+        digests, folder = Digests(store), Path(request["model"])
+        paths = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+        paths += [Path(request["calibrate"])] if request["calibrate"] else []
+        files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in paths}
+        digests.save()
+        basis = basis_of(memo.roots, store, self.plan.qnn_environment)
+        return {"what": "compile", "order": dict(request), "files": files, **basis}
+
+    def cost(self, program: Program) -> Job:
+        return Job(program.name, 60.0, MEMORY)
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        return ask(**self.request)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import traceback
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, blame, serve
+from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.errors import INTERNAL, ToolkitError
 
@@ -43,33 +42,27 @@ def start(work: str) -> Answer:
         importlib.import_module(name)
     if work == "speak":
         importlib.import_module("ci.pipeline.qnn_provider").load()
-    return answer
+    return reporting(facts_of, error_of)
 
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of the order's function, or what went wrong as `error`. Raises InTrouble."""
-    meter = Meter()
-    try:
-        module, function = ORDERS[order["do"]]
-        reply = getattr(importlib.import_module(module), function)(order)
-    except ToolkitError as error:
-        traceback.print_exc()
+def facts_of(order: dict[str, Any]) -> dict[str, Any]:
+    module, function = ORDERS[order["do"]]
+    reply: dict[str, Any] = getattr(importlib.import_module(module), function)(order)
+    return reply
+
+
+def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(error, ToolkitError):
         sys.stdout.write(error.output)
-        blame(error, order)
-        return _refused(error)
-    except Exception as error:
-        traceback.print_exc()
-        blame(error, order)
-        text = " ".join(str(error).split())[:1000]
-        message = f"{order['do']}: {type(error).__name__}: {text}"
-        fix = f"the traceback is in {order['log']}"
-        return _refused(ToolkitError(message, fix=fix, exit_code=INTERNAL), "unforeseen")
-    return {**reply, **meter.read()}
-
-
-def _refused(error: ToolkitError, kind: str = "refused") -> dict[str, Any]:
-    code = error.exit_code
-    return {"error": {"kind": kind, "message": error.message, "fix": error.fix, "exit_code": code}}
+        return {
+            "kind": "refused",
+            "message": error.message,
+            "fix": error.fix,
+            "exit_code": error.exit_code,
+        }
+    message = f"{order['do']}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
+    fix = f"the traceback is in {order['log']}"
+    return {"kind": UNFORESEEN, "message": message, "fix": fix, "exit_code": INTERNAL}
 
 
 if __name__ == "__main__":

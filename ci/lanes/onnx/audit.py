@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.onnx.compile import Refused
+from ci.engine.work import Failure
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, Problem, load_graph
 from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.profile import measured
@@ -16,7 +16,8 @@ from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact_onnx
 from ci.pipeline.options import OneModel
-from provisioning.base.errors import CheckFailed, ToolkitError
+from ci.pipeline.steps import require_done
+from provisioning.base.errors import CheckFailed
 
 PRECISIONS = ("fp16", "8a8w", "16a8w")
 
@@ -30,19 +31,18 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
 
 def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     program = program_of(model)
-    try:
-        facts, folder = mixed(model, program)
-    except Refused as refused:
-        if problems := refused.details.get("problems"):
+    result = mixed(model, program)
+    if failure := result.failure:
+        if problems := failure.details.get("problems"):
             return {
                 "error": "; ".join(str(Problem(**each)) for each in problems),
                 "fix": "; ".join(dict.fromkeys(each["fix"] for each in problems)),
             }
-        if refused.exit_code != CheckFailed.exit_code:
-            raise
-        return _error(refused, program)
-    except CheckFailed as error:
-        return _error(error, program)
+        if failure.exit_code != CheckFailed.exit_code:
+            require_done(result)
+        return _error(failure, program)
+    facts, folder = result.facts, result.folder
+    assert folder is not None
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
         {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"])}
@@ -60,7 +60,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     return row
 
 
-def _error(error: ToolkitError, program: Program) -> dict[str, Any]:
+def _error(error: Failure, program: Program) -> dict[str, Any]:
     """With the operators that are known to fail."""
     nodes = load_graph(Path(program.case.model)).graph.node
     known = _inexact({node.op_type for node in nodes}, program)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.onnx.compile import require_installed
+from ci.lanes.onnx.compile import cwd, require_installed, setup_of
 from ci.lanes.onnx.context import read_context, record_path, soc_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.options import described, parse_assignments, settings_of
-from ci.lanes.onnx.orders import Steps, logs_folder, require_file, say, step
+from ci.lanes.onnx.orders import logs_folder, require_file, say, step
 from ci.lanes.onnx.samples import read_inputs
 from ci.pipeline.precision import PRECISIONS
+from ci.pipeline.steps import asking
 from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 
@@ -76,12 +77,12 @@ def _run(options: RunModel) -> Mapping[str, Any]:
         save(scratch / "inputs.npz", [inputs])
         with (
             logs_folder() as logs,
-            Steps(logs, options.timeout) as worker,
+            asking(setup_of(logs, timeout=options.timeout), logs / "run.log") as ask,
             step(f"running {options.model} on {soc_name}"),
         ):
-            worker(
-                "run",
-                logs / "run.log",
+            ask(
+                do="run",
+                cwd=cwd(),
                 model=str(options.model.absolute()),
                 inputs=str(scratch / "inputs.npz"),
                 outputs=str(scratch / "outputs.npz"),

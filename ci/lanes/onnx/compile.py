@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,21 @@ from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.work import Done, Failure, empty_folder
+from ci.engine.work import Failure, Result, empty_folder
 from ci.engine.workers.child import THREADS
-from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.engine.workers.parent import Gone, Setup
+from ci.lanes.onnx.findings import changed, findings_of
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.suite import Program
-from ci.pipeline.baseline import Baseline
+from ci.pipeline.baseline import Baseline, load_tolerances
+from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import Work
-from ci.pipeline.stage import AnyPlan, baselines_of, memos_of
+from ci.pipeline.stage import AnyPlan, baselines_of
+from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 
@@ -39,45 +41,8 @@ SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 estimate.
 """
 
-KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite", "Unforeseen": "unforeseen"}
-"""The names of findings for the worker's errors."""
-
-
 FAILED = ("failed", "message")
 """What a reply has of a case whose failure is a result."""
-
-
-class Refused(ToolkitError):
-    """An error that the worker reports; `details` has the problems or the audit if there are any."""
-
-    def __init__(self, error: Mapping[str, Any]) -> None:
-        super().__init__(str(error["message"]), fix=str(error["fix"]))
-        self.exit_code = int(error["exit_code"])
-        self.details = dict(error)
-
-    @property
-    def kind(self) -> str:
-        problems = self.details.get("problems") or [{}]
-        rule = str(problems[0].get("rule", "")).removeprefix("onnx-")
-        return rule or KINDS.get(str(self.details["kind"]), "refused")
-
-
-def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
-    """The reply to an order of steps.py. Raises Refused for an error that the worker reports, and Gone."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    request = {"do": what, "log": str(log.absolute()), "cwd": str(Parser.user_folder()), **parameters}
-    reply = worker.ask(request)
-    if "error" in reply:
-        raise Refused(reply["error"])
-    return reply
-
-
-def ended(gone: Gone, what: str, log: Path) -> ToolkitError:
-    """For the commands: how the process ended."""
-    if trouble := gone.trouble(log):
-        return EnvironmentLacking(f"{what}: {trouble.message}", fix=trouble.fix)
-    late = "give it longer with --timeout" if gone.kind == "timeout" else ""
-    return CheckFailed(f"{what}: {gone.sentence(log)}", fix=late or session("diagnose", log))
 
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
@@ -143,128 +108,6 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
     }
 
 
-@dataclass(frozen=True)
-class Compilation:
-    """The work for one program. Programs of one model share its export; those of one run share its quantized
-    model."""
-
-    program: Program
-    key: Mapping[str, Metric]
-    memo: Memo
-    cost: Job
-    group: str
-    logs: Path
-    scratch: Path
-    keep: bool = False
-    """Whether to leave what was compiled with the logs."""
-
-    @property
-    def name(self) -> str:
-        return self.program.name
-
-    @property
-    def log(self) -> Path:
-        return self.logs / f"{self.name}.log"
-
-    @property
-    def compiled(self) -> Path:
-        """The folder of the contexts; it is kept only for somebody to look at."""
-        return self.logs / self.name
-
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        run = self.program.run
-        # Each run takes as many of them as it says, from the first on.
-        most = max(each.calibration for each in self.program.case.runs)
-        prepared = self._once(worker, shared, "prepare", "model", calibration=most)
-        if isinstance(prepared, Failure):
-            return prepared
-        of_model = {"prepared": prepared["into"], "source": prepared["model"]}
-        quantized = self._once(
-            worker, shared, "quantize", f"run {run.name}", model=prepared["model"], **of_model
-        )
-        if isinstance(quantized, Failure):
-            return quantized
-        touched = prepared["touched"] | quantized["touched"]
-        if "failed" in quantized:
-            reply: dict[str, Any] | Failure = {name: quantized.get(name) for name in FAILED}
-        else:
-            of_run = {"quantized": quantized["into"], "model": quantized["model"]}
-            reply = self._compiled(worker, shared, **of_model, **of_run)
-        if isinstance(reply, Failure):
-            return reply
-        self.log.unlink(missing_ok=True)
-        touched |= Touched.of(reply.pop("touched", {}))
-        facts = {
-            "build_id": prepared.get("build_id", ""),
-            **reply,
-            "made_up_inputs": not prepared["compared"],
-            "notes": prepared["notes"],
-            "calibrated_by": quantized.get("calibrated_by", 0),
-            "in_float": quantized.get("in_float", False),
-        }
-        evidence = None if self.keep else self.compiled
-        return Done(facts, touched, evidence=evidence, own=(self.scratch, self.logs))
-
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        message = gone.sentence(self.log)
-        fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
-        if known := explain(text):
-            message, fix = f"{message}. {known[0]}", fix or known[0].fix
-        fix = fix or session("diagnose", self.log)
-        return Failure(gone.kind, message, fix, self.log)
-
-    def _compiled(self, worker: Worker, shared: Mapping[str, Any], **order: Any) -> dict[str, Any] | Failure:
-        """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
-        where the trace is the result; `trace_crash` has how it ended."""
-        try:
-            return self._ordered(worker, "case", into=str(empty_folder(self.compiled)), **order)
-        except Gone as gone:
-            if not gone.by_itself or self.program.run.refused or gone.trouble(self.log):
-                return self._crash(gone, shared)
-            crash = self.ended(gone, shared).message
-        try:
-            into = str(empty_folder(self.compiled))
-            reply = self._ordered(worker, "case", into=into, trace=False, **order)
-        except Gone as gone:
-            return self._crash(gone, shared)
-        return reply if isinstance(reply, Failure) else {**reply, "trace_crash": crash}
-
-    def _crash(
-        self, gone: Gone, shared: Mapping[str, Any], *, is_result: bool = True
-    ) -> dict[str, Any] | Failure:
-        """How the process ended; as a result, if a crash is one for this case and this step."""
-        if trouble := gone.trouble(self.log):
-            return Failure.of(trouble, self.log)
-        end = self.ended(gone, shared)
-        if not (is_result and self.program.case.recorded and gone.by_itself):
-            return end
-        return {"failed": "crash", "message": end.message, "touched": dict(gone.touched or {})}
-
-    def _once(
-        self, worker: Worker, shared: dict[str, Any], what: str, folder: str, **more: Any
-    ) -> dict[str, Any] | Failure:
-        """A step that several programs share: its reply, or the error of the first program."""
-        if folder not in shared:
-            into = empty_folder(self.scratch / self.group / folder)
-            try:
-                reply = self._ordered(worker, what, into=str(into), **more)
-            except Gone as gone:
-                reply = self._crash(gone, shared, is_result=what == "quantize")
-            if not isinstance(reply, Failure):
-                reply |= {"into": str(into), "touched": Touched.of(reply["touched"])}
-            shared[folder] = reply
-        known: dict[str, Any] | Failure = shared[folder]
-        return known
-
-    def _ordered(self, worker: Worker, what: str, **more: Any) -> dict[str, Any] | Failure:
-        order = {**self.program.order, **more}
-        try:
-            return ordered(worker, what, self.log, **order)
-        except Refused as refused:
-            return Failure(refused.kind, refused.message, refused.fix, self.log)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan(AnyPlan[Program]):
     pass
@@ -275,30 +118,117 @@ def plan_of(programs: Sequence[Program], selection: Selection, work: Work) -> Pl
     return Plan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
 
 
-def tasks_of(plan: Plan, scratch: Path, own: OwnPackages | None = None) -> list[Compilation]:
-    programs, work, store = plan.programs, plan.work, plan.selection.store
-    # Remembered programs have no model that --keep could keep.
-    reuse = work.cache and not work.keep
-    memos = memos_of(programs, "onnx", store, environment(own), reuse=reuse, own=own)
-    groups = model_names(programs)
-    sizes = Counter(groups.values())
-    tasks = []
-    for program in programs:
-        group, memo = groups[program.name], memos[program.suite]
-        seconds = SECONDS_PREPARE / sizes[group] + _seconds(program, plan.baselines)
-        tasks.append(
-            Compilation(
-                program=program,
-                key={**key(program, memo.roots, os.environ), **(own.key() if own else {})},
-                memo=memo,
-                cost=Job(program.name, seconds, WORKER_MEMORY),
-                group=group,
-                logs=plan.logs,
-                scratch=scratch,
-                keep=work.keep,
-            )
+@dataclass(frozen=True)
+class Compile(Step[Program]):
+    """Compiling, running and reloading a program. Programs of one model share its export; those of one run
+    its quantized model."""
+
+    kind = "onnx"
+    title = "programs"
+
+    plan: Plan
+    new_baseline: bool = False
+    """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
+
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return environment(own)
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        # Torch and its exporter, which take seconds to import, are for factories alone.
+        exports = any(program.case.factory for program in self.plan.programs)
+        timeout = self.plan.work.timeout
+        return setup_of(
+            self.plan.logs, threads=threads, timeout=timeout, forks=True, exports=exports, own=own
         )
-    return tasks
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return key(program, memo.roots, os.environ)
+
+    @cached_property
+    def groups(self) -> dict[str, str]:
+        return model_names(self.plan.programs)
+
+    def group(self, program: Program) -> str:
+        return self.groups[program.name]
+
+    def cost(self, program: Program) -> Job:
+        size = list(self.groups.values()).count(self.groups[program.name])
+        seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
+        return Job(program.name, seconds, WORKER_MEMORY)
+
+    def accepts(self, program: Program, result: Result) -> bool:
+        findings = list(findings_of(program, result))
+        if not self.new_baseline:
+            margin_db = load_tolerances().sqnr_margin_db
+            findings += changed(program, result, self.plan.baseline(program), margin_db)
+        return verdict(findings) == "pass"
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        run, request, group = program.run, program.order, self.groups[program.name]
+        # Each run takes as many of them as it says, from the first on.
+        most = max(each.calibration for each in program.case.runs)
+        prepared = ask.once(f"{group}/model", do="prepare", cwd=cwd(), **request, calibration=most)
+        of_model = {"prepared": prepared["into"], "source": prepared["model"], "cwd": cwd()}
+        quantized: Mapping[str, Any]
+        try:
+            quantized = ask.once(
+                f"{group}/run {run.name}", do="quantize", **request, **of_model, model=prepared["model"]
+            )
+        except Gone as gone:
+            quantized = self._crash(program, ask, gone)
+        if "failed" in quantized:
+            reply: Mapping[str, Any] = {name: quantized.get(name) for name in FAILED}
+        else:
+            of_run = {"quantized": quantized["into"], "model": quantized["model"]}
+            reply = self._compiled(program, ask, **of_model, **of_run)
+        return {
+            "build_id": prepared.get("build_id", ""),
+            **reply,
+            "made_up_inputs": not prepared["compared"],
+            "notes": prepared["notes"],
+            "calibrated_by": quantized.get("calibrated_by", 0),
+            "in_float": quantized.get("in_float", False),
+        }
+
+    def _compiled(self, program: Program, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
+        """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
+        where the trace is the result; `trace_crash` has how it ended."""
+        request = {"do": "case", **program.order, **of_run}
+        try:
+            return ask(**request)
+        except Gone as gone:
+            if not gone.by_itself or program.run.refused or gone.trouble(ask.log):
+                return self._crash(program, ask, gone)
+            crash = self.ended(program, gone, ask.log).message
+        try:
+            return {**ask(**request, trace=False, into=str(empty_folder(ask.into))), "trace_crash": crash}
+        except Gone as gone:
+            return self._crash(program, ask, gone)
+
+    def _crash(self, program: Program, ask: Ask, gone: Gone) -> Mapping[str, Any]:
+        """How the process ended, if a crash is a result for this case."""
+        if not (program.case.recorded and gone.by_itself) or gone.trouble(ask.log):
+            raise gone
+        ask.touched |= Touched.of(gone.touched or {})
+        return {"failed": "crash", "message": self.ended(program, gone, ask.log).message}
+
+    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+        message = gone.sentence(log)
+        fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        if known := explain(text):
+            message, fix = f"{message}. {known[0]}", fix or known[0].fix
+        return Failure(gone.kind, message, fix or session("diagnose", log), log)
+
+
+def cwd() -> str:
+    """Where relative paths in options begin."""
+    return str(Parser.user_folder())
+
+
+def compile_programs(plan: Plan, *, new_baseline: bool = False) -> dict[str, Result]:
+    """The result of each program by name."""
+    return run_step(Compile(plan, new_baseline), plan.programs)
 
 
 def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:

@@ -6,10 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.onnx.orders import Steps, logs_folder, say, step
-from ci.lanes.onnx.user_program import prepared, program_of
+from ci.lanes.onnx.compile import setup_of
+from ci.lanes.onnx.orders import logs_folder, say, step
+from ci.lanes.onnx.user_program import prepared, program_of, warn_of
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.options import OneModel
+from ci.pipeline.steps import asking
 
 
 def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]:
@@ -20,9 +22,10 @@ def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
         logs_folder() as logs,
-        Steps(logs, model.work.timeout) as order_of,
+        asking(setup_of(logs, timeout=model.work.timeout), logs / "compile.log") as ask,
+        step(f"searching {program.name}"),
     ):
-        order, _ = prepared(program, order_of, logs / "compile.log", Path(scratch), drawn=True)
-        with step(f"searching {program.name}"):
-            reply = order("diverge", Path(scratch) / "cuts", least=least or LEAST_DB)
+        common, facts = prepared(program, ask, Path(scratch), drawn=True)
+        warn_of(facts)
+        reply = ask(do="diverge", **common, into=str(Path(scratch) / "cuts"), least=least or LEAST_DB)
         return program.name, dict(reply["result"])

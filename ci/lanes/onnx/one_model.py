@@ -5,30 +5,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.lanes.onnx.compile import key, plan_of
+from ci.engine.work import empty_folder
+from ci.engine.workers.parent import Refused
+from ci.lanes.onnx.compile import Plan, compile_programs, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
-from ci.lanes.onnx.orders import Steps, say, search_path, step
-from ci.lanes.onnx.stage import compile_programs, figures_of, update
+from ci.lanes.onnx.orders import say, search_path
+from ci.lanes.onnx.stage import figures_of, update
 from ci.lanes.onnx.suite import SUITES, Program
-from ci.lanes.onnx.user_program import memory, prepared, program_of, remembered
+from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of, warn_of
 from ci.pipeline.findings import hardly_alike, not_in_fp16
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import precision_named
+from ci.pipeline.steps import Ask, require_done, run_step
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
-from provisioning.base.findings import Severity
+from provisioning.base.findings import Metric, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
@@ -47,20 +50,19 @@ def compile_model(options: Compile) -> int:
     file, several = Path(program.case.model), len(selection.socs) > 1
     # Nothing remembers what these options make the provider write beside the context.
     writes_more = any("dump" in name or name.endswith("_dir") for name in assigned)
-    reuse = options.model.work.cache and not writes_more
-    with (
-        writing_into(options.output.absolute(), selection.store) as (scratch, publish),
-        memory(file, selection.store, "onnx-compile", reuse=reuse) as memo,
-    ):
-        compiled = []
-        for chip in selection.socs:
-            name = f"{file.stem}{f'-{chip}' if several else ''}_ctx"
-            one = replace(program, soc=chip)
-            compiled.append(Compiled.of(options, one, memo, settings[chip], scratch / chip, name))
-        written = publish([Path(shutil.copy(path, scratch)) for each in compiled for path in each.files])
-        for each in compiled:
-            names = {path.name for path in each.files}
-            each.say([path for path in written if path.name in names], options.output)
+    model = options.model
+    if writes_more:
+        model = replace(model, work=replace(model.work, cache=False))
+    plan = plan_of_model(model, program)
+    names = {chip: f"{file.stem}{f'-{chip}' if several else ''}_ctx" for chip in selection.socs}
+    with writing_into(options.output.absolute(), selection.store) as (scratch, publish):
+        results = run_step(CompileOne(plan, options, settings, names), plan.programs)
+        done = [require_done(results[each.name]) for each in plan.programs]
+        files = [sorted(result.folder.iterdir()) for result in done if result.folder]
+        copies = [Path(shutil.copy(each, scratch)) for mine in files for each in mine]
+        written = {path.name: path for path in publish(copies)}
+        for each, result, mine in zip(plan.programs, done, files, strict=True):
+            _say(options, each, names[each.soc], result.facts, [written[path.name] for path in mine])
     if suite:
         _extend(suite, program, options.model)
     return 0
@@ -114,32 +116,25 @@ def _whose(facts: Mapping[str, Any]) -> str:
     return f"{plural(compared, 'sample')} held back" if compared else "made-up inputs"
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """One chip's context, compiled now or earlier."""
+@dataclass(frozen=True)
+class CompileOne(OneModelStep):
+    """The context of a chip, and what belongs to it."""
 
-    program: Program
-    chips: tuple[str, ...]
-    name: str
-    facts: Mapping[str, Any]
-    files: tuple[Path, ...]
+    kind = "onnx-compile"
 
-    @classmethod
-    def of(
-        cls,
-        options: Compile,
-        program: Program,
-        memo: Memo,
-        settings: Settings,
-        scratch: Path,
-        name: str,
-    ) -> Compiled:
-        chips = tuple(dict.fromkeys([program.soc, *options.and_socs]))
+    plan: Plan
+    options: Compile
+    settings: Mapping[str, Settings]
+    names: Mapping[str, str]
+    """By chip, the stem of the context's file."""
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        options = self.options
         assigned = parse_assignments(options.model.options)
-        inputs = {
-            **key(program, memo.roots, os.environ),
-            "name": name,
-            "chips": list(chips),
+        return {
+            **super().key(program, memo, environ),
+            "name": self.names[program.soc],
+            "chips": list(_chips(options, program)),
             "options": dict(assigned),
             "files of options": [memo.roots.name(str(path.absolute())) for path in files_of(assigned)],
             "embed": options.embed,
@@ -147,60 +142,86 @@ class Compiled:
             "verify": "emulator" if options.verify else "none",
         }
 
-        def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
-            """Put the context and what belongs to it into the folder."""
-            order, facts = prepared(program, step_of, log, scratch, verify=options.verify)
-            context = folder / f"{name}.onnx"
-            how = {"settings": settings.as_dict(), "path": str(context), "embed": options.embed}
-            with step(f"compiling for {chips[0]}, running and reloading it"):
-                profile = str(folder / f"{name}_profile.csv") if options.profile_run else ""
-                reply = order("compile", scratch, profile=profile, **how)
-            if not reply["reload_equal"]:
-                raise CheckFailed(
-                    f"{options.model.typed}: the reloaded context gives other outputs than the session that"
-                    " compiled it",
-                    fix=f"{session('diagnose', log)}, then report it to the maker of the provider",
-                )
-            figures: dict[str, float] = {}
-            if len(chips) > 1:
-                for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
-                    path.unlink()
-                with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
-                    figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
-            return {"compared": facts["compared"], "reply": reply, "for each": figures}
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        options, chips, name = self.options, _chips(self.options, program), self.names[program.soc]
+        scratch = ask.scratch / program.soc
+        common, facts = prepared(program, ask, scratch, verify=options.verify)
+        how = {
+            "settings": self.settings[program.soc].as_dict(),
+            "path": str(ask.into / f"{name}.onnx"),
+            "embed": options.embed,
+        }
+        profile = str(ask.into / f"{name}_profile.csv") if options.profile_run else ""
+        reply = ask(do="compile", **common, **how, into=str(scratch), profile=profile)
+        if not reply["reload_equal"]:
+            error = {
+                "kind": "reload",
+                "message": f"{options.model.typed}: the reloaded context gives other outputs than the session"
+                " that compiled it",
+                "fix": f"{session('diagnose', ask.log)}, then report it to the maker of the provider",
+                "exit_code": CheckFailed.exit_code,
+            }
+            raise Refused(error)
+        figures: dict[str, float] = {}
+        if len(chips) > 1:
+            for path in [each for each in ask.into.iterdir() if each.suffix != ".csv"]:
+                path.unlink()
+            flexible = str(empty_folder(scratch / "flexible"))
+            figures = ask(do="flexible", **common, **how, into=flexible, chips=list(chips))["sqnr_db"]
+        kept = {each: facts[each] for each in ("compared", "constant")}
+        return {**kept, "reply": reply, "for each": figures}
 
-        subject = f"{options.model.typed} for {program.soc}"
-        facts, folder = remembered(options.model.work, memo, subject, inputs, work, scratch.parent)
-        return cls(program, chips, name, facts, tuple(sorted(folder.iterdir())))
 
-    def say(self, written: list[Path], output: Path) -> None:
-        facts = self.facts
-        for path in written:
-            print(f"{path.stat().st_size:>12,}  {output / path.name}")
-        if figures := facts["for each"]:
-            print(
-                f"one flexible context for {', '.join(self.chips)}, which only a device runs; compiled for"
-                " each alone:"
-            )
-            print("".join(f"  {chip} {figure:.1f} dB SQNR\n" for chip, figure in figures.items()), end="")
-        reply, result = facts["reply"], "not run"
-        if near := reply["near"]:
-            result = f"reload is bit-equal; {near['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}"
-        nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
-        precision = self.program.run.precision
-        print(f"{self.chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
-        if near and (warning := hardly_alike(near)):
-            say(f"warning: {warning}")
-        if precision == "fp16" and reply["half_floats"] is False:
-            say(f"warning: {not_in_fp16(self.chips[0])}")
-        for node in reply["reciprocals"]:
-            say(f"warning: {node}: {RECIPROCAL}; {RECIPROCAL_FIX}")
-        if ddr := reply["ddr"]:
-            print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
-        profiles = [path for path in written if path.name == f"{self.name}_profile.csv"]
-        for path in profiles:
+def _chips(options: Compile, program: Program) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([program.soc, *options.and_socs]))
+
+
+def _say(
+    options: Compile, program: Program, name: str, facts: Mapping[str, Any], written: Sequence[Path]
+) -> None:
+    chips = _chips(options, program)
+    warn_of(facts)
+    for path in written:
+        print(f"{path.stat().st_size:>12,}  {options.output / path.name}")
+    if figures := facts["for each"]:
+        print(
+            f"one flexible context for {', '.join(chips)}, which only a device runs; compiled for each alone:"
+        )
+        print("".join(f"  {chip} {figure:.1f} dB SQNR\n" for chip, figure in figures.items()), end="")
+    reply, result = facts["reply"], "not run"
+    if near := reply["near"]:
+        result = f"reload is bit-equal; {near['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}"
+    nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
+    precision = program.run.precision
+    print(f"{chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
+    if near and (warning := hardly_alike(near)):
+        say(f"warning: {warning}")
+    if precision == "fp16" and reply["half_floats"] is False:
+        say(f"warning: {not_in_fp16(chips[0])}")
+    for node in reply["reciprocals"]:
+        say(f"warning: {node}: {RECIPROCAL}; {RECIPROCAL_FIX}")
+    if ddr := reply["ddr"]:
+        print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
+    for path in written:
+        if path.name == f"{name}_profile.csv":
             for cost in slowest(path):
                 print(f"  {cost}")
+
+
+@dataclass(frozen=True)
+class QuantizeOne(OneModelStep):
+    """The quantized model; `name` is that of its file."""
+
+    kind = "onnx-quantize"
+
+    plan: Plan
+    name: str
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        _, facts = prepared(program, ask, ask.scratch, name=self.name)
+        for path in (ask.scratch / "quantized").glob(f"{self.name}*"):
+            shutil.move(path, ask.into / path.name)
+        return {each: facts[each] for each in ("compared", "constant", "inputs", "near", "packages")}
 
 
 def quantize_model(model: OneModel, output: Path) -> int:
@@ -209,19 +230,13 @@ def quantize_model(model: OneModel, output: Path) -> int:
     if not precision_named(precision).quantized:
         raise UsageError(f"{precision} quantizes nothing", fix="--precision u16u8, u8u8 …")
     name = f"{file.stem}-{precision}"
-    with (
-        writing_into(output.absolute(), store) as (scratch, publish),
-        memory(file, store, "onnx-quantize", reuse=model.work.cache) as memo,
-    ):
-
-        def work(step_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
-            _, facts = prepared(program, step_of, log, scratch, name=name)
-            for path in (scratch / "quantized").glob(f"{name}*"):
-                shutil.move(path, folder / path.name)
-            return {each: facts[each] for each in ("compared", "inputs", "near", "packages")}
-
-        inputs = key(program, memo.roots, os.environ)
-        facts, folder = remembered(model.work, memo, f"{model.typed} in {precision}", inputs, work, scratch)
+    plan = plan_of_model(model, program)
+    with writing_into(output.absolute(), store) as (scratch, publish):
+        # It is the same for all chips.
+        result = require_done(run_step(QuantizeOne(plan, name), plan.programs[:1])[plan.programs[0].name])
+        facts, folder = result.facts, result.folder
+        assert folder is not None
+        warn_of(facts)
         files = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
         record = scratch / f"{name}.json"
         replace_text(record, _record(program, files, facts))

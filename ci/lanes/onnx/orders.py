@@ -1,4 +1,4 @@
-"""The steps of a command, each an order to one worker; shared by the commands of ci/lanes/onnx."""
+"""What the commands for one .onnx share: their logs, their lines, and how flags are read."""
 
 from __future__ import annotations
 
@@ -10,49 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from ci.engine.inputs import Touched
-from ci.engine.workers.parent import Gone, Worker
-from ci.lanes.onnx.compile import ended, ordered, require_installed, setup_of
+from ci.lanes.onnx.compile import require_installed
 from ci.lanes.onnx.graph import Size, load_graph
 from ci.pipeline.precision import precision_named
 from provisioning.base import units
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import ToolkitError, UsageError
-
-
-class Steps:
-    """Asks a worker for a step, and starts it for the first one. Raises CheckFailed if it ended.
-
-    A context manager, which ends the worker."""
-
-    def __init__(self, logs: Path, timeout: float, *, forks: bool = False) -> None:
-        self._setup = setup_of(logs, timeout=timeout, forks=forks)
-        self._worker: Worker | None = None
-        self.touched = Touched()
-        """What the steps touched so far, if the worker forks."""
-
-    def __call__(self, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
-        self._worker = self._worker or Worker(self._setup)
-        try:
-            reply = ordered(self._worker, what, log, **parameters)
-        except Gone as gone:
-            raise ended(gone, what, log) from gone
-        self.touched |= Touched.of(reply.pop("touched", {}))
-        return reply
-
-    @property
-    def common(self) -> Touched:
-        """What the worker touched before any step."""
-        return Touched.of(self._worker.touched if self._worker else {})
-
-    def __enter__(self) -> Steps:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._worker:
-            self._worker.end()
 
 
 @contextmanager

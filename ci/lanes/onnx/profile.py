@@ -6,16 +6,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ci.lanes.onnx.compile import cwd, setup_of
 from ci.lanes.onnx.context import read_context, soc_of
 from ci.lanes.onnx.events import Place, costs, cpu_times, places_of, with_lines
 from ci.lanes.onnx.graph import Signature, is_context, load_graph, source_digest
 from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
-from ci.lanes.onnx.orders import Steps, logs_folder, require_file, say, search_path, step
+from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
 from ci.lanes.onnx.samples import drawn, read_inputs
 from ci.lanes.onnx.suite import command_for_one
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, Measured, OnCpu, merged
+from ci.pipeline.steps import asking, require_done
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -32,7 +34,8 @@ def profiled(model: OneModel, files: Sequence[str], source: Path | None) -> tupl
         if source:
             raise UsageError(f"--source: {model.typed} has its lines itself", fix="leave --source out")
         program = program_of(model)
-        _, folder = mixed(model, program)
+        folder = require_done(mixed(model, program)).folder
+        assert folder is not None
         if not (folder / CONTEXT).is_file():
             why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
             raise CheckFailed(f"{model.typed}: HTP takes nothing of it", fix=f"{why} says why")
@@ -90,10 +93,10 @@ def measured(
         scratch = Path(temporary)
         for number in range(PROCESSES):
             events = scratch / f"{number}.csv"
-            with logs_folder() as logs, Steps(logs, timeout) as order:
-                order(
-                    "run",
-                    logs / "run.log",
+            with logs_folder() as logs, asking(setup_of(logs, timeout=timeout), logs / "run.log") as ask:
+                ask(
+                    do="run",
+                    cwd=cwd(),
                     model=str(context.absolute()),
                     inputs=str(inputs),
                     outputs=str(scratch / "outputs.npz"),

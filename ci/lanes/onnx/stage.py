@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from ci.engine.work import How, Result, do
-from ci.engine.workers.parent import Worker
-from ci.lanes.onnx.compile import Plan, jobs_of, plan_of, require_installed, setup_of, tasks_of, versions
+from ci.engine.work import Result
+from ci.lanes.onnx.compile import Plan, compile_programs, jobs_of, plan_of, require_installed, versions
 from ci.lanes.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
     build_id_of,
@@ -28,13 +25,12 @@ from ci.lanes.onnx.findings import (
 from ci.lanes.onnx.suite import SUITES
 from ci.pipeline.accuracy import rounded
 from ci.pipeline.baseline import COSTS, load_tolerances
-from ci.pipeline.findings import known_faults, verdict
-from ci.pipeline.models.own_packages import OwnPackages, record
+from ci.pipeline.findings import known_faults
+from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import StageOptions
 from ci.pipeline.stage import (
     accepted,
     baselines_of,
-    by_packages,
     chosen,
     counts,
     finish,
@@ -67,41 +63,6 @@ def run(options: StageOptions) -> int:
         judge(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection)
-
-
-def compile_programs(plan: Plan, *, new_baseline: bool) -> dict[str, Result]:
-    """The result of each program by name.
-
-    With `new_baseline`, a cached result that is worse than the baseline counts: it becomes the baseline."""
-    results: dict[str, Result] = {}
-    for own, programs in by_packages(plan.programs, plan.selection.store):
-        mine = replace(plan, programs=tuple(programs))
-        results |= _compile_with(own, mine, new_baseline=new_baseline)
-    return results
-
-
-def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[str, Result]:
-    programs, work = {program.name: program for program in plan.programs}, plan.work
-    margin_db = load_tolerances().sqnr_margin_db
-
-    def accept(name: str, result: Result) -> bool:
-        program = programs[name]
-        findings = list(findings_of(program, result))
-        if not new_baseline:
-            findings += changed(program, result, plan.baseline(program), margin_db)
-        return verdict(findings) == "pass"
-
-    # Torch and its exporter, which take seconds to import, are for factories alone.
-    exports = any(program.case.factory for program in plan.programs)
-
-    def worker(threads: int, count: int) -> Worker:
-        return Worker(
-            setup_of(plan.logs, threads=threads, timeout=work.timeout, forks=True, exports=exports, own=own)
-        )
-
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
-        tasks = tasks_of(plan, Path(scratch), own)
-        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept)
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:

@@ -1,30 +1,44 @@
-"""MODEL of a command line as a program like those of a suite: prepared by one worker, and remembered."""
+"""MODEL of a command line as a program like those of a suite, and the steps of its commands."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ci.engine.inputs import roots_of
-from ci.engine.memo import Entry, Memo
-from ci.lanes.onnx.compile import Refused, environment, key, require_installed
+from ci.engine.jobs import Job
+from ci.engine.memo import Memo
+from ci.engine.progress import Line, failed
+from ci.engine.work import Failure, Result, empty_folder, line_of
+from ci.engine.workers.parent import Gone, Setup
+from ci.lanes.onnx.compile import (
+    SECONDS_PREPARE,
+    WORKER_MEMORY,
+    Compile,
+    Plan,
+    cwd,
+    environment,
+    key,
+    plan_of,
+    require_installed,
+    setup_of,
+)
 from ci.lanes.onnx.options import parse_assignments, settings_of
-from ci.lanes.onnx.orders import Steps, dimensions_of, logs_folder, precision_of, say, search_path, step
+from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import MOST
 from ci.lanes.onnx.suite import Case, Program, Run
+from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.models.user_model import user_model
-from ci.pipeline.options import OneModel, Work
-from ci.pipeline.precision import precision_named
+from ci.pipeline.options import OneModel
+from ci.pipeline.steps import Ask, Asker, Step, run_step
 from ci.pipeline.suite import NO_SUITE
+from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 
 SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
-Order = Callable[..., dict[str, Any]]
 
 
 def program_of(model: OneModel, *, with_options: bool = True) -> Program:
@@ -48,89 +62,79 @@ def program_of(model: OneModel, *, with_options: bool = True) -> Program:
     return Program(search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
+@dataclass(frozen=True)
+class OneModelStep(Step[Program]):
+    """A step of a command for one model."""
+
+    keeps_files = True
+    own_packages = False
+    title = "programs"
+
+    plan: Plan
+
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return environment()
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        return setup_of(self.plan.logs, threads=threads, timeout=self.plan.work.timeout, forks=True)
+
+    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return key(program, memo.roots, os.environ)
+
+    def cost(self, program: Program) -> Job:
+        return Job(program.name, SECONDS_PREPARE, WORKER_MEMORY)
+
+    def line(self, result: Result) -> Line:
+        # The command shows the error itself.
+        return failed(result.failure.kind) if result.failure else line_of(result)
+
+    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+        return Compile.ended(cast(Compile, self), program, gone, log)
+
+
 def prepared(
-    program: Program, steps_of: Steps, log: Path, scratch: Path, *, name: str = "", **more: Any
-) -> tuple[Order, dict[str, Any]]:
-    """Have the model checked and quantized. Returns what takes further orders about it, and the facts.
+    program: Program, ask: Asker, scratch: Path, *, name: str = "", **more: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Have the model checked and quantized. Returns what further requests about it have, and the facts.
 
-    `more` is for the first step; with `name`, the quantized model is a file of the user's."""
-    precision = program.run.precision
-    common = {
-        **program.order,
-        "prepared": str(scratch / "prepared"),
-        "quantized": str(scratch / "quantized"),
-    }
+    `more` is for the first request; with `name`, the quantized model is a file of the user's."""
+    folders = {part: str(empty_folder(scratch / part)) for part in ("prepared", "quantized")}
+    common = {**program.order, "cwd": cwd(), **folders}
+    facts = ask(do="prepare", **common, into=folders["prepared"], **more)
+    common["source"] = common["model"] = facts["model"]
+    facts |= ask(do="quantize", **common, into=folders["quantized"], name=name)
+    return {**common, "model": facts["model"]}, facts
 
-    def order(what: str, folder: Path, **more: Any) -> dict[str, Any]:
-        folder.mkdir(parents=True, exist_ok=True)
-        return steps_of(what, log, into=str(folder), **common, **more)
 
-    with step(f"checking {Path(program.case.model).name}"):
-        facts = order("prepare", scratch / "prepared", **more)
+def warn_of(facts: Mapping[str, Any]) -> None:
     for constant in facts["constant"]:
         say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
-    common["source"] = common["model"] = facts["model"]
-    quantizing = step(f"quantizing to {precision} by {facts['samples'] or 'drawn'} samples")
-    with quantizing if precision_named(precision).quantized else nullcontext():
-        facts |= order("quantize", scratch / "quantized", name=name)
-    common["model"] = facts["model"]
-    return order, facts
 
 
-@contextmanager
-def memory(file: Path, store: Path, kind: str, *, reuse: bool) -> Iterator[Memo]:
-    memo = Memo(store, kind, roots_of(file, store), environ=environment(), reuse=reuse)
-    try:
-        yield memo
-    finally:
-        memo.close()
+def plan_of_model(model: OneModel, program: Program) -> Plan:
+    """For all chips of the command line."""
+    programs = [replace(program, soc=soc) for soc in model.selection.socs]
+    return plan_of(programs, model.selection, model.work)
 
 
-def remembered(
-    how: Work,
-    memo: Memo,
-    subject: str,
-    key: Mapping[str, Any],
-    work: Callable[[Steps, Path, Path], dict[str, Any]],
-    own: Path,
-) -> tuple[Mapping[str, Any], Path]:
-    """The facts and the folder of a result, remembered or of `work` done now."""
-    answer = memo.find(subject, key)
-    if isinstance(answer, Entry):
-        assert answer.folder is not None
-        say(f"{subject} is cached")
-        return answer.result, answer.folder
-    if how.why:
-        say(f"{subject}: {answer.why}")
-    folder = memo.scratch()
-    with logs_folder() as logs, Steps(logs, how.timeout, forks=True) as step_of:
-        try:
-            facts = work(step_of, logs / "compile.log", folder)
-        except Refused:
-            memo.forget(key)
-            raise
-        done = memo.remember(subject, key, facts, step_of.touched, folder, step_of.common, (own, logs))
-    if done.not_remembered:
-        say(f"{subject} is not remembered: {done.not_remembered}")
-    assert done.folder is not None
-    return done.result, done.folder
+@dataclass(frozen=True)
+class CompileMixed(OneModelStep):
+    """Compiling for HTP what it takes; the other nodes are beside the contexts."""
+
+    kind = "onnx-mixed"
+
+    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+        scratch = ask.scratch / program.soc
+        common, facts = prepared(program, ask, scratch, drawn=True)
+        mixed = ask(do="mixed", **common)
+        shutil.copyfile(scratch / "prepared" / SAMPLES, ask.into / SAMPLES)
+        return {**mixed, "constant": facts["constant"]}
 
 
-def mixed(model: OneModel, program: Program) -> tuple[Mapping[str, Any], Path]:
-    """Compile for HTP what it takes: facts, and the folder of the contexts with the other nodes beside."""
-    file, store = Path(program.case.model), model.selection.store
-    subject = f"{model.typed} in {program.run.precision} for {program.soc}"
-    with (
-        tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary,
-        memory(file, store, "onnx-mixed", reuse=model.work.cache) as memo,
-    ):
-        scratch = Path(temporary)
-
-        def work(steps_of: Steps, log: Path, folder: Path) -> dict[str, Any]:
-            order, _ = prepared(program, steps_of, log, scratch, drawn=True)
-            with step(f"compiling {subject}"):
-                facts = order("mixed", folder)
-            shutil.copyfile(scratch / "prepared" / SAMPLES, folder / SAMPLES)
-            return facts
-
-        return remembered(model.work, memo, subject, key(program, memo.roots, os.environ), work, scratch)
+def mixed(model: OneModel, program: Program) -> Result:
+    """Facts, and the folder of the contexts; or why there are none."""
+    plan = plan_of_model(model, program)
+    result = run_step(CompileMixed(plan), plan.programs[:1])[plan.programs[0].name]
+    if not result.failure:
+        warn_of(result.facts)
+    return result

@@ -7,12 +7,11 @@ import importlib
 import os
 import sys
 import tempfile
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, blame, serve, threads
+from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
@@ -48,45 +47,44 @@ def answer_in_fork(order: dict[str, Any]) -> dict[str, Any]:
     return answer(order)
 
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of a step of ci/lanes/onnx/steps.py, or what went wrong as `error`. Raises InTrouble."""
+def work(order: dict[str, Any]) -> dict[str, Any]:
+    """The result of a step of ci/lanes/onnx/steps.py. Raises what went wrong."""
     from ci.lanes.onnx import steps
-    from ci.lanes.onnx.provider import NotOnProvider
 
     # The user's code, which prepares a model, is at home in its suite; relative paths in options begin where
     # the user is.
     os.chdir(order["working_folder"] if order["do"] == "prepare" else order["cwd"])
-    meter = Meter()
-    try:
-        reply = steps.ORDERS[order["do"]](order)
-    except ToolkitError as error:
-        traceback.print_exc()
-        blame(error, order)
-        details: dict[str, Any] = {
-            "kind": type(error).__name__,
-            "exit_code": error.exit_code,
-            "message": error.message,
-            "fix": error.fix,
-        }
-        if isinstance(error, steps.NotCompilable):
-            details["problems"] = [asdict(problem) for problem in error.problems]
-        if isinstance(error, NotOnProvider):
-            details["audit"] = asdict(error.audit)
-        return {"error": details}
-    except Exception as error:
-        traceback.print_exc()
-        blame(error, order)
+    return steps.ORDERS[order["do"]](order)
+
+
+KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
+"""The names of findings for errors without a problem of their own."""
+
+
+def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.onnx import steps
+
+    if not isinstance(error, ToolkitError):
         text = " ".join(str(error).split())[:1000]
         return {
-            "error": {
-                "kind": "Unforeseen",
-                "exit_code": INTERNAL,
-                "message": f"{order['do']}: {type(error).__name__}: {text}",
-                "fix": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
-                " what is known of it",
-            }
+            "kind": UNFORESEEN,
+            "exit_code": INTERNAL,
+            "message": f"{order['do']}: {type(error).__name__}: {text}",
+            "fix": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
+            " what is known of it",
         }
-    return {**reply, **meter.read()}
+    problems = [asdict(each) for each in error.problems] if isinstance(error, steps.NotCompilable) else []
+    rule = str(problems[0].get("rule", "")).removeprefix("onnx-") if problems else ""
+    return {
+        "kind": rule or KINDS.get(type(error).__name__, "refused"),
+        "exit_code": error.exit_code,
+        "message": error.message,
+        "fix": error.fix,
+        "problems": problems,
+    }
+
+
+answer = reporting(work, error_of)
 
 
 def _warm_up() -> None:

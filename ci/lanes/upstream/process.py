@@ -14,7 +14,7 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.trouble import of_text
 from ci.engine.work import Done, Failure, Result
-from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.engine.workers.parent import Gone, Refused, Setup, Worker
 from ci.lanes.upstream.ledger import GONE, Part, Verdict
 from ci.lanes.upstream.suite import Suite
 from provisioning.base.errors import EnvironmentLacking
@@ -100,6 +100,9 @@ class TestTask:
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         return Failure(gone.kind, gone.sentence(self.log), log=self.log)
+
+    def refused(self, refused: Refused, shared: Mapping[str, Any]) -> Failure:
+        return Failure(refused.kind, refused.message, refused.fix, self.log)
 
 
 def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,9 @@ class OwnPackages:
         return {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
 
 
+NO_PACKAGES = OwnPackages()
+
+
 def record(stage: StageRun, programs: Iterable[AnyNeeding], selection: Selection) -> None:
     """Put the packages of each suite into the report, and into a bill of materials beside it."""
     from provisioning.base.bill_of_materials import Item, document, package_url
@@ -151,7 +154,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     """The environment with these packages. If it does not exist it is created, and only then the package
     index is asked."""
     if not needs:
-        return OwnPackages()
+        return NO_PACKAGES
     texts = list(_texts(needs))
     pins = locked_versions()
     # The project's path too: what is installed editable points at one clone.

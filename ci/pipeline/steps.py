@@ -1,0 +1,281 @@
+"""A lane's work in steps: what a lane says of each, and how all are cached, started and ended."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ci.engine.inputs import Touched
+from ci.engine.jobs import Job
+from ci.engine.memo import Memo
+from ci.engine.progress import Line
+from ci.engine.work import Done, Failure, How, Result, do, empty_folder, line_of
+from ci.engine.workers.parent import Gone, Refused, Setup, Worker
+from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
+from ci.pipeline.stage import AnyPlan, by_packages, memos_of
+from ci.pipeline.suite import AnyProgram
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.findings import Metric
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+Asker = Callable[..., dict[str, Any]]
+"""Gives the reply to a request of these fields."""
+
+
+@dataclass
+class Ask:
+    """Asks the worker for the parts of a step's work on one program."""
+
+    worker: Worker
+    log: Path
+    into: Path
+    """The folder for the files of this program's result."""
+    scratch: Path
+    """A folder of the whole step's; what lies there is gone after it."""
+    shared: dict[str, Any]
+    """Of all programs of a group, which one worker works on."""
+    touched: Touched = field(default_factory=Touched)
+
+    def __call__(self, **request: Any) -> dict[str, Any]:
+        """The reply to a request. Raises Refused and Gone."""
+        request = {"log": str(self.log.absolute()), "into": str(self.into.absolute()), **request}
+        reply = self.worker.ask(request)
+        self.touched |= Touched.of(reply.pop("touched", {}))
+        return reply
+
+    def once(self, part: str, **request: Any) -> dict[str, Any]:
+        """The reply to the first such request of the group, or its error; `into` is a folder of that part."""
+        if part not in self.shared:
+            before, self.touched = self.touched, Touched()
+            outcome: dict[str, Any] | Refused | Gone
+            try:
+                into = empty_folder(self.scratch / part)
+                outcome = {**self(into=str(into), **request), "into": str(into)}
+            except (Refused, Gone) as error:
+                outcome = error
+            self.shared[part] = outcome, self.touched
+            self.touched = before
+        outcome, touched = self.shared[part]
+        self.touched |= touched
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+class Step(ABC, Generic[P]):
+    """One piece of a lane's work on its programs: what the cache remembers of each."""
+
+    kind: ClassVar[str]
+    """Names its cached results."""
+    keeps_files: ClassVar[bool] = False
+    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
+    done_once: ClassVar[bool] = False
+    """Whether programs with equal keys share a result."""
+    own_packages: ClassVar[bool] = True
+    """Whether the user's code runs in it, with the packages that its suite names."""
+    log_in_folder: ClassVar[str] = ""
+    """The name of its log where that is one of its result's files."""
+
+    plan: AnyPlan[P]
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Of its progress bar."""
+
+    @abstractmethod
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        """Of its workers, and of what the user's code reads there."""
+
+    @abstractmethod
+    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+        """What starts a worker with so many threads for about so many programs."""
+
+    @abstractmethod
+    def key(self, program: P, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        """What its result depends on and is known before any work; `environ` is the workers'."""
+
+    @abstractmethod
+    def work(self, program: P, ask: Ask) -> Mapping[str, Any]:
+        """The facts. Raises Refused and Gone."""
+
+    def cost(self, program: P) -> Job:
+        return Job(program.name)
+
+    def group(self, program: P) -> str:
+        """Programs of one group are worked on one after another by one worker, and share what they ask."""
+        return program.name
+
+    def folder(self, program: P) -> Path:
+        """For the files of a program that failed."""
+        return self.plan.logs / program.name
+
+    def log(self, program: P) -> Path:
+        return self.plan.logs / f"{program.name}.log"
+
+    def reads(self, program: P) -> tuple[Path, ...]:
+        """Folders of earlier steps' results: their content is in the key."""
+        return ()
+
+    def accepts(self, program: P, result: Result) -> bool:
+        """Whether a result is one to remember, and to take when it is."""
+        return True
+
+    def line(self, result: Result) -> Line:
+        return line_of(result)
+
+    def ended(self, program: P, gone: Gone, log: Path) -> Failure:
+        """What it says of a program that its worker died of."""
+        fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", log)
+        return Failure(gone.kind, gone.sentence(log), fix, log)
+
+
+@dataclass(frozen=True)
+class StepTask(Generic[P]):
+    """A step's work on one program, as the engine takes it."""
+
+    step: Step[P]
+    program: P
+    memo: Memo
+    key: Mapping[str, Metric]
+    scratch: Path
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def group(self) -> str:
+        return self.step.group(self.program)
+
+    @property
+    def cost(self) -> Job:
+        return self.step.cost(self.program)
+
+    @property
+    def log(self) -> Path:
+        return self.step.log(self.program)
+
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+        step, logs, keep = self.step, self.step.plan.logs, self.step.plan.work.keep
+        into = self.memo.scratch() if step.keeps_files else empty_folder(step.folder(self.program))
+        shared[INTO] = into
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.unlink(missing_ok=True)
+        log = into / step.log_in_folder if step.log_in_folder else self.log
+        ask = Ask(worker, log, into, self.scratch, shared)
+        facts = step.work(self.program, ask)
+        self.log.unlink(missing_ok=True)
+        own = (logs, self.scratch, *step.reads(self.program))
+        if step.keeps_files:
+            return Done(facts, ask.touched, into, own=own)
+        return Done(facts, ask.touched, evidence=None if keep else into, own=(into, *own))
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        self._put_log(shared)
+        return self.step.ended(self.program, gone, self.log)
+
+    def refused(self, refused: Refused, shared: Mapping[str, Any]) -> Failure:
+        self._put_log(shared)
+        return Failure(
+            refused.kind,
+            refused.message,
+            refused.fix,
+            self.log,
+            exit_code=refused.exit_code,
+            details=refused.details,
+        )
+
+    def _put_log(self, shared: Mapping[str, Any]) -> None:
+        """The log of a result that is none, for the user; its other files go."""
+        if not self.step.keeps_files or INTO not in shared:
+            return
+        log = shared[INTO] / self.step.log_in_folder
+        try:
+            if self.step.log_in_folder and log.is_file():
+                shutil.copyfile(log, self.log)
+        finally:
+            shutil.rmtree(shared[INTO], ignore_errors=True)
+
+
+@contextmanager
+def asking(setup: Setup, log: Path) -> Iterator[Asker]:
+    """For commands whose result is not cached: asks one worker, which starts with the first request."""
+    workers: list[Worker] = []
+
+    def ask(**request: Any) -> dict[str, Any]:
+        if not workers:
+            workers.append(Worker(setup))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            reply = workers[0].ask({"log": str(log.absolute()), **request})
+        except Gone as gone:
+            if trouble := gone.trouble(log):
+                raise EnvironmentLacking(trouble.message, fix=trouble.fix) from gone
+            late = "give it longer with --timeout" if gone.kind == "timeout" else ""
+            raise CheckFailed(gone.sentence(log), fix=late or session("diagnose", log)) from gone
+        log.unlink(missing_ok=True)
+        return reply
+
+    try:
+        yield ask
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def require_done(result: Result) -> Result:
+    """For commands that work on one program. Raises the error of a failure."""
+    if failure := result.failure:
+        raise ToolkitError(failure.message, fix=failure.fix, exit_code=failure.exit_code)
+    return result
+
+
+INTO = "into"
+"""The folder of the program that a group's worker is at."""
+
+
+def run_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
+    """The result of each program by name, cached or new."""
+    results: dict[str, Result] = {}
+    store = step.plan.selection.store
+    programs = list(programs)
+    kinds = by_packages(programs, store) if step.own_packages else [(NO_PACKAGES, programs)]
+    for own, mine in kinds:
+        results |= _run_with(step, own, mine)
+    return results
+
+
+def _run_with(step: Step[P], own: OwnPackages, programs: Sequence[P]) -> dict[str, Result]:
+    named, work = {program.name: program for program in programs}, step.plan.work
+
+    def worker(threads: int, count: int) -> Worker:
+        return Worker(step.worker(own, threads, count))
+
+    with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as scratch:
+        return do(
+            tasks_of(step, own, programs, Path(scratch)),
+            How(step.title, worker, work.jobs, work.why, share=step.done_once),
+            accept=lambda name, result: step.accepts(named[name], result),
+            line=lambda group, result: step.line(result),
+        )
+
+
+def tasks_of(step: Step[P], own: OwnPackages, programs: Sequence[P], scratch: Path) -> list[StepTask[P]]:
+    work, environ = step.plan.work, step.environment(own)
+    # A remembered program without files has none that --keep could keep.
+    reuse = work.cache and (step.keeps_files or not work.keep)
+    memos = memos_of(programs, step.kind, step.plan.selection.store, environ, reuse=reuse, own=own)
+    tasks = []
+    for program in programs:
+        memo = memos[program.suite]
+        key = {**step.key(program, memo, environ), **own.key()}
+        tasks.append(StepTask(step, program, memo, key, scratch))
+    return tasks
