@@ -133,8 +133,6 @@ class How:
     """Whether to print for each task why it is done."""
     share: bool = False
     """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
-    special: Mapping[str, Callable[[int, int], Worker]] = field(default_factory=dict)
-    """By group: what starts its worker instead of `worker`."""
 
 
 def line_of(result: Result) -> Line:
@@ -271,18 +269,15 @@ def _run(
     threads, count = max(1, default_slots() // slots), sum(map(len, groups.values()))
     shares = core_shares(slots, threads)
 
-    def starter(job: Job) -> Callable[[int, int], Worker]:
-        return how.special.get(job.name, how.worker)
-
     def slot() -> WorkerSlot[Worker, Result]:
         cores = next(shares)
 
-        def start(job: Job) -> Worker:
-            worker = starter(job)(threads, -(-count // slots))
+        def start() -> Worker:
+            worker = how.worker(threads, -(-count // slots))
             worker.keep_to(cores)
             return worker
 
-        return WorkerSlot(start, work, kind=starter)
+        return WorkerSlot(start, work)
 
     with progress(how.title, jobs, slots, line) as shown:
         run_jobs(

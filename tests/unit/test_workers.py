@@ -84,7 +84,7 @@ def setup(tmp_path: Path) -> Setup:
 
 @pytest.fixture
 def slot(setup: Setup) -> Iterator[WorkerSlot[Worker, Any]]:
-    slot = WorkerSlot(lambda job: Worker(setup), answer_of)
+    slot = WorkerSlot(lambda: Worker(setup), answer_of)
     yield slot
     slot.close()
 

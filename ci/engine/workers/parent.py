@@ -247,31 +247,21 @@ R = TypeVar("R")
 
 
 class WorkerSlot(Generic[W, R]):
-    """A slot of the scheduler: one worker, kept from job to job and replaced when it cannot take another, or
-    when the next job is of another kind."""
+    """A slot of the scheduler: one worker, kept from job to job and replaced when it cannot take another."""
 
-    def __init__(
-        self,
-        take: Callable[[Job], W],
-        work: Callable[[Job, W], R],
-        kind: Callable[[Job], object] = lambda job: None,
-    ) -> None:
-        self._take, self._work, self._kind = take, work, kind
+    def __init__(self, take: Callable[[], W], work: Callable[[Job, W], R]) -> None:
+        self._take, self._work = take, work
         self._worker: W | None = None
-        self._worker_kind: object = None
         self._busy = self._closed = False
         self._lock = threading.Lock()
 
     def run(self, job: Job) -> R:
         with self._lock:
             self._busy = True
-            if self._worker is not None and self._worker_kind != self._kind(job):
-                self._worker.end()
-                self._worker = None
         try:
-            worker = self._worker or self._take(job)
+            worker = self._worker or self._take()
             with self._lock:
-                self._worker, self._worker_kind = worker, self._kind(job)
+                self._worker = worker
                 if self._closed:
                     worker.stop()
             return self._work(job, worker)

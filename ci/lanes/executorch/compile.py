@@ -25,6 +25,8 @@ from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.findings import Finding, Metric
 
 LOG = "compile.log"
+COMPILED = "lowering"
+"""The step whose files are programs."""
 
 WORKER = ("-m", "ci.lanes.executorch.worker")
 
@@ -78,7 +80,7 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
 class Lower(Step[Program]):
     """The compilation of a program; its files are the result."""
 
-    kind = "lowering"
+    kind = COMPILED
     keeps_files = done_once = True
     log_in_folder = LOG
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_environment, ready_runner
-from ci.lanes.executorch.stage import chosen_programs
+from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.lanes.executorch.user_program import program_named
 from ci.pipeline.divergence import LEAST_DB
+from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import UsageError
@@ -44,7 +45,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
 
 
 def _chosen(choice: Choice, selection: Selection) -> Program:
-    programs = [each for each in chosen_programs(choice, selection) if each.backend == "htp"]
+    programs = [each for each in chosen_programs(Lowering(), choice, selection) if each.backend == "htp"]
     if len(programs) != 1:
         names = ", ".join(program.name for program in programs[:5])
         raise UsageError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.executorch import KEPT, PROGRAM
-from ci.lanes.executorch.compile import LOG, Plan, compile_programs, setup_of
+from ci.lanes.executorch.compile import COMPILED, LOG, Plan, compile_programs, setup_of
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
-from ci.lanes.executorch.stage import chosen_programs, lane_row, plan_of
+from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.operators.table import inexact
 from ci.pipeline.accuracy import missed, rounded
-from ci.pipeline.baseline import Recorded
 from ci.pipeline.findings import (
     accuracy_message,
     chip_differs,
@@ -33,17 +31,17 @@ from ci.pipeline.findings import (
     notes,
     placeholder,
     shown_thresholds,
-    verdict,
 )
-from ci.pipeline.models.own_packages import OwnPackages, record
+from ci.pipeline.lane import Mine, Results, agreed_of
+from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
-from ci.pipeline.stage import accepted, counts, finish, print_list, update_baselines
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
-from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
 
+RAN = "emulator"
+"""The step whose figures are a program's."""
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
@@ -51,7 +49,7 @@ RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 class Run(Step[Program]):
     """A compiled program on the emulator."""
 
-    kind = "emulator"
+    kind = RAN
     own_packages = False
     title = "runs on the emulator"
 
@@ -120,32 +118,93 @@ class Run(Step[Program]):
         return folder
 
 
-def run(options: StageOptions, *, reload: bool, keep_programs: bool) -> int:
-    selection = options.selection
-    if options.list_only:
-        return print_list(chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed("test_emulator", selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "emulator-not-run"):
-        runner = ready_runner(os.environ, selection.reports)
-        programs = chosen_programs(options.choice, selection)
-        plan = plan_of(programs, selection, options.work, "emulator")
+@dataclass(frozen=True)
+class Emulation(Lowering):
+    """`test_emulator`: every program compiled, run, and compared with PyTorch."""
+
+    stage, rules = "test_emulator", "emulator"
+
+    reload: bool
+    keep_programs: bool
+
+    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+        plan = super().plan(programs, options)
         _refuse_others(plan)
+        return plan
+
+    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+        runner = ready_runner(os.environ, plan.selection.reports)
         compiled = compile_programs(plan)
-        measured = measure(plan, runner, compiled)
-        figures = {name: each.facts["figures"] for name, each in measured.items() if ran(each)}
-        write = partial(update, plan, compiled, measured)
-        current = accepted(options.accept, SUITES, plan, figures, write, stage)
-        plan = replace(plan, programs=current)
-        judge(stage, plan, compiled, measured)
-        if keep_programs:
-            _keep(stage, compiled, selection.reports / KEPT)
-        record(stage, plan.programs, selection)
-        if reload:
-            runnable = {name: compiled[name] for name in figures}
+        return {COMPILED: compiled, RAN: measure(plan, runner, compiled)}
+
+    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterator[Finding]:
+        again, lowered = SUITES.repeat(program, self.stage), mine.get(COMPILED)
+        if lowered is None:
+            yield plan.refused[program.name]
+        elif lowered.failure:
+            yield failure_finding(program, lowered.failure, self.stage)
+        else:
+            yield from findings_of(program, mine[RAN], lowered.facts)
+            yield from kept_on_cpu(program, lowered.facts)
+            yield from notes(program, lowered.facts, again)
+            every = SUITES.repeat(program, self.stage, every_chip=True)
+            yield from placeholder(program, f"{every} --update-thresholds")
+
+    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+        shown: dict[str, Metric] = {
+            "backend": program.backend,
+            "scheme": program.run.scheme,
+            "thresholds": shown_thresholds(program),
+            "expected_fault": program.run.emulator_fault,
+        }
+        if RAN not in mine or not ran(mine[RAN]):
+            return shown
+        lowered, result, agreed = mine[COMPILED], mine[RAN], agreed_of(plan, program)
+        return shown | {
+            "sha256": hash_file(program_file(lowered)),
+            "costs": dict(costs_of(lowered)),
+            "cached": result.cached,
+            "not_cached_because": result.not_remembered,
+            "figures": dict(result.facts["figures"]),
+            "baseline": dict(agreed.accuracy) if agreed else {},
+            **result.facts["times"],
+        }
+
+    def figures(self, program: Program, mine: Mine) -> Mapping[str, float] | None:
+        result = mine.get(RAN)
+        return result.facts["figures"] if result is not None and ran(result) else None
+
+    def recorded(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, object] | None:
+        """Costs and accuracy, all from one build."""
+        result = mine.get(RAN)
+        if result is None or not ran(result):
+            return None
+        return {
+            "build_id": plan.basis.build_id,
+            **costs_of(mine[COMPILED]),
+            "accuracy": rounded(result.facts["figures"]),
+            **({} if result.cached else {"run_seconds": round(result.facts["seconds"], 1)}),
+        }
+
+    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+        compiled, measured = results[COMPILED], results[RAN]
+        stage.metrics["build_id"] = plan.basis.build_id
+        failed_rows = {each.subject for each in stage.findings if each.severity is Severity.ERROR}
+        for name, result in measured.items():
+            if result.folder and name in failed_rows:
+                files = sorted(result.folder.rglob("*.raw"))
+                stage.artifacts += [Artifact.of("failure", path) for path in files]
+        stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
+        if self.keep_programs:
+            _keep(stage, compiled, plan.selection.reports / KEPT)
+        if self.reload:
+            runnable = {name: compiled[name] for name, each in measured.items() if ran(each)}
             again = reloads(plan, runnable)
             stage.findings += judged(plan, runnable, again)
             stage.metrics["loaded again"] = len(again)
-    return finish(stage, selection)
+
+    def lacking(self, findings: Sequence[Finding]) -> bool:
+        return False
 
 
 def _refuse_others(plan: Plan) -> None:
@@ -181,36 +240,6 @@ def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[st
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)
     return results
-
-
-def judge(
-    stage: StageRun, plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]
-) -> None:
-    rows: dict[str, Metric] = {}
-    for program in plan.programs:
-        again = SUITES.repeat(program, "test_emulator")
-        lowered, result = compiled.get(program.name), measured.get(program.name)
-        findings: list[Finding]
-        if lowered is None:
-            findings = [plan.refused[program.name]]
-        elif lowered.failure:
-            findings = [failure_finding(program, lowered.failure, "test_emulator")]
-        else:
-            assert result is not None
-            findings = findings_of(program, result, lowered.facts)
-            findings += kept_on_cpu(program, lowered.facts)
-            findings += notes(program, lowered.facts, again)
-            every = SUITES.repeat(program, "test_emulator", every_chip=True)
-            findings += placeholder(program, f"{every} --update-thresholds")
-        stage.findings += findings
-        if result is not None and result.folder and verdict(findings) == "fail":
-            stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.folder.rglob("*.raw"))]
-        rows[program.name] = row(program, lowered, result, findings, plan.baseline(program).of(program.name))
-    stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
-    stage.metrics |= {
-        **counts(rows, measured.values(), compiled.values()),
-        "build_id": plan.basis.build_id,
-    }
 
 
 def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -> list[Finding]:
@@ -265,30 +294,6 @@ def lost_at(loss: Mapping[str, Any]) -> str:
     return f"{where} ({loss['before_db']:g} dB before it, {loss['after_db']:g} dB after)"
 
 
-def row(
-    program: Program,
-    lowered: Result | None,
-    result: Result | None,
-    findings: Sequence[Finding],
-    agreed: Recorded | None,
-) -> dict[str, Metric]:
-    shown = lane_row(program, findings, "test_emulator") | {
-        "thresholds": shown_thresholds(program),
-        "expected_fault": program.run.emulator_fault,
-    }
-    if lowered is None or result is None or not ran(result):
-        return shown
-    return shown | {
-        "sha256": hash_file(program_file(lowered)),
-        "costs": dict(costs_of(lowered)),
-        "cached": result.cached,
-        "not_cached_because": result.not_remembered,
-        "figures": dict(result.facts["figures"]),
-        "baseline": dict(agreed.accuracy) if agreed else {},
-        **result.facts["times"],
-    }
-
-
 def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None:
     """Copy the programs that passed there, for whoever ships or attests them."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -299,18 +304,3 @@ def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(program_file(compiled[name]), file)
             stage.artifacts.append(Artifact.of("program", file))
-
-
-def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> None:
-    """Update the costs and accuracy of the programs that ran, all from one build."""
-    values: dict[str, dict[str, object]] = {}
-    for name, result in measured.items():
-        if ran(result):
-            values[name] = {
-                "build_id": plan.basis.build_id,
-                **costs_of(compiled[name]),
-                "accuracy": rounded(result.facts["figures"]),
-            }
-            if not result.cached:
-                values[name]["run_seconds"] = round(result.facts["seconds"], 1)
-    update_baselines(SUITES, plan, values)

@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.executorch import emulate
+    from ci.lanes.executorch.emulate import Emulation
+    from ci.pipeline.lane import run as run_lane
 
-    return emulate.run(stage_options(args), reload=args.reload, keep_programs=args.keep_programs)
+    return run_lane(Emulation(args.reload, args.keep_programs), stage_options(args))

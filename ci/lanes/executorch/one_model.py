@@ -18,8 +18,8 @@ from ci.engine.output import Publish, writing_into
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
-from ci.lanes.executorch.compile import Plan, compile_programs
-from ci.lanes.executorch.emulate import findings_of, measure, ran, update
+from ci.lanes.executorch.compile import COMPILED, Plan, compile_programs
+from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, measure, ran
 from ci.lanes.executorch.judge import artifact, costs_of, delegation
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.lanes.executorch.user_program import (
@@ -33,6 +33,7 @@ from ci.lanes.executorch.user_program import (
 from ci.operators.suggestions import suggestion_for
 from ci.pipeline.findings import hardly_alike
 from ci.pipeline.into_suite import Extension, factory_in, require_place
+from ci.pipeline.lane import update
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.options import Compile, OneModel
@@ -302,4 +303,4 @@ def _extend(
         "cpu_budget": max(len(each["left"]) for each in facts) or None,
     }
     extension.write([each.facts["figures"] for each in measured.values()], fields)
-    update(plan, compiled, measured)
+    update(Emulation(False, False), plan, {COMPILED: compiled, RAN: measured})

@@ -12,7 +12,7 @@ from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
-from ci.lanes.executorch.compile import UNKNOWN_SECONDS, Plan, basis_of, compile_programs
+from ci.lanes.executorch.compile import COMPILED, UNKNOWN_SECONDS, Plan, basis_of, compile_programs
 from ci.lanes.executorch.judge import (
     artifact,
     cost,
@@ -25,21 +25,14 @@ from ci.lanes.executorch.judge import (
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
-from ci.pipeline.models.own_packages import record
-from ci.pipeline.options import Choice, StageOptions, Work
-from ci.pipeline.stage import baselines_of, chosen, counts, finish, print_list, row_of, update_baselines
+from ci.pipeline.lane import Lane, Mine, Results, agreed_of
+from ci.pipeline.options import StageOptions, Work
+from ci.pipeline.stage import baselines_of
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.manifest import soc_named
-
-
-def chosen_programs(choice: Choice, selection: Selection) -> list[Program]:
-    def jobs(programs: Sequence[Program]) -> dict[str, Job]:
-        return {job.name: job for job in jobs_of(programs, selection.profile)}
-
-    return chosen(SUITES, choice, selection, jobs)
 
 
 def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
@@ -93,103 +86,74 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
             )
 
 
-def run(options: StageOptions) -> int:
-    selection = options.selection
-    if options.list_only:
-        return print_list(chosen_programs(options.choice, selection))
-    stage = StageRun.as_typed("test_lowering", selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "lowering-not-run"):
-        programs = chosen_programs(options.choice, selection)
-        plan = plan_of(programs, selection, options.work, "lowering")
-        results = compile_programs(plan)
-        if options.accept.baseline:
-            update(plan, results)
-        judge(stage, plan, results)
-        record(stage, plan.programs, selection)
-    return finish(stage, selection, lacking=only_library_missing(stage.findings))
+class Lowering(Lane[Program, Plan]):
+    """`test_lowering`: every program compiled, audited and compared with its baseline."""
 
+    stage, rules = "test_lowering", "lowering"
+    suites = SUITES
 
-def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
-    tolerances = load_tolerances()
-    rows: dict[str, Metric] = {}
-    for program in plan.programs:
-        result = results.get(program.name)
-        baseline = plan.baseline(program)
+    def jobs(self, programs: Sequence[Program], profile: str) -> Mapping[str, Job]:
+        return {job.name: job for job in jobs_of(programs, profile)}
+
+    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+        return plan_of(programs, options.selection, options.work, self.rules)
+
+    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+        return {COMPILED: compile_programs(plan)}
+
+    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterator[Finding]:
+        result, build_id = mine.get(COMPILED), plan.basis.build_id
         if result is None:
-            findings = [plan.refused[program.name]]
-        elif result.failure:
-            findings = [failure_finding(program, result.failure, "test_lowering")]
-        else:
-            findings = [*findings_before_compile(program, result.facts)] if program.backend == "lpai" else []
-        if result is not None and compiled(result):
-            findings += [
-                *delegation(program, result.facts),
-                *kept_on_cpu(program, result.facts),
-                *notes(program, result.facts, SUITES.repeat(program, "test_lowering")),
-                *artifact(program, result, plan.basis.build_id),
-                *cost(program, result, plan.basis.build_id, baseline, tolerances),
-            ]
-        stage.findings += findings
-        agreed = baseline.of(program.name)
-        rows[program.name] = row(program, result, findings, plan.basis.build_id, agreed)
-    stage.metrics |= {
-        **counts(rows, results.values()),
-        "build_id": plan.basis.build_id,
-        "sdk": str(plan.sdk),
-    }
+            yield plan.refused[program.name]
+            return
+        if result.failure:
+            yield failure_finding(program, result.failure, self.stage)
+            return
+        if program.backend == "lpai":
+            yield from findings_before_compile(program, result.facts)
+        if not compiled(result):
+            return
+        yield from delegation(program, result.facts)
+        yield from kept_on_cpu(program, result.facts)
+        yield from notes(program, result.facts, SUITES.repeat(program, self.stage))
+        yield from artifact(program, result, build_id)
+        yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
+
+    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+        shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.scheme}
+        result = mine.get(COMPILED)
+        if result is not None and program.backend == "lpai" and not result.failure:
+            shown["figures"] = dict(result.facts["figures"])
+        if result is None or not compiled(result):
+            return shown
+        facts = result.facts
+        return shown | {
+            "cached": result.cached,
+            "not_cached_because": result.not_remembered,
+            "program": str(program_file(result)),
+            "seconds": facts["seconds"],
+            "peak_bytes": facts["peak"],
+            "delegates": facts["delegates"],
+            "cpu_operators": len(facts["left"]),
+            "partition": facts["partition"],
+            "costs": dict(costs_of(result)),
+            **beside(costs_of(result), plan.basis.build_id, agreed_of(plan, program)),
+        }
+
+    def recorded(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, object] | None:
+        result = mine.get(COMPILED)
+        if result is None or not compiled(result):
+            return None
+        megabytes = int(result.facts["peak"]) >> 20
+        return {**costs_of(result), "build_id": plan.basis.build_id, "peak_mb": megabytes}
+
+    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+        stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
+
+    def lacking(self, findings: Sequence[Finding]) -> bool:
+        return only_library_missing(findings)
 
 
 def compiled(result: Result) -> bool:
     """Whether there is a program. A test for the LPAI may end with the quantized model."""
     return not result.failure and not result.facts.get("lacks")
-
-
-def row(
-    program: Program,
-    result: Result | None,
-    findings: Sequence[Finding],
-    build_id: str,
-    agreed: Recorded | None,
-) -> dict[str, Metric]:
-    """The program's row on the page."""
-    shown = lane_row(program, findings, "test_lowering")
-    if result is not None and program.backend == "lpai" and not result.failure:
-        shown["figures"] = dict(result.facts["figures"])
-    if result is None or not compiled(result):
-        return shown
-    facts = result.facts
-    return shown | {
-        "cached": result.cached,
-        "not_cached_because": result.not_remembered,
-        "program": str(program_file(result)),
-        "seconds": facts["seconds"],
-        "peak_bytes": facts["peak"],
-        "delegates": facts["delegates"],
-        "cpu_operators": len(facts["left"]),
-        "partition": facts["partition"],
-        "costs": dict(costs_of(result)),
-        **beside(costs_of(result), build_id, agreed),
-    }
-
-
-def lane_row(program: Program, findings: Sequence[Finding], stage: str) -> dict[str, Metric]:
-    """What the rows of both stages have."""
-    return {
-        **row_of(program, findings, SUITES.repeat(program, stage)),
-        "backend": program.backend,
-        "scheme": program.run.scheme,
-    }
-
-
-def update(plan: Plan, results: Mapping[str, Result]) -> None:
-    """Replace the baseline's costs by those of compiled programs, remembered ones included."""
-    values = {
-        name: {
-            **costs_of(result),
-            "build_id": plan.basis.build_id,
-            "peak_mb": int(result.facts["peak"]) >> 20,
-        }
-        for name, result in results.items()
-        if compiled(result)
-    }
-    update_baselines(SUITES, plan, values)

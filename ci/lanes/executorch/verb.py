@@ -41,6 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.executorch import stage
+    from ci.lanes.executorch.stage import Lowering
+    from ci.pipeline.lane import run as run_lane
 
-    return stage.run(stage_options(args))
+    return run_lane(Lowering(), stage_options(args))

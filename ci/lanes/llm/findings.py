@@ -9,7 +9,6 @@ from ci.engine.work import Result
 from ci.lanes.llm.judge import EXCUSED, Figure, choice_misses, close, misses
 from ci.lanes.llm.suite import SUITES, Program
 from ci.pipeline.findings import errors_of
-from ci.pipeline.stage import row_of
 from provisioning.base.findings import Finding, Metric, Severity
 
 READER_NAMES = {
@@ -101,10 +100,9 @@ def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
     return {name: Figure(**figure) for name, figure in facts.items()}
 
 
-def row(program: Program, result: Result, findings: Sequence[Finding]) -> dict[str, Metric]:
+def row(program: Program, result: Result) -> dict[str, Metric]:
     """For the report: figures, and every text beside float's."""
     shown: dict[str, Metric] = {
-        **row_of(program, findings, SUITES.repeat(program)),
         "cached": result.cached,
         "seconds": round(result.seconds, 1),
         "precision": program.run.precision,

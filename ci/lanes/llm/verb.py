@@ -25,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.llm.stage import run as run_stage
+    from ci.lanes.llm.stage import LanguageModels
+    from ci.pipeline.lane import run as run_lane
 
-    return run_stage(stage_options(args))
+    return run_lane(LanguageModels(), stage_options(args))

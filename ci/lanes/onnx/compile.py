@@ -18,6 +18,7 @@ from ci.engine.memo import Memo
 from ci.engine.work import Failure, Result, empty_folder
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import Gone, Setup
+from ci.lanes.onnx.crosscheck import Pair
 from ci.lanes.onnx.findings import changed, findings_of
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.suite import Program
@@ -110,7 +111,8 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Plan(AnyPlan[Program]):
-    pass
+    pairs: tuple[Pair, ...] = ()
+    """Programs beside those that ExecuTorch made of the same models."""
 
 
 def plan_of(programs: Sequence[Program], selection: Selection, work: Work) -> Plan:

@@ -22,7 +22,6 @@ from ci.pipeline.findings import (
     shown_thresholds,
 )
 from ci.pipeline.reason import first_line, words_of
-from ci.pipeline.stage import row_of
 from provisioning.base.findings import Finding, Metric, Severity
 
 
@@ -224,12 +223,9 @@ def lane_of(result: Result) -> Lane:
     )
 
 
-def row(
-    program: Program, result: Result, findings: Sequence[Finding], baseline: Baseline, other: Lane | None
-) -> dict[str, Metric]:
+def row(program: Program, result: Result, baseline: Baseline, other: Lane | None) -> dict[str, Metric]:
     """The program's row on the page."""
     shown: dict[str, Metric] = {
-        **row_of(program, findings, SUITES.repeat(program)),
         "precision": program.run.precision,
         "thresholds": shown_thresholds(program),
     }

@@ -20,11 +20,12 @@ from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import say, search_path
-from ci.lanes.onnx.stage import figures_of, update
+from ci.lanes.onnx.stage import COMPILED, Onnx, accuracy_of
 from ci.lanes.onnx.suite import SUITES, Program
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of, warn_of
 from ci.pipeline.findings import hardly_alike, not_in_fp16
 from ci.pipeline.into_suite import Extension, require_place
+from ci.pipeline.lane import update
 from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import Ask, require_done, run_step
@@ -99,8 +100,9 @@ def _extend(suite: Path, program: Program, model: OneModel) -> None:
         for finding in findings_of(each, results[each.name]):
             if finding.severity is Severity.ERROR:
                 raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-    extension.write([*figures_of(results).values()], {})
-    update(plan, results)
+    measured = [accuracy_of(results[each.name]) for each in plan.programs]
+    extension.write([each for each in measured if each is not None], {})
+    update(Onnx(), plan, {COMPILED: results})
 
 
 def _require_fitting(options: Compile) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
+from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.lanes.onnx.compile import Plan, compile_programs, jobs_of, plan_of, require_installed, versions
+from ci.lanes.onnx.crosscheck import Lane as CrossChecked
 from ci.lanes.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
     build_id_of,
@@ -22,106 +23,92 @@ from ci.lanes.onnx.findings import (
     row,
     was_compiled,
 )
-from ci.lanes.onnx.suite import SUITES
+from ci.lanes.onnx.suite import SUITES, Program
 from ci.pipeline.accuracy import rounded
 from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults
-from ci.pipeline.models.own_packages import record
+from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions
-from ci.pipeline.stage import (
-    accepted,
-    baselines_of,
-    chosen,
-    counts,
-    finish,
-    print_list,
-    update_baselines,
-)
+from ci.pipeline.stage import baselines_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
-from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import RUN, StageRun
 
+COMPILED = "onnx"
 
-def run(options: StageOptions) -> int:
-    selection, accept = options.selection, options.accept
-    programs = chosen(
-        SUITES, options.choice, selection, lambda each: jobs_of(each, baselines_of(each, selection.profile))
-    )
-    if options.list_only:
-        return print_list(programs)
-    stage = StageRun.as_typed("test_onnx", selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "onnx-not-run"):
+
+class Onnx(Lane[Program, Plan]):
+    stage, rules = "test_onnx", "onnx"
+    suites = SUITES
+
+    def require_installed(self) -> None:
         require_installed()
-        plan = plan_of(programs, selection, options.work)
-        results = compile_programs(plan, new_baseline=accept.baseline)
-        write = partial(update, plan, results)
-        held = {each.name for each in plan.programs if not each.case.recorded}
-        figures = {name: values for name, values in figures_of(results).items() if name in held}
-        current = accepted(accept, SUITES, plan, figures, write, stage)
-        plan = replace(plan, programs=current)
-        judge(stage, plan, results)
-        record(stage, plan.programs, selection)
-    return finish(stage, selection)
 
+    def jobs(self, programs: Sequence[Program], profile: str) -> Mapping[str, Job]:
+        return jobs_of(programs, baselines_of(programs, profile))
 
-def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
-    tolerances, selection = load_tolerances(), plan.selection
-    lanes = {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
-    pairs = pairs_of(
-        plan.programs, lanes, executorch_lane(selection.reports, selection.profile, os.environ.get(RUN, ""))
-    )
-    others = {pair.name: pair.executorch for pair in pairs}
-    compared: list[Finding] = []
-    if any(program.case.factory for program in plan.programs):
-        compared = list(verdicts(pairs, tolerances.cross_check_db, stage.stage))
-    rows: dict[str, Metric] = {}
-    for program in plan.programs:
-        result, baseline = results[program.name], plan.baseline(program)
-        findings = [*findings_of(program, result), *cost(program, result, baseline, tolerances)]
-        findings += changed(program, result, baseline, tolerances.sqnr_margin_db)
-        findings += [finding for finding in compared if finding.subject == program.name]
-        stage.findings += findings
-        rows[program.name] = row(program, result, findings, baseline, others.get(program.name))
-    stage.findings += [finding for finding in compared if finding.subject == stage.stage]
-    for build_id in sorted({lane.build_id for lane in lanes.values()}):
-        stage.findings += known_faults(stage.findings, build_id, "onnx")
-    if pairs:
-        path = plan.logs / "cross_check.md"
-        replace_text(path, markdown(pairs, tolerances.cross_check_db))
-        stage.artifacts.append(Artifact.of("cross-check", path))
-    stage.metrics |= {
-        **counts(rows, results.values()),
-        "socs": len({program.soc for program in plan.programs}),
-        "build_id": ", ".join(sorted({lane.build_id for lane in lanes.values()})) or "unknown",
-        "versions": versions(),
-        "cross_checked": len(pairs),
-    }
+    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+        return plan_of(programs, options.selection, options.work)
 
+    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+        return {COMPILED: compile_programs(plan, new_baseline=new_baseline)}
 
-def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
-    return {name: context_of(result)["near"] for name, result in results.items() if was_compiled(result)}
+    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterator[Finding]:
+        result, baseline, tolerances = mine[COMPILED], plan.baseline(program), load_tolerances()
+        yield from findings_of(program, result)
+        yield from cost(program, result, baseline, tolerances)
+        yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
+        yield from (each for each in cross_checks(plan) if each.subject == program.name)
 
+    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+        others = {pair.name: pair.executorch for pair in plan.pairs}
+        return row(program, mine[COMPILED], plan.baseline(program), others.get(program.name))
 
-def update(plan: Plan, results: Mapping[str, Result]) -> None:
-    """Replace the baseline's costs and accuracy by those of compiled programs, remembered ones included. What
-    QNN refuses has its operators instead, and what fails how it did."""
-    values: dict[str, dict[str, object]] = {
-        name: {
-            **costs_of(results[name]),
-            "peak_mb": int(results[name].facts["peak"]) >> 20,
-            "accuracy": rounded(figures),
-            **outcome_of(results[name]),
-            "build_id": build_id_of(results[name]),
+    def figures(self, program: Program, mine: Mine) -> Mapping[str, float] | None:
+        return None if program.case.recorded else accuracy_of(mine[COMPILED])
+
+    def recorded(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, object] | None:
+        """Costs and accuracy. What QNN refuses has its operators instead, and what fails how it did."""
+        result = mine[COMPILED]
+        if not result.facts:
+            return None
+        common = {**outcome_of(result), "build_id": build_id_of(result)}
+        if (figures := accuracy_of(result)) is None:
+            return {**dict.fromkeys(COSTS), "accuracy": {}, **common}
+        megabytes = int(result.facts["peak"]) >> 20
+        return {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(figures), **common}
+
+    def compared(self, plan: Plan, results: Results) -> Plan:
+        """With ExecuTorch's programs of the same models."""
+        others = executorch_lane(plan.selection.reports, plan.selection.profile, os.environ.get(RUN, ""))
+        return replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results[COMPILED]), others)))
+
+    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+        stage.findings += [each for each in cross_checks(plan) if each.subject == self.stage]
+        build_ids = sorted({lane.build_id for lane in lanes_of(results[COMPILED]).values()})
+        for build_id in build_ids:
+            stage.findings += known_faults(stage.findings, build_id, "onnx")
+        if plan.pairs:
+            path = plan.logs / "cross_check.md"
+            replace_text(path, markdown(plan.pairs, load_tolerances().cross_check_db))
+            stage.artifacts.append(Artifact.of("cross-check", path))
+        stage.metrics |= {
+            "socs": len({program.soc for program in plan.programs}),
+            "build_id": ", ".join(build_ids) or "unknown",
+            "versions": versions(),
+            "cross_checked": len(plan.pairs),
         }
-        for name, figures in figures_of(results).items()
-    }
-    for name, result in results.items():
-        if result.facts and not was_compiled(result):
-            values[name] = {
-                **dict.fromkeys(COSTS),
-                "accuracy": {},
-                **outcome_of(result),
-                "build_id": build_id_of(result),
-            }
-    update_baselines(SUITES, plan, values)
+
+
+def cross_checks(plan: Plan) -> Iterator[Finding]:
+    if any(program.case.factory for program in plan.programs):
+        yield from verdicts(plan.pairs, load_tolerances().cross_check_db, Onnx.stage)
+
+
+def lanes_of(results: Mapping[str, Result]) -> dict[str, CrossChecked]:
+    return {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
+
+
+def accuracy_of(result: Result) -> dict[str, float] | None:
+    """None of what was not compiled."""
+    return dict(context_of(result)["near"]) if was_compiled(result) else None

@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.onnx.stage import run as run_stage
+    from ci.lanes.onnx.stage import Onnx
+    from ci.pipeline.lane import run as run_lane
 
-    return run_stage(stage_options(args))
+    return run_lane(Onnx(), stage_options(args))

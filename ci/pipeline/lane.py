@@ -1,0 +1,154 @@
+"""A lane: a way from a model to the NPU. What each says of itself, and the stage that is made of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ci.engine.jobs import Job
+from ci.engine.work import Result
+from ci.pipeline.baseline import Recorded
+from ci.pipeline.models.own_packages import record
+from ci.pipeline.options import Choice, StageOptions
+from ci.pipeline.stage import (
+    AnyPlan,
+    accepted,
+    chosen,
+    counts,
+    finish,
+    print_list,
+    row_of,
+    update_baselines,
+)
+from ci.pipeline.suite import AnyProgram, Suites
+from provisioning.base.findings import Finding, Metric
+from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.stage_run import StageRun
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+L = TypeVar("L", bound=AnyPlan[Any])
+
+Results = Mapping[str, Mapping[str, Result]]
+"""By step, and then by program; the last step is the one that a program's verdict is about."""
+Mine = Mapping[str, Result]
+"""Of one program, by step: of those that it came to."""
+
+
+class Lane(ABC, Generic[P, L]):
+    stage: ClassVar[str]
+    rules: ClassVar[str]
+    """How the rules of its findings begin."""
+    suites: Suites[P]
+
+    def require_installed(self) -> None:
+        """Raise EnvironmentLacking if this Python lacks what the lane imports."""
+
+    def jobs(self, programs: Sequence[P], profile: str) -> Mapping[str, Job]:
+        """By program its job, for --shard: programs of one job stay together."""
+        return {program.name: Job(program.name) for program in programs}
+
+    @abstractmethod
+    def plan(self, programs: Sequence[P], options: StageOptions) -> L: ...
+
+    @abstractmethod
+    def do(self, plan: L, *, new_baseline: bool) -> Results:
+        """The results of all steps. With `new_baseline`, a cached result that is worse than the baseline
+        counts: it becomes the baseline."""
+
+    @abstractmethod
+    def findings(self, plan: L, program: P, mine: Mine) -> Iterable[Finding]:
+        """What is wrong with a program, and what is to be said of it."""
+
+    @abstractmethod
+    def row(self, plan: L, program: P, mine: Mine) -> Mapping[str, Metric]:
+        """What its row of the report has beside what all lanes' rows have."""
+
+    def compared(self, plan: L, results: Results) -> L:
+        """The plan with what only all results together say of a program."""
+        return plan
+
+    def reached(self, mine: Mine) -> bool:
+        """Whether there is a verdict on a program; else what it needs has failed, which `close` says."""
+        return True
+
+    def figures(self, program: P, mine: Mine) -> Mapping[str, float] | None:
+        """Its accuracy, which --update-thresholds writes; None where nothing was measured."""
+        return None
+
+    def recorded(self, plan: L, program: P, mine: Mine) -> Mapping[str, object] | None:
+        """What --update-baseline writes of it."""
+        return None
+
+    def close(self, stage: StageRun, plan: L, results: Results) -> None:
+        """What is to be said of all programs together."""
+
+    def lacking(self, findings: Sequence[Finding]) -> bool:
+        """Whether the only errors are that something is not installed."""
+        return False
+
+
+def run(lane: Lane[P, L], options: StageOptions) -> int:
+    """The stage of a lane; returns the exit code."""
+    selection, accept = options.selection, options.accept
+    if options.list_only:
+        listed = chosen_programs(lane, options.choice, selection)
+        return print_list(listed)
+    stage = StageRun.as_typed(lane.stage, selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, f"{lane.rules}-not-run"):
+        lane.require_installed()
+        plan = lane.plan(chosen_programs(lane, options.choice, selection), options)
+        results = lane.do(plan, new_baseline=accept.baseline)
+        figures = {
+            program.name: dict(values)
+            for program in plan.programs
+            if (values := lane.figures(program, mine_of(program, results))) is not None
+        }
+        write = partial(update, lane, plan, results)
+        plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, write, stage))
+        plan = lane.compared(plan, results)
+        judge(stage, lane, plan, results)
+        lane.close(stage, plan, results)
+        record(stage, plan.programs, selection)
+    return finish(stage, selection, lacking=lane.lacking(stage.findings))
+
+
+def chosen_programs(lane: Lane[P, Any], choice: Choice, selection: Selection) -> list[P]:
+    return chosen(lane.suites, choice, selection, lambda every: lane.jobs(every, selection.profile))
+
+
+def mine_of(program: AnyProgram[Any, Any], results: Results) -> Mine:
+    return {step: each[program.name] for step, each in results.items() if program.name in each}
+
+
+def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results) -> None:
+    """Put each program's findings and row into the report."""
+    rows: dict[str, Metric] = {}
+    for program in plan.programs:
+        mine = mine_of(program, results)
+        if not lane.reached(mine):
+            continue
+        findings = [*lane.findings(plan, program, mine)]
+        stage.findings += findings
+        again = lane.suites.repeat(program, lane.stage)
+        rows[program.name] = {**row_of(program, findings, again), **lane.row(plan, program, mine)}
+    *earlier, last = results.values()
+    stage.metrics |= counts(rows, last.values(), [each for step in earlier for each in step.values()])
+    stage.metrics["selected"] = len(plan.programs)
+
+
+def update(lane: Lane[P, L], plan: L, results: Results) -> None:
+    """Replace what the baselines have of programs by what was measured, cached or not."""
+    values = {
+        program.name: values
+        for program in plan.programs
+        if (values := lane.recorded(plan, program, mine_of(program, results))) is not None
+    }
+    update_baselines(lane.suites, plan, values)
+
+
+def agreed_of(plan: AnyPlan[P], program: P) -> Recorded | None:
+    """What the baseline has of a program."""
+    return plan.baseline(program).of(program.name)
