@@ -83,7 +83,7 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
     if not compiled:
         raise CheckFailed(
             f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
-            fix=session("onnx", "compile", path, "--soc", "SM8650", "-o", "OUT"),
+            fix=session("compile", path, "--soc", "SM8650", "-o", "OUT"),
         )
     notes = {entry.text(1): entry.text(2) for entry in model.messages(14)}
     arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel, Work
 from provisioning.base.command_line import Parser, count, duration, repeatable
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection, add_selection, selection_of
 
@@ -183,3 +185,16 @@ def compile_of(args: argparse.Namespace) -> Compile:
         and_socs=tuple(args.and_soc),
         language=language_of(args),
     )
+
+
+MOVED = "compile"
+"""`onnx compile` and `llm compile` of earlier releases."""
+
+
+def add_moved(commands: Any) -> None:
+    parser = commands.add_parser(MOVED, add_help=False)
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+
+
+def moved(args: argparse.Namespace) -> UsageError:
+    return UsageError("compile is a command of its own now", fix=session("compile", *args.words))

@@ -42,8 +42,9 @@ BUILD = "v2.51.0.260929181845"
 def onnx_command(
     *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ("onnx",)
 ) -> subprocess.CompletedProcess[str]:
+    words = () if arguments[0] == "compile" else verb
     ended = typed(
-        *verb, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+        *words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     )
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
@@ -88,10 +89,10 @@ class TestCompile:
     ) -> None:
         model = write(exported_by_paddle(), tmp_path / "det.onnx")
         how = (model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path / "out")
-        onnx_command("quantize", *how, verb=())
+        onnx_command("quantize", *how)
         product = load_graph(tmp_path / "out" / "det-u16u8.onnx")
         assert {each.key: each.value for each in product.metadata_props}["names"] == "{0: 'cat'}"
-        done = onnx_command("compile", *how, verb=())
+        done = onnx_command("compile", *how)
         assert "none on the CPU; reload is bit-equal" in done.stdout
         # The record has the digest of the user's file, by which `profile --source` knows it again.
         record = json.loads((tmp_path / "out" / "det_ctx.json").read_text())
@@ -147,7 +148,7 @@ class TestCompile:
             for each in (model, product)
         )
         assert 40 < decibels((wanted**2).sum(), ((wanted - quantized) ** 2).sum()) < 110
-        done = onnx_command("compile", product, "-o", tmp_path / "out", verb=())
+        done = onnx_command("compile", product, "-o", tmp_path / "out")
         assert "SM8650 qdq" in done.stdout
 
     @pytest.mark.whole
@@ -157,13 +158,13 @@ class TestCompile:
         shutil.copy(model, tmp_path / "net.onnx")
         suite = tmp_path / "models.toml"
         arguments = ("--precision", "u16u8", "--calibrate", samples, "-o", "out", "--suite", suite)
-        onnx_command("compile", "net.onnx", *arguments, cwd=tmp_path, verb=())
+        onnx_command("compile", "net.onnx", *arguments, cwd=tmp_path)
         stage = ("test_onnx", "--suite", suite, "--reports", tmp_path / "reports")
-        onnx_command(*stage, verb=())
+        onnx_command(*stage)
         text = suite.read_text()
         suite.write_text(re.sub(r"sqnr_db = [\d.]+", "sqnr_db = 150", text))
         assert suite.read_text() != text
-        onnx_command(*stage, code=1, verb=())
+        onnx_command(*stage, code=1)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
         assert {each["rule"] for each in report["findings"] if each["severity"] == "error"} == {
             "onnx-accuracy"
@@ -181,7 +182,7 @@ class TestCompile:
         ]
         (tmp_path / "suite.toml").write_text("\n".join(["schema = 1", "[case]", *lines, ""]))
         stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--update-baseline")
-        onnx_command(*stage, code=1, cwd=tmp_path, verb=())
+        onnx_command(*stage, code=1, cwd=tmp_path)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
         found = {each["subject"]: each for each in report["findings"] if each["subject"] != "test_onnx"}
         assert {name.partition("/")[0]: each["severity"] for name, each in found.items()} == {
@@ -206,7 +207,7 @@ class TestCompile:
     def test_an_unchanged_model_is_compiled_once(self, compiled: Path, model: Path, samples: Path) -> None:
         arguments = (model, "--precision", "u16u8", "--calibrate", samples)
         before = (compiled / "net_ctx_qnn.bin").read_bytes()
-        done = onnx_command("compile", *arguments, "-o", compiled, verb=())
+        done = onnx_command("compile", *arguments, "-o", compiled)
         assert "1 cached, 0 to do" in done.stderr and "dB SQNR" in done.stdout
         assert (compiled / "net_ctx_qnn.bin").read_bytes() == before
 
@@ -236,13 +237,13 @@ class TestRefused:
         shape = (1, 1, 1, 1, 1, 2, 2)
         nodes = [helper.make_node("Relu", ["x"], ["y"], name="seven")]
         model = write(model_of(nodes, shape=shape, output=shape), tmp_path / "net.onnx")
-        ended = onnx_command("compile", model, "-o", tmp_path / "out", code=1, verb=())
+        ended = onnx_command("compile", model, "-o", tmp_path / "out", code=1)
         assert re.search(r"seven \(Relu\): .*3110 QNN_OP_PACKAGE_ERROR_VALIDATION_FAILURE", ended.stderr)
         assert "incorrect Rank 7" in ended.stderr
         (words,) = re.findall(r"nox -s audit -- (.+?) names all", ended.stderr)
-        audit = onnx_command("audit", *shlex.split(words), code=1, verb=())
+        audit = onnx_command("audit", *shlex.split(words), code=1)
         assert "seven" in audit.stdout and "incorrect Rank 7" in audit.stdout
-        ended = onnx_command("profile", model, "--precision", "fp16", code=1, verb=())
+        ended = onnx_command("profile", model, "--precision", "fp16", code=1)
         (words,) = re.findall(r"nox -s audit -- (.+?) says why", ended.stderr)
         assert str(model) in words
 
@@ -266,7 +267,7 @@ class TestBadInput:
     ) -> None:
         """Neither half a model, nor a log, nor a process."""
         (tmp_path / "tmp").mkdir()
-        command = [sys.executable, "-m", "ci", "onnx", "compile", str(model), "-o", str(tmp_path / "out")]
+        command = [sys.executable, "-m", "ci", "compile", str(model), "-o", str(tmp_path / "out")]
         with subprocess.Popen(
             command,
             cwd=ROOT,

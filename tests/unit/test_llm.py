@@ -321,7 +321,7 @@ class TestCheckpoint:
         ids=lambda value: "-".join(value).strip("-"),
     )
     def test_llm_compile_refuses_before_it_works(self, whole_checkpoint: Path, flags: list[str]) -> None:
-        assert self.compiled(["llm", "compile"], whole_checkpoint, *flags) == 2
+        assert self.compiled(["compile"], whole_checkpoint, *flags) == 2
         assert not (whole_checkpoint.parent / "out").exists()
 
     @pytest.mark.parametrize(
@@ -352,14 +352,14 @@ class TestCheckpoint:
     ) -> None:
         unread = "model.layers.0.self_attn.o_proj.bias"
         save_weights(whole_checkpoint, *read_architecture(whole_checkpoint).tensors, unread)
-        assert self.compiled(["llm", "compile"], whole_checkpoint) == 2
+        assert self.compiled(["compile"], whole_checkpoint) == 2
         assert unread in capsys.readouterr().err
 
     def test_a_folder_that_holds_other_things_is_refused(self, whole_checkpoint: Path) -> None:
         theirs = whole_checkpoint.parent / "out" / "theirs.bin"
         theirs.parent.mkdir()
         theirs.touch()
-        assert self.compiled(["llm", "compile"], whole_checkpoint) == 2 and theirs.exists()
+        assert self.compiled(["compile"], whole_checkpoint) == 2 and theirs.exists()
 
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))

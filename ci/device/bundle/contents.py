@@ -93,7 +93,7 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
         if path.suffix != ".onnx":
             raise UsageError(
                 f"{path}: on {WINDOWS} ONNX Runtime runs models, and ExecuTorch has no QNN backend there",
-                fix="python -m ci onnx compile MODEL.onnx, and name its MODEL_ctx.onnx",
+                fix="python -m ci compile MODEL.onnx, and name its MODEL_ctx.onnx",
             )
     _names_differ("models", paths)
     return [Model(path, read_model(path)) for path in paths]
@@ -118,7 +118,7 @@ def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Item
 
 
 def dialog_items(folder: Path) -> Iterator[Item]:
-    """What `llm compile` wrote, at the bundle's root: the configuration names its files relative to it."""
+    """What `compile` wrote, at the bundle's root: the configuration names its files relative to it."""
     path = folder / DIALOG
     try:
         dialog = json.loads(path.read_text(encoding="utf-8"))["dialog"]
@@ -128,7 +128,7 @@ def dialog_items(folder: Path) -> Iterator[Item]:
     except FileNotFoundError:
         raise UsageError(
             f"{folder}: expected {DIALOG} in a folder; found none",
-            fix="name what `llm compile` wrote, or programs one by one",
+            fix="name what `compile` wrote, or programs one by one",
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckFailed(f"{path}: not Genie's configuration: {error!r}", fix="compile it again") from error

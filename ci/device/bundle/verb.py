@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="MODEL",
-        help="programs (.pte); the folder that `llm compile` wrote; for Windows, what `onnx compile` wrote",
+        help="programs (.pte); the folder that `compile` wrote; for Windows, what `compile` wrote",
     )
     parser.add_argument(
         "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"

@@ -5,16 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline.compile_flags import CHECKPOINT, add_language, language_of
-from ci.pipeline.flags import add_work, host_selection, work_of
-from ci.pipeline.options import OneModel
+from ci.pipeline.compile_flags import MOVED, add_moved, moved
 from provisioning.base.command_line import add_timeout, count
-from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
-  python -m ci llm compile Llama-3.2-1B/ --soc SM8750 --precision fp16 --context 1024 -o out/
-  python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt -o out/
-  python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o pte/
   python -m ci llm run out/ "The answer is" --tokens 20
   python -m ci llm run out/ --chat "What is a rope?"
   python -m ci llm check out/ --text held-out.txt
@@ -29,26 +23,17 @@ each token.
 def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    compiler = commands.add_parser("compile", help="compile a Hugging Face checkpoint")
-    compiler.add_argument("model", metavar="FOLDER", help="with config.json and safetensors")
-    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
-    compiler.add_argument("--precision", help="fp16, 16a8w; through ExecuTorch also 16a4w, 8a8w [fp16]")
-    compiler.add_argument(
-        "--calibrate", metavar="FILE", help="text to quantize by, unlike what it is judged by"
-    )
-    add_language(compiler)
-    add_work(compiler, "the run", LONG)
-    add_selection(compiler)
+    add_moved(commands)
 
     runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
-    runner.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
+    runner.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     runner.add_argument("prompt", metavar="TEXT")
     runner.add_argument("--chat", action="store_true", help="put TEXT into the checkpoint's chat template")
     runner.add_argument("--system", default="", metavar="TEXT", help="what the template's system says")
     runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
 
     checker = commands.add_parser("check", help="hold a compiled model's choices to the float model")
-    checker.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
+    checker.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     checker.add_argument(
         "--text", type=Path, required=True, metavar="FILE", help="other than it was quantized by"
     )
@@ -72,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
     for command in (runner, checker):
         add_timeout(command, "the run", LONG)
-    for command in (compiler, runner, checker):
+    for command in (runner, checker):
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
@@ -91,11 +76,8 @@ def _share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.llm import check, commands
 
-    if args.command == "compile":
-        model = OneModel(
-            host_selection(args), args.model, CHECKPOINT, work_of(args), args.precision, args.calibrate
-        )
-        return commands.compile_checkpoint(model, args.output, language_of(args))
+    if args.command == MOVED:
+        raise moved(args)
     if args.command == "run":
         return commands.run_model(
             commands.Prompt(args.model, args.prompt, args.chat, args.system, args.tokens, args.timeout)

@@ -38,7 +38,7 @@ class Compiled:
 
     @classmethod
     def of(cls, order: Mapping[str, Any]) -> Compiled:
-        """What `llm compile` wrote."""
+        """What `compile` wrote."""
         out, folder = Path(order["compiled"]), Path(order["model"])
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
         shape, soc = read_architecture(folder), soc_named(record["soc"])

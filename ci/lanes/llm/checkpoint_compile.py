@@ -22,7 +22,7 @@ MOST = 256
 README = """\
 # {name} for Genie
 
-Made by `llm compile` for {soc}, {precision}, a context of {context} tokens, prefill by {prefill}.
+Made by `compile` for {soc}, {precision}, a context of {context} tokens, prefill by {prefill}.
 
 `nox -s bundle -- --profile wheels-2.51 --target aarch64-linux --soc {soc} FOLDER` adds QNN's libraries, the
 skel and scripts to push and run it. With genie-t2t-run of the official SDK it is run so:

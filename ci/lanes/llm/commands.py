@@ -247,7 +247,7 @@ def run_model(prompt: Prompt) -> int:
 def config_of(folder: Path) -> Path:
     config = folder.absolute() / CONFIG
     if not config.is_file():
-        raise UsageError(f"{folder}: there is no {CONFIG}", fix="name what llm compile wrote")
+        raise UsageError(f"{folder}: there is no {CONFIG}", fix="name what compile wrote")
     # Records of earlier releases do not have it.
     if record_of(config).get("shared"):
         raise UsageError(

@@ -26,7 +26,7 @@ from provisioning.manifest import Soc
 
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
 RECORD = "compiled.json"
-"""The request of `llm compile`, beside its output."""
+"""The request of `compile`, beside its output."""
 KINDS = ("prefill", "decode")
 """Of graphs, by which their binaries are named: a block of tokens at once, or one."""
 

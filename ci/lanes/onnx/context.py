@@ -51,7 +51,7 @@ class Record:
             return cls(**data)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckFailed(
-                f"{path}: expected the record that `onnx compile` wrote, found something else ({error})",
+                f"{path}: expected the record that `compile` wrote, found something else ({error})",
                 fix="compile the model again",
             ) from error
 

@@ -48,7 +48,7 @@ class Option(Model):
     """The lowest chip number that the provider accepts it for."""
     set_by: str = ""
     command: str = ""
-    """The command that supports it; `onnx compile` does not."""
+    """The command that supports it; `compile` does not."""
     platform: str = ""
 
     @model_validator(mode="after")
