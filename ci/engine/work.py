@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -158,7 +158,7 @@ def do(
     for task, _ in todo:
         first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
-    _announce(how, results.values(), reasons)
+    _announce(how, results, reasons, line)
     groups: dict[str, list[Task]] = {}
     for task in first.values():
         groups.setdefault(task.group, []).append(task)
@@ -196,14 +196,19 @@ def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
     return {"cached_from": dict(origins)} if origins else {}
 
 
-def _announce(how: How, cached: Collection[Result], reasons: Mapping[str, str]) -> None:
-    origins = Counter(result.origin for result in cached if result.origin != "store")
+def _announce(
+    how: How, cached: Mapping[str, Result], reasons: Mapping[str, str], line: Callable[[str, Result], Line]
+) -> None:
+    origins = Counter(result.origin for result in cached.values() if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
     sys.stderr.write(f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do\n")
     if how.explain:
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:
         lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
+    # What work says when it is done is said of cached work too.
+    notes = {name: note for name, result in cached.items() if (note := line(name, result).note)}
+    lines += [f"cached    {name}: {note}" for name, note in notes.items()]
     sys.stderr.writelines(f"  {each}\n" for each in lines)
     sys.stderr.flush()
 

@@ -21,6 +21,7 @@ from ci.engine.workers.child import THREADS, WARM
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.lanes.executorch.suite import Program
 from ci.lanes.executorch.worker import MEMORY
+from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan, by_packages, memos_of
@@ -201,9 +202,7 @@ def _compile_with(
             return failed(result.failure.kind)
         if not (lacks := result.facts.get("lacks")):
             return line_of(name, result)
-        return Line(
-            "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
-        )
+        return Line("quantized", f"{in_words(result.facts['figures'])} in PyTorch; {lacks} is missing")
 
     def accept(name: str, result: Result) -> bool:
         # A runtime may refuse a program for lack of memory, so such a result is looked at each time.

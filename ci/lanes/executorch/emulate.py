@@ -24,11 +24,13 @@ from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import chosen_programs, lane_row, plan_of
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.operators.table import inexact
-from ci.pipeline.accuracy import missed, rounded
+from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.baseline import Recorded
 from ci.pipeline.findings import (
+    accepting,
     accuracy_message,
     chip_differs,
+    constant_outputs,
     known_faults,
     notes,
     placeholder,
@@ -197,7 +199,7 @@ def line_of(name: str, result: Result) -> Line:
     if facts["rule"]:
         text = f"{facts['rule']}: {facts['message']}"
         return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
-    return Line("ran", f"SQNR {facts['figures']['sqnr_db']:.1f} dB")
+    return Line("ran", in_words(facts["figures"]))
 
 
 def judge(
@@ -218,7 +220,10 @@ def judge(
             findings += kept_on_cpu(program, lowered.facts)
             findings += notes(program, lowered.facts, again)
             every = SUITES.repeat(program, "test_emulator", every_chip=True)
-            findings += placeholder(program, f"{every} --update-thresholds")
+            if ran(result):
+                figures = result.facts["figures"]
+                findings += placeholder(program, figures, f"{every} --update-thresholds")
+                findings += constant_outputs(program, figures, again)
         stage.findings += findings
         if result is not None and result.folder and verdict(findings) == "fail":
             stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.folder.rglob("*.raw"))]
@@ -265,15 +270,14 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         if each.compiles
     ]
     lost = "; ".join([*([lost] if lost else []), *known])
-    return [
-        wrong(
-            "accuracy",
-            accuracy_message(misses, figures, lost),
+    fixes = [again]
+    if chip_differs(misses, figures):
+        fixes = [
             f"{SUITES.repeat(program, 'divergence')} names the first operator that differs; then {again}"
-            if chip_differs(misses, figures)
-            else again,
-        )
-    ]
+        ]
+    every = SUITES.repeat(program, "test_emulator", every_chip=True)
+    fixes += filter(None, [accepting(program, misses, every)])
+    return [wrong("accuracy", accuracy_message(misses, figures, lost), "; ".join(fixes))]
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:
@@ -289,8 +293,9 @@ def row(
     findings: Sequence[Finding],
     agreed: Recorded | None,
 ) -> dict[str, Metric]:
+    figures = result.facts["figures"] if result is not None and ran(result) else {}
     shown = lane_row(program, findings, "test_emulator") | {
-        "thresholds": shown_thresholds(program),
+        "thresholds": shown_thresholds(program, figures),
         "expected_fault": program.run.emulator_fault,
     }
     if lowered is None or result is None or not ran(result):
@@ -300,7 +305,7 @@ def row(
         "costs": dict(costs_of(lowered)),
         "cached": result.cached,
         "not_cached_because": result.not_remembered,
-        "figures": dict(result.facts["figures"]),
+        "figures": dict(figures),
         "baseline": dict(agreed.accuracy) if agreed else {},
         **result.facts["times"],
     }

@@ -21,7 +21,8 @@ from ci.lanes.onnx.orders import Steps, say, search_path, step
 from ci.lanes.onnx.stage import compile_programs, figures_of, update
 from ci.lanes.onnx.suite import SUITES, Program
 from ci.lanes.onnx.user_program import memory, prepared, program_of, remembered
-from ci.pipeline.findings import hardly_alike, not_in_fp16
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.findings import not_in_fp16, warnings_of
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.options import Compile, OneModel
 from ci.pipeline.precision import precision_named
@@ -161,12 +162,12 @@ class Compiled:
                     " compiled it",
                     fix=f"{session('diagnose', log)}, then report it to the maker of the provider",
                 )
-            figures: dict[str, float] = {}
+            figures: dict[str, str] = {}
             if len(chips) > 1:
                 for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
                     path.unlink()
                 with step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
-                    figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["sqnr_db"]
+                    figures = order("flexible", scratch / "flexible", chips=list(chips), **how)["near"]
             return {"compared": facts["compared"], "reply": reply, "for each": figures}
 
         subject = f"{options.model.typed} for {program.soc}"
@@ -182,14 +183,14 @@ class Compiled:
                 f"one flexible context for {', '.join(self.chips)}, which only a device runs; compiled for"
                 " each alone:"
             )
-            print("".join(f"  {chip} {figure:.1f} dB SQNR\n" for chip, figure in figures.items()), end="")
+            print("".join(f"  {chip} {figure}\n" for chip, figure in figures.items()), end="")
         reply, result = facts["reply"], "not run"
         if near := reply["near"]:
-            result = f"reload is bit-equal; {near['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}"
+            result = f"reload is bit-equal; {in_words(near)} against float on {_whose(facts)}"
         nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
         precision = self.program.run.precision
         print(f"{self.chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
-        if near and (warning := hardly_alike(near)):
+        for warning in warnings_of(near):
             say(f"warning: {warning}")
         if precision == "fp16" and reply["half_floats"] is False:
             say(f"warning: {not_in_fp16(self.chips[0])}")
@@ -228,7 +229,7 @@ def quantize_model(model: OneModel, output: Path) -> int:
         for path in publish([*files, record]):
             print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print(
-        f"{precision}: {facts['near']['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}, both by ONNX"
+        f"{precision}: {in_words(facts['near'])} against float on {_whose(facts)}, both by ONNX"
         " Runtime on the CPU"
     )
     return 0

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ci.engine.work import How, Result, do
+from ci.engine.progress import Line
+from ci.engine.work import How, Result, do, line_of
 from ci.engine.workers.parent import Worker
 from ci.lanes.onnx.compile import Plan, jobs_of, plan_of, require_installed, setup_of, tasks_of, versions
 from ci.lanes.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
@@ -26,7 +27,7 @@ from ci.lanes.onnx.findings import (
     was_compiled,
 )
 from ci.lanes.onnx.suite import SUITES
-from ci.pipeline.accuracy import rounded
+from ci.pipeline.accuracy import in_words, rounded
 from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults, verdict
 from ci.pipeline.models.own_packages import OwnPackages, record
@@ -98,7 +99,13 @@ def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[s
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
         tasks = tasks_of(plan, Path(scratch), own)
-        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept)
+        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept, line=_line_of)
+
+
+def _line_of(name: str, result: Result) -> Line:
+    if result.failure or not was_compiled(result):
+        return line_of(name, result)
+    return Line("passed", in_words(context_of(result)["near"]))
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
