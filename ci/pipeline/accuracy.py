@@ -270,11 +270,6 @@ def _load(path: Path, row: Mapping[str, Any]) -> Any:
     return values.reshape(row["shape"])
 
 
-def below_required(figure: str, value: float | None) -> bool:
-    """Whether no threshold may be so low without a reason."""
-    return value is not None and figure in REQUIRED and not value >= REQUIRED[figure]
-
-
 def bounds_of(thresholds: Thresholds | None, figures: Iterable[str]) -> dict[str, float]:
     """What these figures of a program are held to: what is required of all, and its own thresholds. Without
     thresholds, it is not judged."""
@@ -293,6 +288,18 @@ def missed(thresholds: Thresholds | None, figures: Mapping[str, float]) -> list[
         if not holds:
             misses.append(Missed(name, bound, figures.get(name)))
     return misses
+
+
+def against_nearest(figures: Mapping[str, float]) -> str:
+    """The prefix of the figures against the quantized model; empty if there are none, as in fp16."""
+    return "reference_" if any(name.startswith("reference_") for name in figures) else ""
+
+
+def computed_otherwise(figures: Mapping[str, float]) -> bool:
+    """Whether the chip computes something else than the model that the program was made from."""
+    prefix = against_nearest(figures)
+    least = {"sqnr_db": LEAST_DB, "agreement": 1.0}
+    return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
 
 
 def in_words(figures: Mapping[str, float], prefix: str = "") -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ci.pipeline.accuracy import REQUIRED, Missed, below_required, bounds_of, in_words
+from ci.pipeline.accuracy import REQUIRED, Missed, bounds_of, in_words
 from ci.pipeline.suite import AnyProgram
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
@@ -75,7 +75,7 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: st
     program's run for all its chips."""
     if absent := [miss.figure for miss in misses if miss.value is None]:
         return f"remove {', '.join(absent)} from its thresholds in {program.suite}"
-    if any(below_required(miss.figure, miss.value) for miss in misses):
+    if list(_too_low({miss.figure: miss.value for miss in misses if miss.value is not None})):
         return f"if it cannot be better, {every} --update-thresholds --reason TEXT"
     return ""
 
@@ -96,15 +96,20 @@ def accuracy_message(misses: Sequence[Missed], figures: Mapping[str, float], los
 
 def warnings_of(figures: Mapping[str, float]) -> Iterator[str]:
     """Where nothing sets a threshold: what is not as it should be."""
-    for name, value in figures.items():
-        # NaN is unlike everything.
-        if name in REQUIRED and not value >= REQUIRED[name]:
-            yield (
-                f"{in_words({name: value})}: the outputs have little in common with the model's; `divergence`"
-                " with the same model and precision names the operator where they part"
-            )
+    for name in _too_low(figures):
+        yield (
+            f"{in_words({name: figures[name]})}: the outputs have little in common with the model's;"
+            " `divergence` with the same model and precision names the operator where they part"
+        )
     if constant := nearly_constant(figures):
         yield constant
+
+
+def _too_low(figures: Mapping[str, float]) -> Iterator[str]:
+    for name, least in REQUIRED.items():
+        # NaN is too low.
+        if not figures.get(name, least) >= least:
+            yield name
 
 
 def nearly_constant(figures: Mapping[str, float]) -> str:

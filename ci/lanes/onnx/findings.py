@@ -10,7 +10,7 @@ from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import Lane
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, Program, command_for_one
-from ci.pipeline.accuracy import LEAST_DB, Missed, in_words, missed
+from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.findings import (
     accepting,
@@ -68,8 +68,8 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield error("onnx-cpu-node", message)
     if not result.facts["forms_equal"]:
         yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
-    if program.case.recorded and (wrong := wrong_outputs(near)):
-        message = f"its outputs are wrong: {wrong}"
+    if program.case.recorded and computed_otherwise(near):
+        message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
     if misses := misses_of(program, result):
         fixes = [_fix(program, misses, near), accepting(program, misses, every)]
@@ -95,15 +95,6 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
             f"slowest operators on the emulator: {', '.join(slowest)}",
             "the emulator's cycles follow this machine's time, not the chip's; measure on a device",
         )
-
-
-def wrong_outputs(figures: Mapping[str, float]) -> str:
-    """The figures that say that HTP computes another operator; empty if it computes this one. Against the
-    quantized model, where there is one."""
-    prefix = "reference_" if any(name.startswith("reference_") for name in figures) else ""
-    sqnr, share = (figures.get(f"{prefix}{name}") for name in ("sqnr_db", "agreement"))
-    far = (sqnr is not None and sqnr < LEAST_DB) or (share is not None and share < 1)
-    return in_words(figures, prefix) if far else ""
 
 
 def _fix(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
