@@ -284,7 +284,17 @@ def _run(
 
         return WorkerSlot(start, work, kind=starter)
 
-    with progress(how.title, jobs, slots, line) as shown:
+    def line_of_group(name: str, result: Result) -> Line:
+        tasks = groups[name]
+        if len(tasks) == 1 or result.failure:
+            return line(tasks[0].name if len(tasks) == 1 else name, result)
+        lines = {task.name: line(task.name, results[task.name]) for task in tasks}
+        worst = max(lines.values(), key=lambda each: each.look)
+        return replace(
+            worst, note="; ".join(f"{name}: {each.note}" for name, each in lines.items() if each.note)
+        )
+
+    with progress(how.title, jobs, slots, line_of_group) as shown:
         run_jobs(
             jobs,
             slot,

@@ -123,7 +123,7 @@ def accepted(
     """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
     with their thresholds of now."""
     if accept.baseline or accept.thresholds:
-        low = low_figures(plan.programs, figures, load_tolerances().sqnr_margin_db)
+        low = low_figures(figures, load_tolerances().sqnr_margin_db)
         agree(
             plan.baselines,
             plan.programs,

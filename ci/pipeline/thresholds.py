@@ -95,19 +95,20 @@ def derived(
 
 def below_required(thresholds: Mapping[str, float]) -> list[str]:
     """Those that need a reason."""
-    return [name for name, least in REQUIRED.items() if thresholds.get(name, least) < least]
+    return [name for name, least in REQUIRED.items() if not thresholds.get(name, least) >= least]
 
 
-def low_figures(
-    programs: Sequence[AnyProgram[Any, Any]], figures: Mapping[str, Mapping[str, float]], margin_db: float
-) -> dict[str, list[str]]:
-    """Of each program, the figures that give a threshold below what is required."""
+def low_figures(figures: Mapping[str, Mapping[str, float]], margin_db: float) -> dict[str, list[str]]:
+    """By program, the figures that give a threshold below what is required."""
     return {
-        each.name: below_required(
-            derived(each.run.held, each.run.thresholds, [figures[each.name]], margin_db)
+        program: below_required(
+            {
+                name: _threshold(name, [value], margin_db) if math.isfinite(value) else value
+                for name, value in rounded(measured).items()
+                if name in REQUIRED
+            }
         )
-        for each in programs
-        if each.name in figures
+        for program, measured in figures.items()
     }
 
 

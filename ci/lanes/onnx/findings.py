@@ -173,12 +173,16 @@ def _other_figures(
             continue
         value, margin = now.get(name), margin_db if name.endswith("_db") else ROUNDED
         if value is None:
-            worse.append(f"{name} {figure:g} is missing now")
+            worse.append(f"{name} {_shown(name, figure)} is missing now")
         elif value > figure + margin:
-            better.append(f"{name} {value:g} instead of {figure:g}")
+            better.append(f"{name} {_shown(name, value)} instead of {_shown(name, figure)}")
         elif not value >= figure - margin:
-            worse.append(f"{name} {value:g} instead of {figure:g}")
+            worse.append(f"{name} {_shown(name, value)} instead of {_shown(name, figure)}")
     return worse, better
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1f} dB" if name.endswith("_db") else f"{value:g}"
 
 
 def outcome_of(result: Result) -> dict[str, Any]:

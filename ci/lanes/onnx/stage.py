@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ci.engine.progress import Line
+from ci.engine.progress import Line, failed
 from ci.engine.work import How, Result, do, line_of
 from ci.engine.workers.parent import Worker
 from ci.lanes.onnx.compile import Plan, jobs_of, plan_of, require_installed, setup_of, tasks_of, versions
@@ -92,6 +92,12 @@ def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[s
             findings += changed(program, result, plan.baseline(program), margin_db)
         return verdict(findings) == "pass"
 
+    def line(name: str, result: Result) -> Line:
+        if result.failure or not was_compiled(result):
+            return line_of(name, result)
+        words = in_words(context_of(result)["near"])
+        return Line("passed", words) if accept(name, result) else failed(words)
+
     def worker(threads: int, count: int) -> Worker:
         return Worker(
             setup_of(plan.logs, threads=threads, timeout=work.timeout, forks=True, exports=True, own=own)
@@ -99,13 +105,7 @@ def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[s
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
         tasks = tasks_of(plan, Path(scratch), own)
-        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept, line=_line_of)
-
-
-def _line_of(name: str, result: Result) -> Line:
-    if result.failure or not was_compiled(result):
-        return line_of(name, result)
-    return Line("passed", in_words(context_of(result)["near"]))
+        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept, line=line)
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
