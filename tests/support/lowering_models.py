@@ -167,8 +167,14 @@ def changes_input() -> Any:
 class Steep(nn.Module):
     """Choices among more values than 8 bits tell apart."""
 
+    rising: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rising", torch.linspace(0.9, 1, 1024))
+
     def forward(self, x: Tensor) -> Tensor:
-        return (x * torch.linspace(0.9, 1, 1024)).argmax(-1).to(torch.int32)
+        return (x * self.rising).argmax(-1).to(torch.int32)
 
 
 def steep() -> Any:

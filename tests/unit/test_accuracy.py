@@ -196,6 +196,7 @@ class TestThresholds:
             ("thresholds = { sqnr_db = 0, max_rel = 0.1 }", False),
             ("thresholds = { sqnr_db = 0.1 }", False),
             ("", True),
+            ("thresholds = { }", True),
             ('emulator_fault = "known"', False),
         ],
     )
