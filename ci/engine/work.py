@@ -128,6 +128,8 @@ class How:
     """Whether to print for each task why it is done."""
     share: bool = False
     """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
+    show_cached: bool = False
+    """Whether to print the note of each cached result too."""
     special: Mapping[str, Callable[[int, int], Worker]] = field(default_factory=dict)
     """By group: what starts its worker instead of `worker`."""
 
@@ -206,9 +208,8 @@ def _announce(
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:
         lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
-    # What work says when it is done is said of cached work too.
-    notes = {name: note for name, result in cached.items() if (note := line(name, result).note)}
-    lines += [f"cached    {name}: {note}" for name, note in notes.items()]
+    if how.show_cached:
+        lines += [f"cached    {name}: {line(name, result).note}" for name, result in cached.items()]
     sys.stderr.writelines(f"  {each}\n" for each in lines)
     sys.stderr.flush()
 

@@ -153,7 +153,7 @@ def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[st
 
     results = do(
         tasks,
-        How("runs on the emulator", worker, work.jobs, work.why),
+        How("runs on the emulator", worker, work.jobs, work.why, show_cached=True),
         accept=accept,
         line=line_of,
     )

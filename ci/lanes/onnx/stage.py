@@ -105,7 +105,9 @@ def _compile_with(own: OwnPackages, plan: Plan, *, new_baseline: bool) -> dict[s
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
         tasks = tasks_of(plan, Path(scratch), own)
-        return do(tasks, How("programs", worker, work.jobs, work.why), accept=accept, line=line)
+        return do(
+            tasks, How("programs", worker, work.jobs, work.why, show_cached=True), accept=accept, line=line
+        )
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
