@@ -20,7 +20,10 @@ def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_without_thr
         name: {"factory": f"lowering_models:{name}", "scheme": "8a8w", "thresholds": ""}
         for name in ("steep", "lost", "net")
     }
-    done = run("test_emulator", tmp_path, "--suite", suite(tmp_path / "models", cases))
+    path = suite(tmp_path / "models", cases)
+    path.write_text(path.read_text().replace("thresholds = {  }\n", ""))
+    assert "thresholds" not in path.read_text()
+    done = run("test_emulator", tmp_path, "--suite", path)
     assert done.code == 1
     rules = {name: done.rules(name) for name in cases}
     assert rules["steep"] == {"emulator-accuracy"} and rules["lost"] == {"emulator-accuracy"}
