@@ -30,6 +30,7 @@ def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_without_thr
     assert rules["net"] == {"threshold-placeholder"}
     rows: Any = done.report.metrics["programs"]
     assert rows["steep/8a8w/SM8650"]["figures"]["agreement"] < REQUIRED["agreement"]
+    assert rows["net/8a8w/SM8650"]["figures"]["variation_sqnr_db"] > 20
     assert rows["lost/8a8w/SM8650"]["figures"]["sqnr_db"] < REQUIRED["sqnr_db"]
 
 

@@ -129,6 +129,15 @@ class TestFiles:
         with pytest.raises(Unusable, match="expected 12 values, found 8"):
             self._pairs(tmp_path, [3, 4])
 
+    def test_the_files_of_an_output_are_compared_across_inferences(self, tmp_path: Path) -> None:
+        rows = []
+        for number in range(2):
+            rows.append([{"file": f"float_{number}.raw", "dtype": "float32", "shape": [3, 4]}])
+            (100 + VALUES * number).tofile(tmp_path / f"float_{number}.raw")
+            (100 + VALUES * number * 2).tofile(tmp_path / f"output_{number}_0.raw")
+        measured = compare(in_files(tmp_path, tmp_path, rows))
+        assert measured["sqnr_db"] > 30 and measured["variation_sqnr_db"] == pytest.approx(0, abs=0.01)
+
     def test_no_output_at_all_is_no_agreement(self) -> None:
         with pytest.raises(Unusable):
             compare([])
@@ -362,6 +371,10 @@ class TestWhatDependsOnTheInput:
     )
     def test_what_does_not_vary_has_no_such_figure(self, pairs: list[Pair]) -> None:
         assert "variation_sqnr_db" not in compare(pairs)
+
+    def test_a_figure_that_is_low_anyway_is_not_the_means(self, tmp_path: Path) -> None:
+        figures = {"sqnr_db": 14.2, "variation_sqnr_db": 7.7}
+        assert not list(constant_outputs(make_program(tmp_path), figures, "look"))
 
     @pytest.mark.parametrize(
         ("varies", "error", "warned"),
