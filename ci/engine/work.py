@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,6 +133,8 @@ class How:
     """Whether to print for each task why it is done."""
     share: bool = False
     """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
+    show_cached: bool = False
+    """Whether to print the note of each cached result too."""
 
 
 def line_of(result: Result) -> Line:
@@ -161,7 +163,7 @@ def do(
     for task, _ in todo:
         first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
-    _announce(how, results.values(), reasons)
+    _announce(how, results, reasons, line)
     groups: dict[str, list[Task]] = {}
     for task in first.values():
         groups.setdefault(task.group, []).append(task)
@@ -199,14 +201,18 @@ def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
     return {"cached_from": dict(origins)} if origins else {}
 
 
-def _announce(how: How, cached: Collection[Result], reasons: Mapping[str, str]) -> None:
-    origins = Counter(result.origin for result in cached if result.origin != "store")
+def _announce(
+    how: How, cached: Mapping[str, Result], reasons: Mapping[str, str], line: Callable[[str, Result], Line]
+) -> None:
+    origins = Counter(result.origin for result in cached.values() if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
     sys.stderr.write(f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do\n")
     if how.explain:
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:
         lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
+    if how.show_cached:
+        lines += [f"cached    {name}: {line(name, result).note}" for name, result in cached.items()]
     sys.stderr.writelines(f"  {each}\n" for each in lines)
     sys.stderr.flush()
 
@@ -279,7 +285,17 @@ def _run(
 
         return WorkerSlot(start, work)
 
-    with progress(how.title, jobs, slots, line) as shown:
+    def line_of_group(name: str, result: Result) -> Line:
+        tasks = groups[name]
+        if len(tasks) == 1 or result.failure:
+            return line(tasks[0].name if len(tasks) == 1 else name, result)
+        lines = {task.name: line(task.name, results[task.name]) for task in tasks}
+        worst = max(lines.values(), key=lambda each: each.look)
+        return replace(
+            worst, note="; ".join(f"{name}: {each.note}" for name, each in lines.items() if each.note)
+        )
+
+    with progress(how.title, jobs, slots, line_of_group) as shown:
         run_jobs(
             jobs,
             slot,

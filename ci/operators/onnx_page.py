@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
 from ci.operators.table import EXACT, MEANINGS, Cell, Onnx, Result
-from ci.pipeline.accuracy import LEAST_DB
+from ci.pipeline.accuracy import LEAST_DB, against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, baseline_path, load_baseline
 from ci.pipeline.precision import ONNX_PRECISIONS, OnnxPrecision
 
@@ -20,7 +20,7 @@ are above. Axes, shapes and weights are constants of the model. It runs with the
 others drawn between its smallest and largest value. The figure is the least signal-to-noise ratio of the
 outputs, against the quantized model on the CPU; in fp16 against the float model. `to float` stands where
 quantizing itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is not what
-the float model says.
+the float model says. Integers and booleans are equal, `exact`, or WRONG.
 
 Here an operator that only passes values on, such as MaxPool, is quantized although it stands alone; in your
 model it is quantized if what makes its input is. Some of them HTP runs in fp16 all the same, such as Flatten
@@ -56,20 +56,23 @@ def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> Onnx:
 
 
 def cell_of(recorded: Recorded) -> Cell:
-    to_float = recorded.accuracy.get("sqnr_db")
-    figure = recorded.accuracy.get("reference_sqnr_db", to_float)
+    figures = recorded.accuracy
+    to_float, prefix = figures.get("sqnr_db"), against_nearest(figures)
+    # Integers are equal, or they are wrong.
+    figure = figures.get(f"{prefix}sqnr_db", EXACT if figures.get(f"{prefix}agreement") == 1 else None)
     result: Result = "float" if recorded.in_float else "whole"
     if recorded.failed:
         result = recorded.failed
     elif recorded.refused:
         result = "part" if recorded.taken else "cpu"
-    elif figure is not None and figure < LEAST_DB:
+    elif computed_otherwise(figures):
         result = "wrong"
     lost = result != "wrong" and to_float is not None and to_float < LEAST_DB
     return Cell(
         result=result,
         sqnr_db=_shown(figure),
         float_db=_shown(to_float) if lost else None,
+        equal_to_float=figures.get("agreement", 1.0) if result != "wrong" else 1.0,
         cpu=recorded.refused,
     )
 

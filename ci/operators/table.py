@@ -73,6 +73,8 @@ class Cell(Model):
     float_db: float | None = None
     """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
     in it what quantizing itself loses. Of ONNX's operators if it is below LEAST_DB."""
+    equal_to_float: float = 1.0
+    """Of ONNX's operators: the share of integers that are those of the float model."""
     loses_db: float | None = None
     """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
     below LOSES_DB."""
@@ -101,6 +103,8 @@ class Cell(Model):
         figure = in_db(self.sqnr_db)
         if self.float_db is not None:
             figure += f",{in_db(self.float_db)} to float"
+        if self.equal_to_float < 1:
+            figure += f", {self.equal_to_float:.0%} equal to float"
         if self.loses_db is not None:
             figure += f", loses{in_db(self.loses_db)}"
         if self.in_float:
@@ -126,6 +130,7 @@ class Cell(Model):
             self.result == "whole"
             and {*FAILING, "bad_test"}.isdisjoint(self.results)
             and (self.float_db is None or self.float_db >= LEAST_DB)
+            and self.equal_to_float == 1
             and self.loses_db is None
         )
 

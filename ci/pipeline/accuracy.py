@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ci.pipeline.suite import Thresholds
 
@@ -20,18 +20,35 @@ LEAST_DB = 20.0
 FIGURES = {
     "cosine": "cosine with the float model",
     "sqnr_db": "SQNR in dB against the float model",
+    "variation_sqnr_db": "SQNR in dB of what depends on the input",
+    "agreement": "share of integers equal to the float model's",
     "top1": "top-1 agreement with the float model",
     "max_abs": "largest absolute error",
     "max_rel": "largest error relative to the largest value",
     "reference_cosine": "cosine with the quantized model on the CPU",
     "reference_sqnr_db": "SQNR in dB against the quantized model on the CPU",
+    "reference_agreement": "share of integers equal to those of the quantized model on the CPU",
 }
+AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement")
+"""The figures that are also measured against the quantized model."""
+
+REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0}
+"""What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
+common with the model's."""
 LESS_IS_BETTER = ("max_abs", "max_rel")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
 
-Pair = tuple[str, Any, Any]
-"""The name of an output, the array expected and the array computed."""
+
+class Pair(NamedTuple):
+    """One output of one inference."""
+
+    name: str
+    """For messages."""
+    expected: Any
+    found: Any
+    output: str | int | None = None
+    """The same for this output of every inference; None if it is not compared across inferences."""
 
 
 class Unusable(Exception):
@@ -48,10 +65,13 @@ class Missed:
 
     figure: str
     bound: float
-    value: float
+    value: float | None
+    """None if the program has no such figure."""
 
     def __str__(self) -> str:
         side = "at most" if self.figure in LESS_IS_BETTER else "at least"
+        if self.value is None:
+            return f"{FIGURES[self.figure]}: expected {side} {self.bound:g}, and it has no such figure"
         # As many digits as tell them apart: 17 tell all floats apart.
         texts = ((f"{self.bound:.{digits}g}", f"{self.value:.{digits}g}") for digits in range(DIGITS, 18))
         bound, value = next(both for both in texts if both[0] != both[1])
@@ -61,7 +81,8 @@ class Missed:
 def compare(
     expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> dict[str, float]:
-    """The worst figure over all outputs of all inferences, by the names of thresholds.
+    """The worst figure over all outputs of all inferences, by the names of thresholds. Integers have an
+    agreement alone, and floats all other figures.
 
     `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
     for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
@@ -70,8 +91,19 @@ def compare(
     against = list(reference)
     if against:
         quantized = _worst(against, non_finite)
-        figures |= {f"reference_{name}": quantized[name] for name in ("cosine", "sqnr_db")}
+        figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
     return figures
+
+
+def least_sqnr_db(pairs: Iterable[Pair]) -> float:
+    """The least SQNR of all outputs, integers taken for numbers: for a search, and not for a verdict."""
+    import numpy
+
+    def as_float(array: Any) -> Any:
+        return numpy.asarray(array, numpy.float64)
+
+    floats = (Pair(pair.name, as_float(pair.expected), as_float(pair.found)) for pair in pairs)
+    return compare(floats, non_finite=True)["sqnr_db"]
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -92,10 +124,56 @@ def at_worst(figure: str, value: float) -> float:
 
 
 def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:
-    rows = [_figures(*pair, non_finite) for pair in pairs]
+    import numpy
+
+    rows: list[dict[str, float]] = []
+    integers: dict[object, list[Any]] = {}
+    spreads: dict[object, _Spreads] = {}
+    for number, pair in enumerate(pairs):
+        wanted, found = numpy.asarray(pair.expected), numpy.asarray(pair.found)
+        if wanted.shape != found.shape:
+            raise Unusable("shape", f"{pair.name}: expected the shape {wanted.shape}, found {found.shape}")
+        if not wanted.size:
+            continue
+        output = (number, None) if pair.output is None else (pair.output, wanted.shape)
+        if wanted.dtype.kind in "biu":
+            integers.setdefault(output, []).append(numpy.equal(wanted, found).ravel())
+            continue
+        wanted, found = wanted.astype(numpy.float64), found.astype(numpy.float64)
+        top1 = _top1(wanted, found)
+        wanted, found = _finite(pair.name, wanted, found, non_finite)
+        rows.append(_figures(wanted, found) | top1)
+        spreads.setdefault(output, _Spreads()).add(wanted, found)
+    rows += [spread.figures() for spread in spreads.values()]
+    rows += [{"agreement": float(numpy.concatenate(equal).mean())} for equal in integers.values()]
     if not rows:
-        raise Unusable("missing", "expected at least one output to compare, found none")
-    return {name: _worst_of(name, [row[name] for row in rows]) for name in rows[0]}
+        raise Unusable("missing", "expected at least one output with values to compare, found none")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _worst_of(name, [row[name] for row in rows if name in row]) for name in names}
+
+
+class _Spreads:
+    """How far the inferences of an output, and their errors, are from their means (Welford's sums, which stay
+    exact where a spread is small beside its mean)."""
+
+    def __init__(self) -> None:
+        self.count, self.scale = 0, 1.0
+        self.means: list[Any] = [0.0, 0.0]
+        self.powers = [0.0, 0.0]
+
+    def add(self, wanted: Any, found: Any) -> None:
+        self.count += 1
+        if self.count == 1:
+            # As in _figures.
+            self.scale = float(max(abs(wanted).max(), abs(found).max())) or 1.0
+        for index, values in enumerate((wanted / self.scale, (found - wanted) / self.scale)):
+            off = values - self.means[index]
+            self.means[index] = self.means[index] + off / self.count
+            self.powers[index] += float((off * (values - self.means[index])).sum())
+
+    def figures(self) -> dict[str, float]:
+        """None of a single inference, nor where nothing varies."""
+        return {"variation_sqnr_db": decibels(*self.powers)} if any(self.powers) else {}
 
 
 def _worst_of(name: str, values: Sequence[float]) -> float:
@@ -105,14 +183,7 @@ def _worst_of(name: str, values: Sequence[float]) -> float:
     return max(values) if name in LESS_IS_BETTER else min(values)
 
 
-def _figures(name: str, expected: Any, output: Any, non_finite: bool) -> dict[str, float]:
-    import numpy
-
-    wanted, values = numpy.asarray(expected, numpy.float64), numpy.asarray(output, numpy.float64)
-    if wanted.shape != values.shape:
-        raise Unusable("shape", f"{name}: expected the shape {wanted.shape}, found {values.shape}")
-    top1 = _top1(wanted, values)
-    wanted, values = _finite(name, wanted, values, non_finite)
+def _figures(wanted: Any, values: Any) -> dict[str, float]:
     largest = float(abs(wanted).max(initial=0))
     worst = float(abs(values - wanted).max(initial=0))
     # Dividing by the largest value keeps the squares of very large values finite.
@@ -125,7 +196,6 @@ def _figures(name: str, expected: Any, output: Any, non_finite: bool) -> dict[st
         "sqnr_db": decibels(signal, noise),
         "max_abs": worst,
         "max_rel": worst / largest if largest else float(worst != 0),
-        "top1": top1,
     }
 
 
@@ -161,11 +231,14 @@ def _count(good: Any) -> str:
     return f"{int(good.size - good.sum())} of {good.size}"
 
 
-def _top1(wanted: Any, values: Any) -> float:
+def _top1(wanted: Any, values: Any) -> dict[str, float]:
+    """The share of rows that choose alike. A row of equal values chooses nothing, unless it shall."""
     if wanted.ndim == 0 or wanted.shape[-1] < 2:
-        return 1.0
-    rows = wanted.reshape(-1, wanted.shape[-1]), values.reshape(-1, values.shape[-1])
-    return float((rows[0].argmax(-1) == rows[1].argmax(-1)).mean())
+        return {}
+    rows = [each.reshape(-1, each.shape[-1]) for each in (wanted, values)]
+    flat = [(each == each[:, :1]).all(-1) for each in rows]
+    alike = (rows[0].argmax(-1) == rows[1].argmax(-1)) & (flat[0] | ~flat[1])
+    return {"top1": float(alike.mean())}
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -181,7 +254,7 @@ def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[st
     for number, tensors in enumerate(expected):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
-            yield path.name, _load(folder / row["file"], row), _load(path, row)
+            yield Pair(path.name, _load(folder / row["file"], row), _load(path, row), index)
 
 
 def _load(path: Path, row: Mapping[str, Any]) -> Any:
@@ -197,14 +270,44 @@ def _load(path: Path, row: Mapping[str, Any]) -> Any:
     return values.reshape(row["shape"])
 
 
+def bounds_of(thresholds: Thresholds | None, figures: Iterable[str]) -> dict[str, float]:
+    """What these figures of a program are held to: what is required of all, and its own thresholds. Without
+    thresholds, it is not judged."""
+    if thresholds is None:
+        return {}
+    required = {name: bound for name, bound in REQUIRED.items() if name in figures}
+    return required | thresholds.model_dump(exclude_none=True)
+
+
 def missed(thresholds: Thresholds | None, figures: Mapping[str, float]) -> list[Missed]:
     """A figure that is absent or NaN misses its threshold."""
-    if thresholds is None:
-        return []
     misses = []
-    for name, bound in thresholds.model_dump(exclude_none=True).items():
+    for name, bound in bounds_of(thresholds, figures).items():
         value = figures.get(name, math.nan)
         holds = value <= bound if name in LESS_IS_BETTER else value >= bound
         if not holds:
-            misses.append(Missed(name, bound, value))
+            misses.append(Missed(name, bound, figures.get(name)))
     return misses
+
+
+def against_nearest(figures: Mapping[str, float]) -> str:
+    """The prefix of the figures against the quantized model; empty if there are none, as in fp16."""
+    return "reference_" if any(name.startswith("reference_") for name in figures) else ""
+
+
+def computed_otherwise(figures: Mapping[str, float]) -> bool:
+    """Whether the chip computes something else than the model that the program was made from."""
+    prefix = against_nearest(figures)
+    least = {"sqnr_db": LEAST_DB, "agreement": 1.0}
+    return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
+
+
+def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
+    """For a line about a program, those with this prefix; empty if nothing was measured."""
+    parts = []
+    if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
+        parts.append(f"{sqnr:.1f} dB SQNR")
+    if (share := figures.get(f"{prefix}agreement")) is not None:
+        # Rounded down: 100 % is all of them.
+        parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")
+    return ", ".join(parts)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ci.pipeline.accuracy import at_worst
+from ci.pipeline.accuracy import at_worst, rounded
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.pipeline.suite import AnyProgram
 from provisioning.base.documents import Model, load, parse
@@ -81,7 +81,7 @@ class Recorded(Costs):
     """The QNN that compiled it."""
     accuracy: dict[str, float] = Field(default_factory=dict)
     reason: str = ""
-    """Why a lower top-1 agreement was accepted."""
+    """Why a lower top-1 agreement was accepted, or a threshold below what is required."""
     peak_mb: int | None = None
     run_seconds: float | None = None
     refused: tuple[str, ...] = ()
@@ -143,32 +143,60 @@ class Baseline:
         sys.stderr.write(f"wrote {plural(len(values), 'program')} to {updated.path}\n")
         return updated
 
-    def with_reasons(self, figures: Mapping[str, Mapping[str, float]], reason: str, again: str) -> Baseline:
-        """Accept the top-1 agreement of these programs. A lower one needs a reason, which the baseline keeps.
+    def with_reasons(
+        self,
+        figures: Mapping[str, Mapping[str, float]],
+        reason: str,
+        again: str,
+        low: Mapping[str, Collection[str]] = {},
+        *,
+        as_thresholds: bool = False,
+    ) -> Baseline:
+        """Accept the figures of these programs. A lower top-1 agreement needs a reason, and `as_thresholds` a
+        figure that is in `low`, because its threshold is less than what is required of every program. The
+        baseline keeps the reason.
 
         Raises CheckFailed if there is none; `again` is the command that updates."""
-        lost = {name: values["top1"] for name, values in figures.items() if self._loses_top1(name, values)}
+        lost = {
+            name: lost
+            for name, values in figures.items()
+            if (lost := self._lost(name, values, low.get(name, ()) if as_thresholds else ()))
+        }
         if lost and not reason:
-            named = ", ".join(f"{name} ({value:g})" for name, value in lost.items())
+            named = "; ".join(
+                f"{name} ({', '.join(f'{figure} {value:g}' for figure, value in values.items())})"
+                for name, values in lost.items()
+            )
             raise CheckFailed(
-                f"{len(lost)} programs do not choose as the float model does, or less often than agreed: the"
-                f" top-1 agreement of {named}",
+                f"{plural(len(lost), 'program')} with less than is required, or than was agreed to: {named}",
                 fix=f"find out why; if it is meant, {again} --reason TEXT",
             )
         programs = dict(self.programs)
         for name, values in figures.items():
             recorded = programs.get(name, Recorded())
             if name in lost:
-                programs[name] = recorded.model_copy(update={"reason": reason})
-            elif at_worst("top1", values.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0):
+                # What is agreed to is known even if only thresholds are written.
+                accuracy = {**recorded.accuracy, **rounded(lost[name])}
+                programs[name] = recorded.model_copy(update={"reason": reason, "accuracy": accuracy})
+            elif not low.get(name) and self._better_top1(name, values):
                 programs[name] = recorded.model_copy(update={"reason": ""})
         return replace(self, programs=programs)
 
-    def _loses_top1(self, name: str, figures: Mapping[str, float]) -> bool:
+    def _lost(self, name: str, figures: Mapping[str, float], low: Collection[str]) -> dict[str, float]:
         recorded = self.programs.get(name, Recorded())
-        value = figures.get("top1", 1.0)
-        agreed = recorded.accuracy.get("top1", value)
-        return round(value, 6) < agreed or (value == 0 and not recorded.reason)
+        lost = {}
+        for figure, value in figures.items():
+            if figure != "top1" and figure not in low:
+                continue
+            margin = load_tolerances().sqnr_margin_db if figure.endswith("_db") else 0
+            unexplained = not recorded.reason and (value == 0 or figure in low)
+            if unexplained or round(value + margin, 6) < recorded.accuracy.get(figure, value):
+                lost[figure] = value
+        return lost
+
+    def _better_top1(self, name: str, figures: Mapping[str, float]) -> bool:
+        recorded = self.programs.get(name, Recorded())
+        return at_worst("top1", figures.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0)
 
     def write(self) -> None:
         programs = {
@@ -215,12 +243,15 @@ def agree(
     figures: Mapping[str, Mapping[str, float]],
     reason: str,
     command: str,
+    low: Mapping[str, Collection[str]],
+    *,
+    as_thresholds: bool,
 ) -> None:
-    """Refuse to accept a lower top-1 agreement without a reason; with one, keep it in the baselines."""
+    """Refuse to accept what needs a reason without one; with one, keep it in the baselines."""
     for suite, baseline in list(baselines.items()):
         mine = {each.name for each in programs if each.suite == suite}
         of_suite = {name: values for name, values in figures.items() if name in mine}
-        agreed = baseline.with_reasons(of_suite, reason, command)
+        agreed = baseline.with_reasons(of_suite, reason, command, low, as_thresholds=as_thresholds)
         if agreed.programs != baseline.programs:
             agreed.write()
         baselines[suite] = agreed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ci.pipeline.accuracy import Pair, Unusable, compare
+from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
 
 LEAST_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
@@ -28,7 +28,7 @@ class Cuts(Generic[N]):
         name = "" if node is None else self.name(node)
         if name not in self.known and name not in self.failed:
             try:
-                self.known[name] = compare(self.pairs(node), non_finite=True)["sqnr_db"]
+                self.known[name] = least_sqnr_db(self.pairs(node))
             except Unusable:
                 self.known[name] = -float("inf")
             except Exception as error:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ci.pipeline.accuracy import Missed
-from ci.pipeline.suite import AnyProgram
+from ci.pipeline.accuracy import REQUIRED, Missed, bounds_of, in_words
+from ci.pipeline.suite import AnyProgram, Thresholds
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
@@ -25,17 +25,19 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
     return error
 
 
-def placeholder(program: AnyProgram[Any, Any], again: str) -> Iterator[Finding]:
-    """A warning about thresholds that cannot be missed; the command `again` writes real ones."""
-    thresholds = program.run.effective_thresholds
-    if thresholds is not None and thresholds.placeholder:
-        yield Finding(
-            "threshold-placeholder",
-            Severity.WARNING,
-            program.name,
-            "its thresholds are a placeholder: outputs that are all zero would pass",
-            f"once the model is as it should be, {again}",
-        )
+def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str) -> Iterator[Finding]:
+    """A warning about thresholds that say little; the command `again` writes measured ones."""
+    thresholds, least = program.run.effective_thresholds, REQUIRED["sqnr_db"]
+    if thresholds is None:
+        return
+    if thresholds.placeholder:
+        message = "its thresholds are a placeholder: outputs that are all zero would pass"
+    elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
+        message = f"it has no thresholds: {in_words(figures)}, and anything from {least:g} dB on would pass"
+    else:
+        return
+    fix = f"once the model is as it should be, {again}"
+    yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
 
 
 def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -> Iterator[Finding]:
@@ -63,10 +65,19 @@ def verdict(findings: Sequence[Finding]) -> str:
     return "fail" if any(finding.severity is Severity.ERROR for finding in findings) else "pass"
 
 
-def shown_thresholds(program: AnyProgram[Any, Any]) -> dict[str, Metric]:
+def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:
     """For the row of a report."""
-    thresholds = program.run.effective_thresholds
-    return thresholds.model_dump(exclude_none=True) if thresholds else {}
+    return dict(bounds_of(program.run.effective_thresholds, figures))
+
+
+def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: str) -> str:
+    """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
+    program's run for all its chips."""
+    if absent := [miss.figure for miss in misses if miss.value is None]:
+        return f"remove {', '.join(absent)} from its thresholds in {program.suite}"
+    if list(_too_low({miss.figure: miss.value for miss in misses if miss.value is not None})):
+        return f"if it cannot be better, {every} --update-thresholds --reason TEXT"
+    return ""
 
 
 def not_in_fp16(soc: str) -> str:
@@ -83,18 +94,45 @@ def accuracy_message(misses: Sequence[Missed], figures: Mapping[str, float], los
     return f"{message}; {losses}" if losses else message
 
 
-HARDLY_ALIKE_DB = 10.0
-"""Outputs below it have little in common with the model's."""
+def warnings_of(figures: Mapping[str, float]) -> Iterator[str]:
+    """Where nothing sets a threshold: what is not as it should be."""
+    for name in _too_low(figures):
+        yield (
+            f"{in_words({name: figures[name]})}: the outputs have little in common with the model's;"
+            " `divergence` with the same model and precision names the operator where they part"
+        )
+    if constant := nearly_constant(figures):
+        yield constant
 
 
-def hardly_alike(figures: Mapping[str, float]) -> str:
-    """A warning where nothing sets a threshold; empty if none is due. NaN is unlike everything."""
-    if figures["sqnr_db"] >= HARDLY_ALIKE_DB:
+def _too_low(figures: Mapping[str, float]) -> Iterator[str]:
+    for name, least in REQUIRED.items():
+        # NaN is too low.
+        if not figures.get(name, least) >= least:
+            yield name
+
+
+MEAN_DB = 10.0
+"""A figure that is lower by more than this without the mean over the inputs is mostly about that mean. Good
+programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more than 10."""
+
+
+def nearly_constant(figures: Mapping[str, float]) -> str:
+    """What is wrong with a good figure that only says how exact the mean of the outputs is; else empty."""
+    whole, varying = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
+    if whole < REQUIRED["sqnr_db"] or varying >= REQUIRED["sqnr_db"] or whole - varying <= MEAN_DB:
         return ""
     return (
-        f"{figures['sqnr_db']:.1f} dB: the outputs have little in common with the model's; `divergence` with"
-        " the same model and precision names the operator where they part"
+        f"{whole:.1f} dB SQNR, and {varying:.1f} dB once the mean over the compared inputs is taken off: the"
+        " outputs hardly depend on the input, and what does is lost"
     )
+
+
+def constant_outputs(
+    program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str
+) -> Iterator[Finding]:
+    if message := nearly_constant(figures):
+        yield Finding("accuracy-constant", Severity.WARNING, program.name, message, again)
 
 
 def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool:

@@ -95,7 +95,7 @@ def add_accuracy(group: argparse._ArgumentGroup) -> None:
         "--reason",
         default="",
         metavar="TEXT",
-        help="with --update-…: why a lost top-1 is agreed to; the baseline keeps it",
+        help="with --update-…: why a lost top-1, or less than 10 dB, is agreed to; the baseline keeps it",
     )
 
 

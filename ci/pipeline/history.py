@@ -22,7 +22,7 @@ from provisioning.base.findings import Metric
 SCHEMA = 1
 MOST = 30
 """Commits remembered of a suite."""
-FIGURES = ("sqnr_db", "reference_sqnr_db", "top1")
+FIGURES = ("sqnr_db", "reference_sqnr_db", "agreement", "top1")
 COSTS = ("ddr_read", "ddr_written", "pte_bytes", "context_bytes")
 """What repeats exactly, or nearly. Seconds depend on the machine."""
 

@@ -13,11 +13,12 @@ from typing import Any, Generic, TypeVar
 import tomlkit
 
 from ci.engine.repository import repository_of
+from ci.pipeline.accuracy import REQUIRED
 from ci.pipeline.baseline import load_tolerances
 from ci.pipeline.models.imports import module_file
 from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.thresholds import derived, rewritten
+from ci.pipeline.thresholds import below_required, derived, rewritten
 from provisioning.base import toml
 from provisioning.base.documents import parse
 from provisioning.base.errors import ManifestError, UsageError
@@ -156,6 +157,10 @@ class Extension(Generic[P]):
         run = self.programs[0].run
         text, number = self._text({**self.run, **more}, run.socs)
         thresholds = derived(run.held, run.thresholds, figures, load_tolerances().sqnr_margin_db)
+        for name in below_required(thresholds):
+            # Without a reason no threshold is lowered below what is required of every program.
+            agreed = getattr(run.thresholds, name, None)
+            thresholds[name] = REQUIRED[name] if agreed is None else max(agreed, thresholds[name])
         replace_text(self.path, rewritten(text, {(self.name, number): thresholds}))
         held = ", ".join(f"{name} = {value:g}" for name, value in thresholds.items())
         sys.stdout.write(

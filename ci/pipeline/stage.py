@@ -20,7 +20,7 @@ from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.options import Accept, Choice, Work
 from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.thresholds import update_suite
+from ci.pipeline.thresholds import low_figures, update_suite
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
@@ -123,7 +123,16 @@ def accepted(
     """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
     with their thresholds of now."""
     if accept.baseline or accept.thresholds:
-        agree(plan.baselines, plan.programs, figures, accept.reason, stage.command)
+        low = low_figures(figures, load_tolerances().sqnr_margin_db)
+        agree(
+            plan.baselines,
+            plan.programs,
+            figures,
+            accept.reason,
+            stage.command,
+            low,
+            as_thresholds=accept.thresholds,
+        )
     if accept.baseline:
         update()
     if not accept.thresholds:

@@ -80,6 +80,8 @@ class Step(ABC, Generic[P]):
     """Whether programs with equal keys share a result."""
     own_packages: ClassVar[bool] = True
     """Whether the user's code runs in it, with the packages that its suite names."""
+    shows_cached: ClassVar[bool] = False
+    """Whether each cached result's line is printed too."""
     log_in_folder: ClassVar[str] = ""
     """The name of its log where that is one of its result's files."""
 
@@ -128,7 +130,7 @@ class Step(ABC, Generic[P]):
         """Whether a result is one to remember, and to take when it is."""
         return True
 
-    def line(self, result: Result) -> Line:
+    def line(self, program: P, result: Result) -> Line:
         return line_of(result)
 
     def ended(self, program: P, gone: Gone, log: Path) -> Failure:
@@ -262,9 +264,9 @@ def _run_with(step: Step[P], own: OwnPackages, programs: Sequence[P]) -> dict[st
     with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as scratch:
         return do(
             tasks_of(step, own, programs, Path(scratch)),
-            How(step.title, worker, work.jobs, work.why, share=step.done_once),
+            How(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached),
             accept=lambda name, result: step.accepts(named[name], result),
-            line=lambda group, result: step.line(result),
+            line=lambda name, result: step.line(named[name], result) if name in named else line_of(result),
         )
 
 

@@ -40,12 +40,16 @@ class Thresholds(Model):
     cosine: Share | None = None
     """For older suites. sqnr_db says more: the cosine does not see outputs of another magnitude."""
     sqnr_db: NotNegative | None = None
+    """At least 10, if it is not named."""
+    agreement: Share | None = None
+    """The share of equal elements in an output of integers or booleans; 1, if it is not named."""
     max_abs: NotNegative | None = None
     max_rel: NotNegative | None = None
     """As a part of the largest absolute expected value."""
     top1: Share | None = None
     """The share of rows whose largest value is at the same place."""
     reference_cosine: Share | None = None
+    reference_agreement: Share | None = None
     reference_sqnr_db: NotNegative | None = None
     """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
     error."""
@@ -53,23 +57,17 @@ class Thresholds(Model):
     @property
     def placeholder(self) -> bool:
         """Outputs that are all zero would pass."""
-        return not self.sqnr_db and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
+        return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
 
-    @model_validator(mode="after")
-    def _can_fail(self) -> Thresholds:
-        if self.cosine is None and self.sqnr_db is None:
-            raise ValueError("cosine or sqnr_db, or nothing would be compared")
-        return self
 
+HELD = ("sqnr_db", "agreement")
+HELD_QUANTIZED = (*HELD, "reference_sqnr_db", "reference_agreement")
 
 NEAR = 8
 """Names that are suggested if one matches nothing."""
 
 NO_SUITE = "no-suite.toml"
 """The name in place of a suite's for a model of a command line. There is no such file."""
-
-PLACEHOLDER = Thresholds(sqnr_db=0)
-"""For a run without thresholds: any outputs pass, with a warning."""
 
 
 class AnyRun(Model):
@@ -87,12 +85,12 @@ class AnyRun(Model):
     @property
     def effective_thresholds(self) -> Thresholds | None:
         """None for a run that is not measured."""
-        return self.thresholds or PLACEHOLDER
+        return self.thresholds or Thresholds()
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Figures that get a threshold even if the suite does not name them."""
-        return ("sqnr_db",)
+        """Figures that get a threshold even if the suite does not name them, of programs that have them."""
+        return HELD
 
     @property
     @abstractmethod

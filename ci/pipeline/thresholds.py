@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import tomlkit
 from tomlkit.items import Table
 
-from ci.pipeline.accuracy import at_worst, rounded
+from ci.pipeline.accuracy import REQUIRED, at_worst, rounded
 from ci.pipeline.suite import AnyProgram, Thresholds
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text
@@ -43,7 +43,7 @@ def update_suite(
     wanted, kept = {}, []
     for key, programs in runs.items():
         run, mine = programs[0].run, measured.get(programs[0].run_name, [])
-        names = figures_held(run.held, run.thresholds)
+        names = figures_held(run.held, run.thresholds, mine)
         if run.effective_thresholds is None or not mine:
             continue
         title = f"{programs[0].run_name} keeps its thresholds"
@@ -66,9 +66,13 @@ def _is_measured(name: str, measured: Sequence[Mapping[str, float]]) -> bool:
     return all(math.isfinite(figures.get(name, math.nan)) for figures in measured)
 
 
-def figures_held(always: Collection[str], named: Thresholds | None) -> list[str]:
-    """Figures that get a threshold: those that always do, and those that the suite names."""
-    return list(dict.fromkeys([*always, *(named.model_dump(exclude_none=True) if named else {})]))
+def figures_held(
+    always: Collection[str], named: Thresholds | None, measured: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """Figures that get a threshold: those that always do of floats or integers, where the programs have such
+    outputs, and those that the suite names."""
+    has = [name for name in always if any(name.removeprefix("reference_") in each for each in measured)]
+    return list(dict.fromkeys([*has, *(named.model_dump(exclude_none=True) if named else {})]))
 
 
 def derived(
@@ -84,9 +88,28 @@ def derived(
     measured = [rounded(figures) for figures in measured]
     values = {
         name: _threshold(name, [figures[name] for figures in measured], margin_db)
-        for name in figures_held(always, named)
+        for name in figures_held(always, named, measured)
     }
     return {name: value for name, value in values.items() if name != "top1" or value}
+
+
+def below_required(thresholds: Mapping[str, float]) -> list[str]:
+    """Those that need a reason."""
+    return [name for name, least in REQUIRED.items() if not thresholds.get(name, least) >= least]
+
+
+def low_figures(figures: Mapping[str, Mapping[str, float]], margin_db: float) -> dict[str, list[str]]:
+    """By program, the figures that give a threshold below what is required."""
+    return {
+        program: below_required(
+            {
+                name: _threshold(name, [value], margin_db) if math.isfinite(value) else value
+                for name, value in rounded(measured).items()
+                if name in REQUIRED
+            }
+        )
+        for program, measured in figures.items()
+    }
 
 
 def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
@@ -95,7 +118,7 @@ def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
     if name.endswith("cosine"):
         # The distance from 1 grows with the power of the noise.
         return max(0.0, min(_down(1 - (1 - min(values)) * 10 ** (margin_db / 10), 6), NEAREST_COSINE))
-    if name == "top1":
+    if name == "top1" or name.endswith("agreement"):
         return at_worst(name, min(values))
     return at_worst(name, max(values) * 10 ** (margin_db / 20))
 

@@ -21,6 +21,9 @@ FIGURES = {
     "sqnr_db": "SQNR against float",
     "reference_sqnr_db": "SQNR against quantized",
     "cosine": "cosine with float",
+    "variation_sqnr_db": "SQNR of what depends on the input",
+    "agreement": "equal integers",
+    "reference_agreement": "integers equal to quantized",
     "top1": "top-1 agreement",
     "max_rel": "largest relative error",
 }
@@ -131,8 +134,11 @@ def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
     if "delegates" in lowered:
         yield plural(int(number(lowered, "delegates") or 0), "delegate")
         yield f"{int(number(lowered, 'cpu_operators') or 0)} on the CPU"
-    if (sqnr := number(mapping(ran.get("figures")), "sqnr_db")) is not None:
+    figures = mapping(ran.get("figures"))
+    if (sqnr := number(figures, "sqnr_db")) is not None:
         yield f"{sqnr:.1f} dB"
+    if (share := number(figures, "agreement")) is not None:
+        yield f"{share:.6g} equal"
     if all(row.get("cached") for row in rows):
         yield "cached"
 
@@ -154,7 +160,7 @@ def _accuracy(row: Row) -> Iterator[Bar]:
     figures, wanted = mapping(row.get("figures")), mapping(row.get("thresholds"))
     for key, name in FIGURES.items():
         value, mark = number(figures, key), number(wanted, key)
-        if value is None or (mark is None and key not in ("sqnr_db", "cosine")):
+        if value is None or (mark is None and key not in ("sqnr_db", "cosine", "agreement")):
             continue
         good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
         text = _figure(key, value)

@@ -164,6 +164,32 @@ def changes_input() -> Any:
     return Calls(lambda x: nn.functional.relu(x, inplace=True) + 1).eval(), (torch.randn(2, 16),)
 
 
+class Steep(nn.Module):
+    """Choices among more values than 8 bits tell apart."""
+
+    rising: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rising", torch.linspace(0.9, 1, 1024))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.rising).argmax(-1).to(torch.int32)
+
+
+def steep() -> Any:
+    return Steep().eval(), _ones
+
+
+def _ones(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.rand(1, 8, 1, generator=generator) + 1,)
+
+
+def lost() -> Any:
+    """Little is left of what 8 bits hold beside a thousand."""
+    return Calls(lambda x: (x + 1000) * 2 - 2000).eval(), _inputs
+
+
 def recurrent() -> Any:
     return Recurrent().eval(), (torch.randn(1, 3, 8),)
 

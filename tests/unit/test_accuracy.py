@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.pipeline.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
-from ci.pipeline.findings import accuracy_message, chip_differs, hardly_alike, placeholder
+from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare, decibels, in_files, least_sqnr_db, missed
+from ci.pipeline.findings import accuracy_message, chip_differs, constant_outputs, placeholder, warnings_of
 from ci.pipeline.suite import Thresholds
 from provisioning.base.findings import Severity
 from tests.support.lowering import SUITE, make_program
@@ -23,7 +23,7 @@ VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
 
 
 def figures(expected: Any, output: Any) -> dict[str, float]:
-    return compare([("y", expected, output)])
+    return compare([Pair("y", expected, output)])
 
 
 class TestFigures:
@@ -47,7 +47,7 @@ class TestFigures:
 
     @given(st.permutations([1.0, 1.5, 3.0]))
     def test_the_worst_of_several_outputs_counts_whatever_their_order(self, scales: list[float]) -> None:
-        measured = compare([("y", VALUES, VALUES * scale) for scale in scales])
+        measured = compare([Pair("y", VALUES, VALUES * scale) for scale in scales])
         assert (measured["sqnr_db"], measured["max_abs"]) == pytest.approx((decibels(1, 4), 4))
 
 
@@ -97,7 +97,7 @@ class TestNotFinite:
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_a_reference_that_is_not_finite_hides_no_wrong_output(self, value: float) -> None:
         """The second output is all zeros, and its SQNR was taken for that of the first."""
-        pairs = [("first", VALUES, VALUES), ("second", self.broken(value), VALUES * 0)]
+        pairs = [Pair("first", VALUES, VALUES), Pair("second", self.broken(value), VALUES * 0)]
         with pytest.raises(Unusable, match="second") as caught:
             compare(pairs)
         assert caught.value.rule == "reference-not-finite"
@@ -107,13 +107,13 @@ class TestNotFinite:
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_where_they_are_expected_the_rest_is_compared(self, value: float) -> None:
         wanted = self.broken(value)
-        assert compare([("y", wanted, wanted)], non_finite=True)["sqnr_db"] == EXACT_DB
-        measured = compare([("y", wanted, wanted * 1.1)], non_finite=True)
+        assert compare([Pair("y", wanted, wanted)], non_finite=True)["sqnr_db"] == EXACT_DB
+        measured = compare([Pair("y", wanted, wanted * 1.1)], non_finite=True)
         assert measured["sqnr_db"] == pytest.approx(20, abs=0.01)
 
     def test_the_other_infinity_is_another_value(self) -> None:
         with pytest.raises(Unusable):
-            compare([("y", self.broken(math.inf), self.broken(-math.inf))], non_finite=True)
+            compare([Pair("y", self.broken(math.inf), self.broken(-math.inf))], non_finite=True)
 
 
 class TestFiles:
@@ -129,6 +129,15 @@ class TestFiles:
         with pytest.raises(Unusable, match="expected 12 values, found 8"):
             self._pairs(tmp_path, [3, 4])
 
+    def test_the_files_of_an_output_are_compared_across_inferences(self, tmp_path: Path) -> None:
+        rows = []
+        for number in range(2):
+            rows.append([{"file": f"float_{number}.raw", "dtype": "float32", "shape": [3, 4]}])
+            (100 + VALUES * number).tofile(tmp_path / f"float_{number}.raw")
+            (100 + VALUES * number * 2).tofile(tmp_path / f"output_{number}_0.raw")
+        measured = compare(in_files(tmp_path, tmp_path, rows))
+        assert measured["sqnr_db"] > 30 and measured["variation_sqnr_db"] == pytest.approx(0, abs=0.01)
+
     def test_no_output_at_all_is_no_agreement(self) -> None:
         with pytest.raises(Unusable):
             compare([])
@@ -137,13 +146,16 @@ class TestFiles:
         with pytest.raises(Unusable, match="expected the shape"):
             figures(VALUES, VALUES.reshape(4, 3))
 
-    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize("kind", ["float32", "int64"])
     @pytest.mark.parametrize("order", [1, -1])
-    def test_an_output_without_rows_has_no_top1_and_no_other_output_hides_that(self, order: int) -> None:
-        empty = numpy.zeros((0, 4), numpy.float32)
-        measured = compare([("y", VALUES, VALUES), ("empty", empty, empty)][::order])
-        assert math.isnan(measured["top1"]) and measured["cosine"] == 1
-        assert len(missed(Thresholds(cosine=0.9, top1=0.5), measured)) == 1
+    def test_an_output_without_values_agrees_with_nothing(self, kind: str, order: int) -> None:
+        empty = numpy.zeros((0, 4), kind)
+        with pytest.raises(Unusable):
+            figures(empty, empty)
+        others = [Pair("y", VALUES, VALUES * 1.1), Pair("empty", empty, empty)][::order]
+        assert compare(others) == figures(VALUES, VALUES * 1.1)
+        with pytest.raises(Unusable, match="expected the shape"):
+            compare([Pair("y", VALUES, VALUES), Pair("empty", empty, VALUES)])
 
 
 class TestThresholds:
@@ -155,6 +167,16 @@ class TestThresholds:
             ({"cosine": 0.99, "max_rel": 0.5}, {"cosine": 0.9, "max_rel": 0.6}, 2),
             ({"sqnr_db": 30.0, "reference_sqnr_db": 40.0}, {"sqnr_db": 31.0}, 1),
             ({"sqnr_db": 30.0}, {"sqnr_db": math.nan}, 1),
+            ({}, {"sqnr_db": 9.99}, 1),
+            ({}, {"sqnr_db": math.nan}, 1),
+            ({}, {"sqnr_db": 10.0}, 0),
+            ({"cosine": 0.1}, {"sqnr_db": 9.99, "cosine": 0.9}, 1),
+            ({"sqnr_db": 5.0}, {"sqnr_db": 5.0}, 0),
+            ({}, {"agreement": 1.0}, 0),
+            ({}, {"agreement": 0.999}, 1),
+            ({"agreement": 0.99}, {"agreement": 0.99}, 0),
+            ({"agreement": 0.99}, {"agreement": 0.98, "sqnr_db": 30.0}, 1),
+            ({"sqnr_db": 30.0}, {"agreement": 1.0}, 1),
         ],
     )
     def test_they_are_held_from_the_right_side(
@@ -179,10 +201,11 @@ class TestThresholds:
         ("thresholds", "warned"),
         [
             ("thresholds = { sqnr_db = 0 }", True),
-            ("thresholds = { cosine = 0, top1 = 0 }", True),
+            ("thresholds = { cosine = 0, top1 = 0 }", False),
             ("thresholds = { sqnr_db = 0, max_rel = 0.1 }", False),
             ("thresholds = { sqnr_db = 0.1 }", False),
             ("", True),
+            ("thresholds = { }", True),
             ('emulator_fault = "known"', False),
         ],
     )
@@ -191,7 +214,7 @@ class TestThresholds:
     ) -> None:
         text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", "{run}").replace("{run}\n{run}", "{run}")
         program = make_program(tmp_path, text=text, run=thresholds)
-        findings = list(placeholder(program, "write them"))
+        findings = list(placeholder(program, {"sqnr_db": 30.0}, "write them"))
         assert [(each.rule, each.severity) for each in findings] == [
             ("threshold-placeholder", Severity.WARNING)
         ] * warned
@@ -215,6 +238,150 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     assert ("quantizing loses" in accuracy_message(misses, figures, "quantizing loses most")) != chip
 
 
-@pytest.mark.parametrize(("sqnr", "warned"), [(9.9, True), (float("nan"), True), (10.0, False)])
-def test_outputs_hardly_like_the_models_are_warned_of(sqnr: float, warned: bool) -> None:
-    assert bool(hardly_alike({"sqnr_db": sqnr})) is warned
+@pytest.mark.parametrize(
+    ("figures", "warned"),
+    [
+        ({"sqnr_db": 9.9}, True),
+        ({"sqnr_db": math.nan}, True),
+        ({"sqnr_db": 10.0}, False),
+        ({"agreement": 0.99}, True),
+        ({"agreement": 1.0, "sqnr_db": 30.0}, False),
+    ],
+)
+def test_outputs_hardly_like_the_models_are_warned_of(figures: dict[str, float], warned: bool) -> None:
+    assert bool(list(warnings_of(figures))) is warned
+
+
+def test_without_thresholds_what_fails_or_has_no_floats_needs_none(
+    tmp_path: Path,
+) -> None:
+    text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", "")
+    program = make_program(tmp_path, text=text)
+    for measured in ({"sqnr_db": 9.0}, {"agreement": 1.0}):
+        assert not list(placeholder(program, measured, "write them"))
+
+
+class TestIntegers:
+    """Outputs of integers and booleans are equal or not."""
+
+    CLASSES = numpy.array([17, 4, 20_000, 3])
+
+    @pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "bool"])
+    def test_the_share_of_equal_elements_is_all_that_they_have(self, kind: str) -> None:
+        wanted = numpy.array([[0, 1, 1, 0], [1, 1, 0, 0]]).astype(kind)
+        found = wanted.copy()
+        found[1, 3] = 1
+        assert figures(wanted, wanted) == {"agreement": 1}
+        assert figures(wanted, found) == {"agreement": 7 / 8}
+
+    def test_a_class_three_off_is_another_class(self) -> None:
+        found = self.CLASSES + numpy.array([0, 0, 3, 0])
+        misses = missed(Thresholds(), figures(self.CLASSES, found))
+        assert [(miss.figure, miss.value) for miss in misses] == [("agreement", 0.75)]
+
+    def test_neighbours_beyond_what_a_float_holds_differ(self) -> None:
+        wanted = numpy.array([2**53, 2**62])
+        assert figures(wanted, wanted + 1) == {"agreement": 0}
+
+    def test_beside_floats_both_have_their_figures(self) -> None:
+        measured = compare(
+            [
+                Pair("scores", VALUES, VALUES * 1.1),
+                Pair("classes", self.CLASSES, self.CLASSES),
+                Pair("flags", self.CLASSES > 9, self.CLASSES > 3),
+            ],
+            [Pair("scores", VALUES, VALUES), Pair("classes", self.CLASSES, self.CLASSES)],
+        )
+        assert measured["sqnr_db"] == pytest.approx(20, abs=0.01) and measured["agreement"] == 0.75
+        assert (measured["reference_sqnr_db"], measured["reference_agreement"]) == (EXACT_DB, 1)
+
+    def test_the_share_is_of_all_inferences_and_of_the_worst_output(self) -> None:
+        pairs = [
+            Pair(f"{name} {number}", numpy.array(7), numpy.array(7 + (number < wrong)), name)
+            for number in range(4)
+            for name, wrong in (("good", 0), ("bad", 1))
+        ]
+        assert compare(pairs) == {"agreement": 0.75}
+
+    def test_a_search_for_the_first_operator_that_differs_compares_them_as_numbers(self) -> None:
+        assert least_sqnr_db([Pair("y", self.CLASSES, self.CLASSES * 2)]) == pytest.approx(0)
+        assert least_sqnr_db([Pair("y", self.CLASSES, self.CLASSES)]) == EXACT_DB
+
+
+class TestTop1:
+    @pytest.mark.parametrize("dead", [0.0, 0.7])
+    def test_a_dead_output_chooses_nothing(self, dead: float) -> None:
+        wanted = VALUES[:, ::-1]
+        assert figures(wanted, numpy.full_like(wanted, dead))["top1"] == 0
+        # It would be right here, because the first is the largest.
+        assert wanted.argmax(-1).tolist() == [0, 0, 0]
+
+    def test_an_output_that_shall_be_constant_is_right(self) -> None:
+        assert figures(VALUES * 0, VALUES * 0)["top1"] == 1
+
+    @pytest.mark.parametrize("shape", [(12,), (3, 4)])
+    def test_a_choice_is_among_two_or_more(self, shape: tuple[int, ...]) -> None:
+        values = VALUES.reshape(*shape, 1)
+        assert "top1" not in figures(values, values) and "top1" not in figures(VALUES[0, 0], VALUES[0, 0])
+        assert compare([Pair("y", values, values), Pair("z", VALUES, VALUES[:, ::-1])])["top1"] == 0
+
+
+class TestWhatDependsOnTheInput:
+    """The error beside the part of the outputs that varies from inference to inference."""
+
+    RANDOM = numpy.random.default_rng(0)
+    MEAN = 10 + RANDOM.standard_normal(1000)
+
+    def measured(self, varies: float, error: float, count: int = 4) -> dict[str, float]:
+        wanted = [self.MEAN + varies * self.RANDOM.standard_normal(1000) for _ in range(count)]
+        found = [each + error * self.RANDOM.standard_normal(1000) for each in wanted]
+        return compare(Pair(f"{n}", *both, "y") for n, both in enumerate(zip(wanted, found, strict=True)))
+
+    def test_the_mean_over_the_inferences_does_not_count(self) -> None:
+        measured = self.measured(varies=0.001, error=0.01)
+        assert measured["sqnr_db"] == pytest.approx(60, abs=0.5)
+        assert measured["variation_sqnr_db"] == pytest.approx(-20, abs=0.5)
+
+    def test_an_error_of_all_inferences_is_none_of_what_varies(self) -> None:
+        wanted = [self.MEAN + number for number in range(3)]
+        measured = compare(Pair(f"{n}", each, each + 1, "y") for n, each in enumerate(wanted))
+        assert measured["sqnr_db"] < 25 and measured["variation_sqnr_db"] > 200
+
+    def test_the_worst_output_counts_and_they_are_not_mixed(self) -> None:
+        pairs = [
+            Pair(
+                f"{name} {number}",
+                number * scale + self.MEAN,
+                number * scale + self.MEAN + number * error,
+                name,
+            )
+            for number in range(3)
+            for name, scale, error in (("good", 1.0, 0.01), ("bad", 0.1, 0.1))
+        ]
+        assert compare(pairs)["variation_sqnr_db"] == pytest.approx(0, abs=0.01)
+
+    @pytest.mark.parametrize(
+        "pairs",
+        [
+            [Pair("0", VALUES, VALUES * 1.1, "y")],
+            [Pair("0", VALUES, VALUES * 1.1), Pair("1", VALUES * 2, VALUES * 2.1)],
+            [Pair("0", VALUES, VALUES * 1.1, "y"), Pair("1", VALUES, VALUES * 1.1, "y")],
+        ],
+        ids=["one inference", "other outputs", "equal inputs"],
+    )
+    def test_what_does_not_vary_has_no_such_figure(self, pairs: list[Pair]) -> None:
+        assert "variation_sqnr_db" not in compare(pairs)
+
+    def test_a_figure_that_is_low_anyway_is_not_the_means(self, tmp_path: Path) -> None:
+        figures = {"sqnr_db": 14.2, "variation_sqnr_db": 7.7}
+        assert not list(constant_outputs(make_program(tmp_path), figures, "look"))
+
+    @pytest.mark.parametrize(
+        ("varies", "error", "warned"),
+        [(0.001, 0.01, True), (1, 0.01, False), (5, 1, False), (0.001, 30, False)],
+    )
+    def test_a_good_figure_that_the_mean_alone_makes_is_warned_of(
+        self, tmp_path: Path, varies: float, error: float, warned: bool
+    ) -> None:
+        found = list(constant_outputs(make_program(tmp_path), self.measured(varies, error), "look"))
+        assert [each.severity for each in found] == [Severity.WARNING] * warned

@@ -30,7 +30,8 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
     def pairs(node: str | None) -> list[Pair]:
         if node == "conv":
             raise ValueError("no kernel\nat all")
-        return [("", numpy.ones(4), numpy.zeros(4) if node == "linear" or node is None else numpy.ones(4))]
+        wrong = node == "linear" or node is None
+        return [Pair("", numpy.ones(4), numpy.zeros(4) if wrong else numpy.ones(4))]
 
     cuts = Cuts[str](str, pairs)
     described = {"operator": "aten.linear.default", "module": "", "source": "", "code": ""}

@@ -77,6 +77,9 @@ def test_other_numbers_are_told_from_the_same() -> None:
     own = {"y": values}
     assert sqnr(own, {"y": values + 1e-6}) > 60 > sqnr(own, {"y": -values})
     assert max(sqnr(own, wrong) for wrong in ({"y": values * np.nan}, {"y": values[:9]}, {"z": values})) < 0
+    classes = {"y": np.array([3, 20_000])}
+    assert sqnr(classes, classes) > 60 and sqnr(classes, {"y": np.array([3, 20_001])}) < 0
+    assert sqnr({**own, "z": np.array([1])}, {**own, "z": np.array([2])}) < 0
 
 
 class Builds:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.executorch.suite import programs_of
-from ci.pipeline.into_suite import factory_in, suite_with
+from ci.lanes.executorch.suite import SUITES, programs_of
+from ci.pipeline.into_suite import Extension, factory_in, suite_with
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
@@ -44,6 +44,25 @@ def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
     assert extended(suite) == 0
     (program,) = programs_of(suite)
     assert (program.name, program.run.cpu_nodes) == ("net/16a8w/SM8750", ("x",))
+
+
+@pytest.mark.parametrize(
+    ("agreed", "measured", "written"), [(None, 30.0, 29.0), (None, 5.0, 10.0), (3, 5.0, 4.0), (4.5, 5.0, 4.5)]
+)
+def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
+    tmp_path: Path, agreed: float | None, measured: float, written: float
+) -> None:
+    suite, case = tmp_path / "models.toml", {"factory": "net:make"}
+    run: dict[str, object] = {"scheme": "fp16"}
+    if agreed is not None:
+        text, _ = suite_with(
+            suite, "net", case, "scheme", scheme_named, {**run, "thresholds": {"sqnr_db": agreed}}, ["SM8650"]
+        )
+        suite.write_text(text)
+    extension = Extension(SUITES, suite, "net", case, "scheme", scheme_named, run, ["SM8650"], "wheels")
+    extension.write([{"sqnr_db": measured}], {})
+    (program,) = programs_of(suite)
+    assert program.run.thresholds and program.run.thresholds.sqnr_db == written
 
 
 def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:

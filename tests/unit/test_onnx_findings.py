@@ -38,12 +38,32 @@ class TestFindings:
         [
             ({"near": {**facts()["beside"]["near"], "sqnr_db": 19.9}}, "onnx-accuracy"),
             ({"near": {}}, "onnx-accuracy"),
+            ({"near": {**facts()["beside"]["near"], "agreement": 0.99}}, "onnx-accuracy"),
             ({"reload_equal": False}, "onnx-reload"),
             ({"audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}, "onnx-cpu-node"),
         ],
     )
     def test_each_error_is_found_alone(self, program: Program, changes: dict[str, Any], rule: str) -> None:
         assert rules(program, compiled(facts(**changes))) == [(rule, Severity.ERROR)]
+
+    @pytest.mark.parametrize(
+        ("near", "found"),
+        [
+            ({"sqnr_db": 9.9}, [("onnx-accuracy", Severity.ERROR)]),
+            ({"agreement": 0.999}, [("onnx-accuracy", Severity.ERROR)]),
+            ({"agreement": 1.0}, []),
+            ({"sqnr_db": 10.0}, [("threshold-placeholder", Severity.WARNING)]),
+        ],
+    )
+    def test_without_thresholds_a_program_is_held_to_what_is_required_of_all(
+        self, tmp_path: Path, near: dict[str, float], found: list[tuple[str, Severity]]
+    ) -> None:
+        program = programs_of(write_suite(tmp_path, SUITE.partition("thresholds")[0]))[0]
+        assert rules(program, compiled(facts(near=near))) == found
+
+    def test_a_good_figure_of_outputs_that_hardly_vary_is_a_warning(self, program: Program) -> None:
+        near = {**facts()["beside"]["near"], "variation_sqnr_db": -29.6}
+        assert rules(program, compiled(facts(near=near))) == [("accuracy-constant", Severity.WARNING)]
 
     def test_what_only_the_embedded_form_has_is_an_error_too(self, program: Program) -> None:
         bad = {**facts()["embedded"], "audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}
@@ -85,6 +105,7 @@ class TestChanged:
             ({**AGREED, "sqnr_db": 20.0}, ("onnx-changed", Severity.ERROR)),
             ({"sqnr_db": 40.0, "reference_sqnr_db": 40.0}, ("onnx-changed", Severity.ERROR)),
             ({"sqnr_db": 30.0}, ("onnx-changed", Severity.ERROR)),
+            ({**AGREED, "variation_sqnr_db": 5.0}, None),
         ],
     )
     def test_a_better_figure_is_a_note_and_a_lower_or_missing_one_an_error(
@@ -94,6 +115,36 @@ class TestChanged:
         assert [each[:2] for each in found] == ([finding] if finding else [])
         if near.get("reference_sqnr_db") == 60.0:
             assert "60.0 dB instead of 50.0 dB" in found[0][2]
+
+    @pytest.mark.parametrize(
+        ("share", "rule"),
+        [(2 / 3, None), (1.0, "onnx-better"), (0.6, "onnx-changed"), (None, "onnx-changed")],
+    )
+    def test_another_share_of_equal_integers_is_another_result(
+        self, tmp_path: Path, share: float | None, rule: str | None
+    ) -> None:
+        near = {} if share is None else {"agreement": share}
+        agreed = Recorded(accuracy={"agreement": 0.666666})
+        found = self.found(tmp_path, agreed, compiled(facts(near=near)))
+        assert [each[0] for each in found] == ([rule] if rule else [])
+
+    @pytest.mark.parametrize(
+        ("near", "wrong"),
+        [
+            ({"sqnr_db": 19.9}, True),
+            ({"sqnr_db": 0.0, "reference_sqnr_db": 20.0}, False),
+            ({"agreement": 0.9}, True),
+            ({"agreement": 0.5, "reference_agreement": 1.0}, False),
+            ({"sqnr_db": 99.0, "agreement": 0.9}, True),
+        ],
+    )
+    def test_of_wrong_outputs_the_record_holds_a_note_says_so(
+        self, tmp_path: Path, near: dict[str, float], wrong: bool
+    ) -> None:
+        text = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
+        program = programs_of(write_suite(tmp_path, text))[0]
+        expected = [("onnx-wrong", Severity.NOTE)] if wrong else []
+        assert rules(program, compiled(facts(near=near))) == expected
 
     @pytest.mark.parametrize(
         ("agreed", "reply", "words"),

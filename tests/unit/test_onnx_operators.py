@@ -84,6 +84,9 @@ BASELINE = {
     "Pool/u8u8/SM8650": Recorded(build_id=BUILD, refused=("Where",), taken=("Div",)),
     "Det/fp16/SM8650": Recorded(build_id=BUILD, failed="dies"),
     "Det/u8u8/SM8650": Recorded(build_id=BUILD, failed="crash"),
+    "Equal/fp16/SM8650": Recorded(build_id=BUILD, accuracy={"agreement": 0.75}),
+    "Equal/u8u8/SM8650": Recorded(build_id=BUILD, accuracy={"agreement": 0.5, "reference_agreement": 1.0}),
+    "Equal/u16u8/SM8650": Recorded(build_id=BUILD, accuracy={"agreement": 1.0, "reference_agreement": 1.0}),
     "proof_of_a_fault/u8u8/SM8650": Recorded(build_id=BUILD, accuracy={"reference_sqnr_db": 3.0}),
 }
 CHOSEN = NodeTests.model_validate(
@@ -93,7 +96,8 @@ CHOSEN = NodeTests.model_validate(
         "onnxruntime": "1",
         "opset": 28,
         "operators": {
-            name: Chosen(test="t", module="m", opset=20) for name in ("Abs", "Log", "Erf", "Pool", "Det")
+            name: Chosen(test="t", module="m", opset=20)
+            for name in ("Abs", "Log", "Erf", "Pool", "Det", "Equal")
         },
         "left_out": {"If": "control flow", "Loop": "control flow"},
     }
@@ -120,6 +124,9 @@ def test_each_result_of_the_baseline_is_a_cell() -> None:
         "Pool u8u8": "part: Where",
         "Det fp16": "DIES",
         "Det u8u8": "CRASHES",
+        "Equal fp16": "WRONG",
+        "Equal u8u8": "whole exact, 50% equal to float",
+        "Equal u16u8": "whole exact",
     }
 
 
@@ -131,7 +138,7 @@ def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:
         for precision, cell in chips["SM8650"].items()
         if cell.good
     ]
-    assert good == ["Abs fp16", "Abs u8u8"]
+    assert good == ["Abs fp16", "Abs u8u8", "Equal u16u8"]
 
 
 def test_the_pages_show_them_and_what_is_left_out() -> None:

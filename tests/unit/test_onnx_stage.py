@@ -322,6 +322,41 @@ class TestStage:
         assert self.stage(tmp_path, "--update-thresholds", "--update-baseline", text=written) == 0
         assert (tmp_path / "onnx.toml").read_text() == written
 
+    def test_less_than_is_required_fails_until_its_thresholds_are_written_for_a_reason(
+        self, tmp_path: Path
+    ) -> None:
+        bare = SUITE.partition("thresholds")[0]
+        self.answers = facts(near={**facts()["beside"]["near"], "sqnr_db": 7.0})
+        assert self.stage(tmp_path, text=bare) == 1
+        assert self.rules(tmp_path) == {"onnx-accuracy"}
+        failing = next(each for each in self.report(tmp_path).findings if each.rule == "onnx-accuracy")
+        assert self.stage(tmp_path, "--update-thresholds", text=bare) == 1
+        assert (tmp_path / "onnx.toml").read_text() == bare
+        (refusal,) = self.report(tmp_path).findings
+        assert refusal.fix.endswith("--reason TEXT")
+        words = failing.fix.partition("nox -s test_onnx -- ")[2].partition("TEXT")[0]
+        command = ["test_onnx", *shlex.split(words), "it has 2 bits", *self.places(tmp_path)]
+        assert main("python -m ci", "", VERBS, command) == 0
+        written = (tmp_path / "onnx.toml").read_text()
+        assert "sqnr_db = 6.0" in written
+        programs = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
+        assert {each.reason for each in programs.values()} == {"it has 2 bits"}
+        assert self.stage(tmp_path, "--update-thresholds", text=written) == 0
+
+    def test_the_figure_of_each_program_is_printed_cached_or_not(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        for cached in (0, 2):
+            assert self.stage(tmp_path) == 0
+            assert self.report(tmp_path).metrics["cached"] == cached
+            printed = capfd.readouterr().err
+            assert all(
+                any(name in line and "30.0 dB" in line for line in printed.splitlines())
+                for name in ("net/u16u8/SM8650", "net/u16u8/SM8750")
+            )
+            rows: Any = self.report(tmp_path).metrics["programs"]
+            assert {row["figures"]["sqnr_db"] for row in rows.values()} == {30.0}
+
     def test_without_the_provider_nothing_counts_as_passed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

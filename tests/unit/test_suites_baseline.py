@@ -53,6 +53,31 @@ class TestAgreeing:
         again = older.with_reasons({"net/8a8w/SM8650": {"top1": 2 / 3}}, "", "again")
         assert again.programs == older.programs
 
+    def low(self, baseline: Baseline, reason: str = "", sqnr_db: float = 7.5) -> Baseline:
+        figures = {"net/8a8w/SM8650": {"sqnr_db": sqnr_db, "top1": 0.95}}
+        low = {"net/8a8w/SM8650": ["sqnr_db"]}
+        return baseline.with_reasons(figures, reason, "again", low, as_thresholds=True)
+
+    def test_a_threshold_below_what_is_required_needs_a_reason(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckFailed, match="net/8a8w/SM8650") as caught:
+            self.low(self.agreed(tmp_path))
+        assert caught.value.fix.endswith("again --reason TEXT")
+
+    def test_its_reason_is_kept_until_it_is_lower_still(self, tmp_path: Path) -> None:
+        self.low(self.agreed(tmp_path), "2-bit weights").write()
+        baseline = self.low(load_baseline(tmp_path / "b.json"), sqnr_db=6.6)
+        assert baseline.programs["net/8a8w/SM8650"].reason == "2-bit weights"
+        with pytest.raises(CheckFailed):
+            self.low(baseline, sqnr_db=6.4)
+
+    def test_a_baseline_alone_neither_needs_its_reason_nor_drops_it(self, tmp_path: Path) -> None:
+        figures = {"net/8a8w/SM8650": {"sqnr_db": 7.5, "top1": 0.95}}
+        low = {"net/8a8w/SM8650": ["sqnr_db"]}
+        plain = self.agreed(tmp_path)
+        assert plain.with_reasons(figures, "", "again", low).programs["net/8a8w/SM8650"].reason == ""
+        given = self.low(plain, "2-bit weights").with_reasons(figures, "", "again", low)
+        assert given.programs["net/8a8w/SM8650"].reason == "2-bit weights"
+
     def test_what_another_build_gave_does_not_stay_beside_what_this_one_gives(self, tmp_path: Path) -> None:
         baseline = self.agreed(tmp_path, peak_mb=7)
         changed = baseline.with_values({"net/8a8w/SM8650": {"build_id": "v2", "ddr_read": 5}})
@@ -60,7 +85,12 @@ class TestAgreeing:
         assert (recorded.ddr_read, recorded.accuracy, recorded.peak_mb) == (5, {}, 7)
 
     @pytest.mark.parametrize("name", ["lowering", "onnx"])
-    def test_every_lost_top1_of_ours_has_its_reason(self, name: str) -> None:
+    def test_every_lost_top1_and_low_figure_of_ours_has_its_reason(self, name: str) -> None:
         programs = load_baseline(MANIFESTS / "baselines" / f"{name}-wheels.json").programs
-        lost = [each for each in programs.values() if each.accuracy.get("top1") == 0]
+        lost = [
+            each
+            for each in programs.values()
+            if each.accuracy.get("top1") == 0 or each.accuracy.get("sqnr_db", 99) < 10
+        ]
+        assert lost or name == "onnx"
         assert all(each.reason for each in lost) and all(each.build_id for each in programs.values())

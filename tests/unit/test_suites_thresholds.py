@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ci.lanes.executorch.suite import load_suite, programs_of
 from ci.pipeline.accuracy import missed, rounded
 from ci.pipeline.suite import Thresholds
-from ci.pipeline.thresholds import derived, rewritten, update_suite
+from ci.pipeline.thresholds import derived, low_figures, rewritten, update_suite
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import MANIFESTS
 
@@ -86,6 +86,24 @@ class TestDerived:
     def test_an_exact_result_asks_for_what_round_off_leaves(self) -> None:
         thresholds = derived(HELD, None, [{"sqnr_db": 999.0, "cosine": 1.0}], 1.0)
         assert thresholds == {"sqnr_db": 99.0, "cosine": 0.999999}
+
+    def test_integers_are_held_to_the_share_that_was_equal(self) -> None:
+        held = ("sqnr_db", "agreement", "reference_sqnr_db", "reference_agreement")
+        both = {"sqnr_db": 30.56, "reference_sqnr_db": 60.02, "agreement": 2 / 3, "reference_agreement": 1.0}
+        integers = {name: value for name, value in both.items() if "agreement" in name}
+        shares = {"agreement": 0.666666, "reference_agreement": 1.0}
+        assert derived(held, None, [integers], 1.0) == shares
+        assert derived(held, None, [both], 1.0) == {"sqnr_db": 29.5, "reference_sqnr_db": 59.0, **shares}
+        assert derived(held, None, [FIGURES], 1.0) == {"sqnr_db": 29.5, "reference_sqnr_db": 59.0}
+
+    def test_what_is_below_the_required_is_known_with_its_margin(self) -> None:
+        for measured, low in (
+            ({"sqnr_db": 10.9, "reference_sqnr_db": 60.0}, ["sqnr_db"]),
+            ({"sqnr_db": 11.0, "reference_sqnr_db": 6.0}, []),
+            ({"sqnr_db": 30.0, "agreement": 0.99}, ["agreement"]),
+            ({"sqnr_db": math.nan, "agreement": 1.0}, ["sqnr_db"]),
+        ):
+            assert low_figures({"net": measured}, 1.0) == {"net": low}
 
 
 FRACTIONS = sorted({Fraction(k, n) for n in range(2, 76) for k in range(1, n)})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ci.partition.decisions import module_of, source_of
-from ci.pipeline.accuracy import Unusable, compare, decibels
+from ci.pipeline.accuracy import Pair, Unusable, compare, decibels
 from ci.pipeline.models.user_model import BadFactory
 
 MOST_DB = 120.0
@@ -34,7 +34,7 @@ def figures_in_torch(
 ) -> dict[str, float]:
     """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
     pairs = [
-        (f"output {index} of inference {number}", wanted.numpy(), value.numpy())
+        Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
         for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
         for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
     ]

@@ -19,6 +19,7 @@ from ci.engine.workers.child import THREADS, WARM
 from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.executorch.suite import Program
 from ci.lanes.executorch.worker import MEMORY
+from ci.pipeline.accuracy import in_words
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Ask, Step, run_step
@@ -120,14 +121,12 @@ class Lower(Step[Program]):
         kept = result.facts.get("kept_on_cpu") and not self.plan.work.keep_going
         return not result.facts.get("loads") and not kept
 
-    def line(self, result: Result) -> Line:
+    def line(self, program: Program, result: Result) -> Line:
         if result.failure and self.plan.errors_follow:
             return failed(result.failure.kind)
         if not (lacks := result.facts.get("lacks")):
             return line_of(result)
-        return Line(
-            "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
-        )
+        return Line("quantized", f"{in_words(result.facts['figures'])} in PyTorch; {lacks} is missing")
 
     def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
         message, fix = gone.sentence(log), ""

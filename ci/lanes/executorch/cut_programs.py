@@ -130,7 +130,7 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         cut = module if node is None else ending_at(module, node)
         expected = [run_copied(cut, sample) for sample in samples]
         return [
-            (f"{number}.{index}", wanted.numpy(), value)
+            Pair(f"{number}.{index}", wanted.numpy(), value)
             for number, (wants, values) in enumerate(
                 zip(expected, emulated(lower(cut), expected), strict=True)
             )

@@ -23,10 +23,12 @@ from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.operators.table import inexact
-from ci.pipeline.accuracy import missed, rounded
+from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
+    accepting,
     accuracy_message,
     chip_differs,
+    constant_outputs,
     known_faults,
     notes,
     placeholder,
@@ -52,6 +54,7 @@ class Run(Step[Program]):
     kind = RAN
     own_packages = False
     title = "runs on the emulator"
+    shows_cached = True
 
     plan: Plan
     runner: Path
@@ -94,14 +97,14 @@ class Run(Step[Program]):
         # What misses its thresholds is run again each time, so that its outputs can be looked at.
         return not findings_of(program, result, self.compiled[program.name].facts)
 
-    def line(self, result: Result) -> Line:
+    def line(self, program: Program, result: Result) -> Line:
         if result.failure:
             return failed(f"{result.failure.kind}: {result.failure.message}")
         facts = result.facts
         if facts["rule"]:
             text = f"{facts['rule']}: {facts['message']}"
             return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
-        return Line("ran", f"SQNR {facts['figures']['sqnr_db']:.1f} dB")
+        return Line("ran", in_words(facts["figures"]))
 
     def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
         return Failure(gone.kind, gone.sentence(log), log=log)
@@ -147,17 +150,20 @@ class Emulation(Lowering):
             yield from findings_of(program, mine[RAN], lowered.facts)
             yield from kept_on_cpu(program, lowered.facts)
             yield from notes(program, lowered.facts, again)
-            every = SUITES.repeat(program, self.stage, every_chip=True)
-            yield from placeholder(program, f"{every} --update-thresholds")
+            if (figures := self.figures(program, mine)) is not None:
+                every = SUITES.repeat(program, self.stage, every_chip=True)
+                yield from placeholder(program, figures, f"{every} --update-thresholds")
+                yield from constant_outputs(program, figures, again)
 
     def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+        figures = self.figures(program, mine)
         shown: dict[str, Metric] = {
             "backend": program.backend,
             "scheme": program.run.scheme,
-            "thresholds": shown_thresholds(program),
+            "thresholds": shown_thresholds(program, figures or {}),
             "expected_fault": program.run.emulator_fault,
         }
-        if RAN not in mine or not ran(mine[RAN]):
+        if figures is None:
             return shown
         lowered, result, agreed = mine[COMPILED], mine[RAN], agreed_of(plan, program)
         return shown | {
@@ -165,7 +171,7 @@ class Emulation(Lowering):
             "costs": dict(costs_of(lowered)),
             "cached": result.cached,
             "not_cached_because": result.not_remembered,
-            "figures": dict(result.facts["figures"]),
+            "figures": dict(figures),
             "baseline": dict(agreed.accuracy) if agreed else {},
             **result.facts["times"],
         }
@@ -277,15 +283,14 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         if each.compiles
     ]
     lost = "; ".join([*([lost] if lost else []), *known])
-    return [
-        wrong(
-            "accuracy",
-            accuracy_message(misses, figures, lost),
+    fixes = [again]
+    if chip_differs(misses, figures):
+        fixes = [
             f"{SUITES.repeat(program, 'divergence')} names the first operator that differs; then {again}"
-            if chip_differs(misses, figures)
-            else again,
-        )
-    ]
+        ]
+    every = SUITES.repeat(program, "test_emulator", every_chip=True)
+    fixes += filter(None, [accepting(program, misses, every)])
+    return [wrong("accuracy", accuracy_message(misses, figures, lost), "; ".join(fixes))]
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:

@@ -31,7 +31,8 @@ from ci.lanes.executorch.user_program import (
     scheme_of,
 )
 from ci.operators.suggestions import suggestion_for
-from ci.pipeline.findings import hardly_alike
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.findings import warnings_of
 from ci.pipeline.into_suite import Extension, factory_in, require_place
 from ci.pipeline.lane import update
 from ci.pipeline.models.other_python import export_with
@@ -136,10 +137,8 @@ def quantize_model(model: OneModel, output: Path) -> int:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {path}\n")
         for program in plan.programs:
             _warn(compiled[program.name])
-            sqnr = compiled[program.name].facts["figures"]["sqnr_db"]
-            sys.stdout.write(
-                f"{program.soc} {program.run.kind}: {sqnr:.1f} dB SQNR against float, both in PyTorch\n"
-            )
+            figures = in_words(compiled[program.name].facts["figures"])
+            sys.stdout.write(f"{program.soc} {program.run.kind}: {figures} against float, both in PyTorch\n")
     return 0
 
 
@@ -245,16 +244,15 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
     line += f"{plural(len(on_cpu), 'operator')} on the CPU" if on_cpu else "nothing on the CPU"
     if figures:
         whose = "the quantized model" if program.run.scheme == "qdq" else "float"
-        line += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"
-        if "reference_sqnr_db" in figures:
-            line += f", {figures['reference_sqnr_db']:.1f} dB against the quantized model"
+        line += f"; {in_words(figures)} against {whose}"
+        if quantized := in_words(figures, "reference_"):
+            line += f", {quantized} against the quantized model"
     elif program.backend != "htp":
         line += f"; not run: the emulator has no {program.backend}"
     else:
         line += "; not run"
     sys.stdout.write(f"{line}\n")
-    if figures and (warning := hardly_alike(figures)):
-        sys.stderr.write(f"warning: {warning}\n")
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings_of(figures))
     alike = Counter(
         (each["operator"], each.get("source", ""), each["code"], each.get("reason", ""))
         for each in compiled.facts["left"]

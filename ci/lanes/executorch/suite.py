@@ -11,6 +11,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ci.pipeline.precision import ExecutorchScheme, scheme_named
 from ci.pipeline.suite import (
+    HELD,
+    HELD_QUANTIZED,
     AnyCase,
     AnyProgram,
     AnyRun,
@@ -113,7 +115,7 @@ class Run(AnyRun):
 
     @property
     def held(self) -> tuple[str, ...]:
-        return ("sqnr_db", "reference_sqnr_db") if self.quantizes else ("sqnr_db",)
+        return HELD_QUANTIZED if self.quantizes else HELD
 
     @property
     def quantizes(self) -> bool:

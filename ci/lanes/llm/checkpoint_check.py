@@ -117,7 +117,7 @@ def _worst(reader: Reader, decoder: Decoder, x: Any, outputs: Sample) -> dict[st
         for name, values in reader.alone(inputs).items():
             axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
             expected = outputs[name].take(range(start, start + reader.count), axis)
-            pairs.setdefault(name, []).append((name, expected, values.reshape(expected.shape)))
+            pairs.setdefault(name, []).append(Pair(name, expected, values.reshape(expected.shape)))
     try:
         ratios = {name: compare(each)["sqnr_db"] for name, each in pairs.items()}
     except Unusable as error:

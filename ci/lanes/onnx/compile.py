@@ -15,13 +15,15 @@ from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.work import Failure, Result, empty_folder
+from ci.engine.progress import Line, failed
+from ci.engine.work import Failure, Result, empty_folder, line_of
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.onnx.crosscheck import Pair
-from ci.lanes.onnx.findings import changed, findings_of
+from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
 from ci.lanes.onnx.suite import Program
+from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
 from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
@@ -127,6 +129,7 @@ class Compile(Step[Program]):
 
     kind = "onnx"
     title = "programs"
+    shows_cached = True
 
     plan: Plan
     new_baseline: bool = False
@@ -164,6 +167,12 @@ class Compile(Step[Program]):
             margin_db = load_tolerances().sqnr_margin_db
             findings += changed(program, result, self.plan.baseline(program), margin_db)
         return verdict(findings) == "pass"
+
+    def line(self, program: Program, result: Result) -> Line:
+        if result.failure or not was_compiled(result):
+            return line_of(result)
+        words = in_words(context_of(result)["near"])
+        return Line("passed", words) if self.accepts(program, result) else failed(words)
 
     def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
         run, request, group = program.run, program.order, self.groups[program.name]

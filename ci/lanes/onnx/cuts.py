@@ -133,7 +133,7 @@ def searched(
         expected = provider.on_cpu(program, fed)
         outputs = provider.on_htp(program, precision, soc, settings, fed)
         return [
-            (f"{number}.{name}", wanted[name], actual[name])
+            Pair(f"{number}.{name}", wanted[name], actual[name])
             for number, (wanted, actual) in enumerate(zip(expected, outputs, strict=True))
             for name in wanted
         ]

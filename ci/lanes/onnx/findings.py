@@ -10,11 +10,13 @@ from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import Lane
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, Program, command_for_one
-from ci.pipeline.accuracy import LEAST_DB, Missed, missed
+from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.findings import (
+    accepting,
     accuracy_message,
     chip_differs,
+    constant_outputs,
     errors_of,
     not_in_fp16,
     notes,
@@ -22,7 +24,11 @@ from ci.pipeline.findings import (
     shown_thresholds,
 )
 from ci.pipeline.reason import first_line, words_of
+from ci.pipeline.suite import HELD_QUANTIZED
 from provisioning.base.findings import Finding, Metric, Severity
+
+ROUNDED = 1e-6
+"""How far a share may be from the one that the baseline has rounded."""
 
 
 def findings_of(program: Program, result: Result) -> Iterator[Finding]:
@@ -43,11 +49,12 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         rule = "onnx-fails" if "failed" in result.facts else "onnx-refuses"
         yield Finding(rule, Severity.NOTE, program.name, message, f"{again} --no-cache asks it again")
         return
+    context, every = context_of(result), SUITES.repeat(program, every_chip=True)
+    near: Mapping[str, float] = context["near"]
     if not program.case.recorded:
-        every = SUITES.repeat(program, every_chip=True)
-        yield from placeholder(program, f"{every} --update-thresholds")
+        yield from placeholder(program, near, f"{every} --update-thresholds")
+        yield from constant_outputs(program, near, again)
     yield from notes(program, result.facts, again)
-    context = context_of(result)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
         if not facts["reload_equal"]:
             yield error(
@@ -60,14 +67,12 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield error("onnx-cpu-node", message)
     if not result.facts["forms_equal"]:
         yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
-    near = context["near"]
-    figure = near.get("reference_sqnr_db", near.get("sqnr_db"))
-    if program.case.recorded and figure is not None and figure < LEAST_DB:
-        message = f"its outputs are wrong: {figure:.1f} dB SQNR, below {LEAST_DB:g} dB"
+    if program.case.recorded and computed_otherwise(near):
+        message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
     if misses := misses_of(program, result):
-        message = accuracy_message(misses, context["near"])
-        yield error("onnx-accuracy", message, _fix(program, misses, context["near"]))
+        fixes = [_fix(program, misses, near), accepting(program, misses, every)]
+        yield error("onnx-accuracy", accuracy_message(misses, near), "; ".join(filter(None, fixes)))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
@@ -160,19 +165,23 @@ def _outcome(recorded: Recorded) -> str:
 def _other_figures(
     agreed: Mapping[str, float], now: Mapping[str, float], margin_db: float
 ) -> tuple[list[str], list[str]]:
-    """The figures in dB that are worse than agreed, or missing, and those that are better."""
+    """The figures that are worse than agreed, or missing, and those that are better."""
     worse, better = [], []
     for name, figure in agreed.items():
-        if not name.endswith("sqnr_db"):
+        if name not in HELD_QUANTIZED:
             continue
-        value = now.get(name)
+        value, margin = now.get(name), margin_db if name.endswith("_db") else ROUNDED
         if value is None:
-            worse.append(f"{name} {figure:.1f} dB is missing now")
-        elif value > figure + margin_db:
-            better.append(f"{name} {value:.1f} dB instead of {figure:.1f} dB")
-        elif not value >= figure - margin_db:
-            worse.append(f"{name} {value:.1f} dB instead of {figure:.1f} dB")
+            worse.append(f"{name} {_shown(name, figure)} is missing now")
+        elif value > figure + margin:
+            better.append(f"{name} {_shown(name, value)} instead of {_shown(name, figure)}")
+        elif not value >= figure - margin:
+            worse.append(f"{name} {_shown(name, value)} instead of {_shown(name, figure)}")
     return worse, better
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1f} dB" if name.endswith("_db") else f"{value:g}"
 
 
 def outcome_of(result: Result) -> dict[str, Any]:
@@ -214,8 +223,8 @@ def costs_of(result: Result) -> dict[str, float]:
 def lane_of(result: Result) -> Lane:
     costs = costs_of(result)
     return Lane(
-        cosine=context_of(result)["near"]["cosine"],
-        sqnr_db=context_of(result)["near"]["sqnr_db"],
+        cosine=context_of(result)["near"].get("cosine"),
+        sqnr_db=context_of(result)["near"].get("sqnr_db"),
         size=context_of(result)["bytes"],
         ddr_read=int(costs["ddr_read"]) if "ddr_read" in costs else None,
         ddr_written=int(costs["ddr_written"]) if "ddr_written" in costs else None,
@@ -227,7 +236,7 @@ def row(program: Program, result: Result, baseline: Baseline, other: Lane | None
     """The program's row on the page."""
     shown: dict[str, Metric] = {
         "precision": program.run.precision,
-        "thresholds": shown_thresholds(program),
+        "thresholds": shown_thresholds(program, context_of(result)["near"] if was_compiled(result) else {}),
     }
     if not was_compiled(result):
         return shown

@@ -23,7 +23,8 @@ from ci.lanes.onnx.orders import say, search_path
 from ci.lanes.onnx.stage import COMPILED, Onnx, accuracy_of
 from ci.lanes.onnx.suite import SUITES, Program
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of, warn_of
-from ci.pipeline.findings import hardly_alike, not_in_fp16
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.findings import not_in_fp16, warnings_of
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import update
 from ci.pipeline.options import Compile, OneModel
@@ -164,12 +165,12 @@ class CompileOne(OneModelStep):
                 "exit_code": CheckFailed.exit_code,
             }
             raise Refused(error)
-        figures: dict[str, float] = {}
+        figures: dict[str, str] = {}
         if len(chips) > 1:
             for path in [each for each in ask.into.iterdir() if each.suffix != ".csv"]:
                 path.unlink()
             flexible = str(empty_folder(scratch / "flexible"))
-            figures = ask(do="flexible", **common, **how, into=flexible, chips=list(chips))["sqnr_db"]
+            figures = ask(do="flexible", **common, **how, into=flexible, chips=list(chips))["near"]
         kept = {each: facts[each] for each in ("compared", "constant")}
         return {**kept, "reply": reply, "for each": figures}
 
@@ -189,14 +190,14 @@ def _say(
         print(
             f"one flexible context for {', '.join(chips)}, which only a device runs; compiled for each alone:"
         )
-        print("".join(f"  {chip} {figure:.1f} dB SQNR\n" for chip, figure in figures.items()), end="")
+        print("".join(f"  {chip} {figure}\n" for chip, figure in figures.items()), end="")
     reply, result = facts["reply"], "not run"
     if near := reply["near"]:
-        result = f"reload is bit-equal; {near['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}"
+        result = f"reload is bit-equal; {in_words(near)} against float on {_whose(facts)}"
     nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
     precision = program.run.precision
     print(f"{chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
-    if near and (warning := hardly_alike(near)):
+    for warning in warnings_of(near):
         say(f"warning: {warning}")
     if precision == "fp16" and reply["half_floats"] is False:
         say(f"warning: {not_in_fp16(chips[0])}")
@@ -245,7 +246,7 @@ def quantize_model(model: OneModel, output: Path) -> int:
         for path in publish([*files, record]):
             print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print(
-        f"{precision}: {facts['near']['sqnr_db']:.1f} dB SQNR against float on {_whose(facts)}, both by ONNX"
+        f"{precision}: {in_words(facts['near'])} against float on {_whose(facts)}, both by ONNX"
         " Runtime on the CPU"
     )
     return 0

@@ -35,7 +35,7 @@ from ci.lanes.onnx.graph import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, checked, divided, drawn, resembling
 from ci.lanes.onnx.suite import Case, Run, command_for_one
-from ci.pipeline.accuracy import Pair, Unusable, compare
+from ci.pipeline.accuracy import Pair, Unusable, compare, in_words
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from provisioning.base import commands
@@ -308,7 +308,7 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
         folder = Path(order["into"]) / chip
         folder.mkdir()
         facts, _ = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
-        near[chip] = facts["near"]["sqnr_db"]
+        near[chip] = in_words(facts["near"])
     model, precision, build = (
         Path(order["model"]),
         precision_named(run_of(order).precision),
@@ -324,7 +324,7 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
         arch=0,
     )
     record.write(record_path(path))
-    return {"sqnr_db": near}
+    return {"near": near}
 
 
 def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -528,7 +528,7 @@ def _near(
 def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample]) -> Iterator[Pair]:
     for number, (one, other) in enumerate(zip(expected, outputs, strict=True)):
         for name in one:
-            yield f"output {name} of sample {number}", one[name], other[name]
+            yield Pair(f"output {name} of sample {number}", one[name], other[name], name)
 
 
 def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:

@@ -10,7 +10,18 @@ from pydantic import Field, field_validator, model_validator
 
 from ci.lanes.onnx.options import Settings, settings_of
 from ci.pipeline.precision import PRECISIONS, precision_named
-from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, AnySuite, CaseName, Dotted, Scalar, Suites
+from ci.pipeline.suite import (
+    HELD,
+    HELD_QUANTIZED,
+    AnyCase,
+    AnyProgram,
+    AnyRun,
+    AnySuite,
+    CaseName,
+    Dotted,
+    Scalar,
+    Suites,
+)
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
@@ -40,8 +51,7 @@ class Run(AnyRun):
 
     @property
     def held(self) -> tuple[str, ...]:
-        quantized = precision_named(self.precision).quantized
-        return ("sqnr_db", "reference_sqnr_db") if quantized else ("sqnr_db",)
+        return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
 
     @field_validator("precision")
     @classmethod

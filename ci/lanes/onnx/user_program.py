@@ -84,7 +84,7 @@ class OneModelStep(Step[Program]):
     def cost(self, program: Program) -> Job:
         return Job(program.name, SECONDS_PREPARE, WORKER_MEMORY)
 
-    def line(self, result: Result) -> Line:
+    def line(self, program: Program, result: Result) -> Line:
         # The command shows the error itself.
         return failed(result.failure.kind) if result.failure else line_of(result)
 

@@ -18,7 +18,7 @@ import pytest
 
 from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS
 from ci.operators.table import EXACT, PLAIN
-from ci.pipeline.accuracy import EXACT_DB, LEAST_DB, Unusable, compare
+from ci.pipeline.accuracy import EXACT_DB, LEAST_DB, Pair, Unusable, least_sqnr_db
 
 
 @dataclass(slots=True)
@@ -353,10 +353,10 @@ def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float | None:
     """NaN if the one has a NaN where the other has none; None if their shapes differ."""
     try:
         pairs = [
-            (str(i), e.detach().float(), c.detach().float())
+            Pair(str(i), e.detach().float(), c.detach().float())
             for i, (c, e) in enumerate(zip(computed, expected, strict=True))
         ]
-        return min(compare(pairs, non_finite=True)["sqnr_db"], EXACT)
+        return min(least_sqnr_db(pairs), EXACT)
     except Unusable as error:
         return math.nan if error.rule == "not-finite" else None
     except (ValueError, AttributeError):

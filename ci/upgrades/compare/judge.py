@@ -12,12 +12,15 @@ from provisioning.base.findings import Metric, Severity
 Verdict = Literal["better", "same", "worse"]
 RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
 
-ACCURACY = ("sqnr_db", "reference_sqnr_db", "top1")
+SHARES = ("agreement", "reference_agreement", "top1")
+ACCURACY = ("sqnr_db", "reference_sqnr_db", *SHARES)
 NODES = ("cpu_operators", "delegates", "graphs")
 """Each additional delegate is another transfer between CPU and NPU."""
 TITLES = {
     "sqnr_db": "SQNR in dB",
     "reference_sqnr_db": "SQNR in dB to the quantized model",
+    "agreement": "share of equal integers",
+    "reference_agreement": "share of integers equal to the quantized model",
     "top1": "top-1 agreement",
     "cpu_operators": "operators on the CPU",
     **{name: field.description or name for name, field in COSTS.items()},
@@ -50,7 +53,7 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
     changes: list[Difference] = []
     for name, was, now in _pairs(before, after, "figures", ACCURACY):
         # Another answer is a difference, however small the error that gives it.
-        if abs(now - was) > (1e-6 if name == "top1" else tolerances.sqnr_margin_db):
+        if abs(now - was) > (1e-6 if name in SHARES else tolerances.sqnr_margin_db):
             changes.append(Difference(name, was, now, "worse" if now < was else "better"))
     for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
         tolerance = tolerances.costs[name]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import COSTS, Tolerances, load_tolerances
 from ci.pipeline.costs import cost_rule
 from ci.upgrades import releases
@@ -343,8 +344,12 @@ def table_of(metrics: Mapping[str, Metric]) -> str:
         assert isinstance(row, dict)
         first = row[base]
         figures = first.get("figures") if isinstance(first, dict) else None
-        sqnr = figures.get("sqnr_db") if isinstance(figures, dict) else None
-        cells = [f"{sqnr:.1f} dB" if isinstance(sqnr, int | float) else "refused"]
+        numbers = {
+            name: value
+            for name, value in (figures.items() if isinstance(figures, dict) else ())
+            if isinstance(value, int | float)
+        }
+        cells = [in_words(numbers).replace(" SQNR", "") or "refused"]
         for other in others:
             each = row[other]
             assert isinstance(each, dict)

@@ -17,7 +17,7 @@ from packaging.version import Version
 from pydantic import Field, ValidationError
 
 from ci.artifacts.compiled_onnx import read_model
-from ci.pipeline.accuracy import Unusable, compare
+from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
 from ci.upgrades.compare.stage import chosen, environment_of
 from provisioning.base.commands import logged
 from provisioning.base.diagnosis import nearest
@@ -306,14 +306,14 @@ def _sqnr(reference: Path, other: Path) -> float:
 
 
 def sqnr(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
-    """In dB, the worst of all outputs; -infinite where one is absent or not finite."""
+    """In dB, the worst of all outputs; -infinite where one is absent, not finite, or has other integers."""
     if wanted.keys() != actual.keys():
         return -math.inf
     try:
-        figures = compare([(name, array, actual[name]) for name, array in wanted.items()])
+        figures = compare([Pair(name, array, actual[name]) for name, array in wanted.items()])
     except Unusable:
         return -math.inf
-    return figures["sqnr_db"]
+    return figures.get("sqnr_db", EXACT_DB) if figures.get("agreement", 1) == 1 else -math.inf
 
 
 def write(agreed: Measured, results: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:

@@ -1,0 +1,54 @@
+"""What is no agreement with the float model is no pass, with the real compilers and the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.pipeline.accuracy import REQUIRED
+from tests.support.lowering_suites import run, suite
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+
+def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_without_thresholds(
+    tmp_path: Path,
+) -> None:
+    cases = {
+        name: {"factory": f"lowering_models:{name}", "scheme": "8a8w", "thresholds": ""}
+        for name in ("steep", "lost", "net")
+    }
+    path = suite(tmp_path / "models", cases)
+    path.write_text(path.read_text().replace("thresholds = {  }\n", ""))
+    assert "thresholds" not in path.read_text()
+    done = run("test_emulator", tmp_path, "--suite", path)
+    assert done.code == 1
+    rules = {name: done.rules(name) for name in cases}
+    assert rules["steep"] == {"emulator-accuracy"} and rules["lost"] == {"emulator-accuracy"}
+    assert rules["net"] == {"threshold-placeholder"}
+    rows: Any = done.report.metrics["programs"]
+    assert rows["steep/8a8w/SM8650"]["figures"]["agreement"] < REQUIRED["agreement"]
+    assert rows["net/8a8w/SM8650"]["figures"]["variation_sqnr_db"] > 20
+    assert rows["lost/8a8w/SM8650"]["figures"]["sqnr_db"] < REQUIRED["sqnr_db"]
+
+
+ONNX = """\
+schema = 1
+[case.steep]
+factory = "lowering_models:steep"
+[[case.steep.run]]
+precision = "u8u8"
+socs = ["SM8650"]
+"""
+
+
+def test_in_onnx_runtimes_lane_other_classes_fail(tmp_path: Path) -> None:
+    path = suite(tmp_path / "models", {})
+    path.write_text(ONNX)
+    done = run("test_onnx", tmp_path, "--suite", path)
+    assert done.code == 1 and done.rules("steep") == {"onnx-accuracy"}
+    rows: Any = done.report.metrics["programs"]
+    figures = rows["steep/u8u8/SM8650"]["figures"]
+    assert "sqnr_db" not in figures and figures["agreement"] < 1
