@@ -13,12 +13,12 @@ from tests.support.lowering_suites import run, suite
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
-def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_without_thresholds(
+def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_and_what_stands_still_is_warned_of(
     tmp_path: Path,
 ) -> None:
     cases = {
         name: {"factory": f"lowering_models:{name}", "scheme": "8a8w", "thresholds": ""}
-        for name in ("steep", "lost", "net")
+        for name in ("steep", "lost", "still", "net")
     }
     path = suite(tmp_path / "models", cases)
     path.write_text(path.read_text().replace("thresholds = {  }\n", ""))
@@ -27,6 +27,7 @@ def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_without_thr
     assert done.code == 1
     rules = {name: done.rules(name) for name in cases}
     assert rules["steep"] == {"emulator-accuracy"} and rules["lost"] == {"emulator-accuracy"}
+    assert rules["still"] == {"threshold-placeholder", "accuracy-constant"}
     assert rules["net"] == {"threshold-placeholder"}
     rows: Any = done.report.metrics["programs"]
     assert rows["steep/8a8w/SM8650"]["figures"]["agreement"] < REQUIRED["agreement"]

@@ -190,6 +190,11 @@ def lost() -> Any:
     return Calls(lambda x: (x + 1000) * 2 - 2000).eval(), _inputs
 
 
+def still() -> Any:
+    """What depends on the input is less than a step of 8 bits."""
+    return Calls(lambda x: x * 0.001 + 1).eval(), _inputs
+
+
 def recurrent() -> Any:
     return Recurrent().eval(), (torch.randn(1, 3, 8),)
 
