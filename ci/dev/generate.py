@@ -91,6 +91,7 @@ PAGES = {
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
     "docs/chips.md": "ci.dev.chips_page:page",
     "docs/findings.md": "ci.lanes.upstream.findings_page:page",
+    "docs/upgrades.md": "ci.upgrades.compat.stage:page",
     "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/upstream/operators/table.json": "ci.lanes.upstream.operators_page:table_json",

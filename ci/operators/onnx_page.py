@@ -30,7 +30,7 @@ and Reshape: their figure is how far fp16 is from the quantized model.
 
 ```console
 $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
-$ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --update-baseline   # then nox -s generate
+$ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --accept   # then nox -s generate
 ```
 """
 

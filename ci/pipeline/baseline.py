@@ -149,18 +149,16 @@ class Baseline:
         reason: str,
         again: str,
         low: Mapping[str, Collection[str]] = {},
-        *,
-        as_thresholds: bool = False,
     ) -> Baseline:
-        """Accept the figures of these programs. A lower top-1 agreement needs a reason, and `as_thresholds` a
-        figure that is in `low`, because its threshold is less than what is required of every program. The
-        baseline keeps the reason.
+        """Accept the figures of these programs. A lower top-1 agreement needs a reason, and a figure that is
+        in `low`, because its threshold is less than what is required of every program. The baseline keeps the
+        reason.
 
         Raises CheckFailed if there is none; `again` is the command that updates."""
         lost = {
             name: lost
             for name, values in figures.items()
-            if (lost := self._lost(name, values, low.get(name, ()) if as_thresholds else ()))
+            if (lost := self._lost(name, values, low.get(name, ())))
         }
         if lost and not reason:
             named = "; ".join(
@@ -223,7 +221,7 @@ def load_baseline(path: Path) -> Baseline:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ManifestError(
-            path, "(syntax)", expected="JSON", found=str(error), fix="remove it, then --update-baseline"
+            path, "(syntax)", expected="JSON", found=str(error), fix="remove it, then --accept"
         ) from error
     read = parse(data, _File, path)
     programs = {
@@ -244,14 +242,12 @@ def agree(
     reason: str,
     command: str,
     low: Mapping[str, Collection[str]],
-    *,
-    as_thresholds: bool,
 ) -> None:
     """Refuse to accept what needs a reason without one; with one, keep it in the baselines."""
     for suite, baseline in list(baselines.items()):
         mine = {each.name for each in programs if each.suite == suite}
         of_suite = {name: values for name, values in figures.items() if name in mine}
-        agreed = baseline.with_reasons(of_suite, reason, command, low, as_thresholds=as_thresholds)
+        agreed = baseline.with_reasons(of_suite, reason, command, low)
         if agreed.programs != baseline.programs:
             agreed.write()
         baselines[suite] = agreed

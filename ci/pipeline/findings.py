@@ -76,7 +76,7 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: st
     if absent := [miss.figure for miss in misses if miss.value is None]:
         return f"remove {', '.join(absent)} from its thresholds in {program.suite}"
     if list(_too_low({miss.figure: miss.value for miss in misses if miss.value is not None})):
-        return f"if it cannot be better, {every} --update-thresholds --reason TEXT"
+        return f"if it cannot be better, {every} --accept --reason TEXT"
     return ""
 
 

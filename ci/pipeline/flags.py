@@ -31,20 +31,43 @@ def choice_of(args: argparse.Namespace) -> Choice:
     return Choice(suites, tuple(args.case or ()), tuple(args.tag or ()), tuple(args.words), args.shard or "")
 
 
-def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argparse._ArgumentGroup:
-    """Returns the group, so that a stage can add its own flags. `baseline`: whether the stage has a
-    baseline."""
-    parser.set_defaults(update_baseline=False, update_thresholds=False, reason="")
+def add_how(
+    parser: argparse.ArgumentParser, *, accepts: str = "manifests/baselines"
+) -> argparse._ArgumentGroup:
+    """Returns the group, so that a stage can add its own flags. `accepts`: what --accept writes."""
+    parser.set_defaults(accept=False, reason="")
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
     add_work(group, "a program")
-    if baseline:
+    if accepts:
+        add_accept(group, accepts)
         group.add_argument(
-            "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
+            "--reason",
+            default="",
+            metavar="TEXT",
+            help="why a lost top-1, or less than 10 dB, is accepted; the baseline keeps it",
         )
     return group
+
+
+def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
+    """`kept`: what it writes."""
+    group.add_argument(
+        "--accept", action="store_true", help=f"what was measured is what is expected from now on: {kept}"
+    )
+    for earlier in EARLIER:
+        group.add_argument(earlier, action=_Renamed, nargs=0, help=argparse.SUPPRESS, dest=argparse.SUPPRESS)
+
+
+EARLIER = ("--update-baseline", "--update-thresholds", "--update-ledger", "--table", "--write-docs")
+"""What it was called in earlier releases."""
+
+
+class _Renamed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *others: object) -> None:
+        raise argparse.ArgumentError(self, "it is --accept now, which accepts all that was measured")
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
@@ -84,23 +107,8 @@ def work_of(args: argparse.Namespace) -> Work:
     )
 
 
-def add_accuracy(group: argparse._ArgumentGroup) -> None:
-    """For the stages that measure accuracy."""
-    group.add_argument(
-        "--update-thresholds",
-        action="store_true",
-        help="write thresholds to the suite: what was measured less the margin of tolerances.toml",
-    )
-    group.add_argument(
-        "--reason",
-        default="",
-        metavar="TEXT",
-        help="with --update-…: why a lost top-1, or less than 10 dB, is agreed to; the baseline keeps it",
-    )
-
-
 def accept_of(args: argparse.Namespace) -> Accept:
-    return Accept(args.update_baseline, args.update_thresholds, args.reason)
+    return Accept(args.accept, args.reason)
 
 
 def check(suites: Sequence[Path]) -> None:

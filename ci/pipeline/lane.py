@@ -75,11 +75,11 @@ class Lane(ABC, Generic[P, L]):
         return True
 
     def figures(self, program: P, mine: Mine) -> Mapping[str, float] | None:
-        """Its accuracy, which --update-thresholds writes; None where nothing was measured."""
+        """Its accuracy, which --accept writes as thresholds; None where nothing was measured."""
         return None
 
     def recorded(self, plan: L, program: P, mine: Mine) -> Mapping[str, object] | None:
-        """What --update-baseline writes of it."""
+        """What --accept writes of it to the baseline."""
         return None
 
     def close(self, stage: StageRun, plan: L, results: Results) -> None:
@@ -100,7 +100,7 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
     with stage.reported(selection.reports, f"{lane.rules}-not-run"):
         lane.require_installed()
         plan = lane.plan(chosen_programs(lane, options.choice, selection), options)
-        results = lane.do(plan, new_baseline=accept.baseline)
+        results = lane.do(plan, new_baseline=accept.values)
         figures = {
             program.name: dict(values)
             for program in plan.programs

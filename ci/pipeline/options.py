@@ -42,11 +42,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Which measured values become the expected ones."""
+    """Whether measured values become the expected ones."""
 
-    baseline: bool = False
-    thresholds: bool = False
+    values: bool = False
     reason: str = ""
+    """Why one is agreed to that is worse than it should be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,22 +120,14 @@ def accepted(
     update: Callable[[], None],
     stage: StageRun,
 ) -> tuple[P, ...]:
-    """Write the figures as --update-baseline (by `update`) and --update-thresholds say; returns the programs
+    """Write the figures to the baselines (by `update`) and suites if they are accepted; returns the programs
     with their thresholds of now."""
-    if accept.baseline or accept.thresholds:
-        low = low_figures(figures, load_tolerances().sqnr_margin_db)
-        agree(
-            plan.baselines,
-            plan.programs,
-            figures,
-            accept.reason,
-            stage.command,
-            low,
-            as_thresholds=accept.thresholds,
-        )
-    if accept.baseline:
-        update()
-    if not accept.thresholds:
+    if not accept.values:
+        return plan.programs
+    low = low_figures(figures, load_tolerances().sqnr_margin_db)
+    agree(plan.baselines, plan.programs, figures, accept.reason, stage.command, low)
+    update()
+    if not figures:
         return plan.programs
     # In the order of the programs.
     changed = {
@@ -156,7 +148,7 @@ def _with_thresholds(
     """Write the figures to the suite as thresholds; returns its programs with them."""
 
     def again(program: P) -> str:
-        return f"{suites.repeat(program, stage, every_chip=True)} --update-thresholds"
+        return f"{suites.repeat(program, stage, every_chip=True)} --accept"
 
     mine, margin_db = _of_suite(suite, programs, figures), load_tolerances().sqnr_margin_db
     profile = programs[0].profile

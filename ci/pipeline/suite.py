@@ -80,7 +80,7 @@ class AnyRun(Model):
     tags: tuple[Word, ...] = ("pr", "nightly")
     """When the run takes place; without tags always."""
     thresholds: Thresholds | None = None
-    """None until --update-thresholds writes measured ones."""
+    """None until --accept writes measured ones."""
 
     @property
     def effective_thresholds(self) -> Thresholds | None:

@@ -74,8 +74,8 @@ def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gate(base: Path) -> Done:
     """All are held to the thresholds and the costs of the good one, as the toolkit measured them."""
     path = _suite(base, "sqnr_db = 0")
-    lowered = run("test_lowering", base, "--suite", path, "--update-baseline")
-    assert run("test_emulator", base, "--suite", path, "--case", "good", "--update-thresholds").code == 0
+    lowered = run("test_lowering", base, "--suite", path, "--accept")
+    assert run("test_emulator", base, "--suite", path, "--case", "good", "--accept").code == 0
     _suite(base, _thresholds_of_the_good_one(path))
     agreed = load_baseline(baseline_path(path, DEFAULT_PROFILE))
     costs = {**agreed.programs, "dearer/16a8w/SM8650": agreed.programs["good/16a8w/SM8650"]}

@@ -181,7 +181,7 @@ class TestCompile:
             for name, (file, operators) in cases.items()
         ]
         (tmp_path / "suite.toml").write_text("\n".join(["schema = 1", "[case]", *lines, ""]))
-        stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--update-baseline")
+        stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--accept")
         onnx_command(*stage, code=1, cwd=tmp_path)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
         found = {each["subject"]: each for each in report["findings"] if each["subject"] != "test_onnx"}
@@ -431,7 +431,7 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     suite = tmp_path / "operators.toml"
     suite.write_text(OPERATORS)
     places = ("--suite", suite, "--store", tmp_path / "store", "--reports", tmp_path / "reports")
-    onnx_command(*places, "--update-baseline", verb=("test_onnx",))
+    onnx_command(*places, "--accept", verb=("test_onnx",))
     recorded = load_baseline(baseline_path(suite, "wheels")).programs
     assert recorded["Erf/fp16/SM8650"].refused == ("Erf",)
     assert recorded["Abs/u8u8/SM8650"].accuracy["reference_sqnr_db"] > 40

@@ -160,7 +160,7 @@ def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) ->
         {"abs": ("delegate-passed", Severity.ERROR), "skips": ("delegate-not-run", Severity.ERROR)},
     )
     assert counts(report) == {"passed": 1, "unexpected_passes": 1, "not_run": 1}
-    assert report.findings[0].fix == "nox -s test_delegate -- -k test_abs --update-ledger"
+    assert report.findings[0].fix == "nox -s test_delegate -- -k test_abs --accept"
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_fig
 
 def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_it(bench: Bench) -> None:
     chosen = ("-k", "aborts or absent or fails or skips")
-    bench.run(*chosen, "--update-ledger")
+    bench.run(*chosen, "--accept")
     path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
     text = path.read_text(encoding="utf-8").replace("SIGSEGV", "SIGABRT").replace("libc++", "libother")
     text = text.replace("import torchvision", "import torchvision, timm").replace(
@@ -313,7 +313,7 @@ def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_
     messages = {f.subject.partition("_")[2]: f.message for f in report.findings}
     assert "SIGSEGV" in messages["aborts"] and "SIGABRT" in messages["aborts"]
     assert "torchvision" in messages["absent"] and "timm" in messages["absent"]
-    bench.run(*chosen, "--update-ledger")
+    bench.run(*chosen, "--accept")
     code, report = bench.run(*chosen)
     assert (code, {f.severity for f in report.findings}) == (0, {Severity.NOTE})
     assert "SIGABRT" in {f.subject.partition("_")[2]: f.message for f in report.findings}["aborts"]
@@ -336,7 +336,7 @@ def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(bench: Benc
 
 def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:
     chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
-    assert bench.run(*chosen, "--update-ledger")[0] == 0
+    assert bench.run(*chosen, "--accept")[0] == 0
     book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
     assert {each.test.partition("_")[2]: each.outcome for each in book.expected} == {
         "expected": "expected_failure",
@@ -375,7 +375,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
     [
         ("--shard", "3/2"),
         ("--sample", "3/2"),
-        ("--shard", "1/2", "--update-ledger"),
+        ("--shard", "1/2", "--accept"),
         ("--target", "aarch64-linux"),
         ("--soc", "SM8650,SM8750"),
         ("-k", "no_such_test"),
@@ -396,8 +396,8 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(b
     code, report = bench.run("--sample")
     removed = dict.fromkeys(("gone", "missing", "removed"), ("delegate-gone", Severity.ERROR))
     assert (code, findings(report), bench.executed) == (1, removed, {"abs"})
-    assert report.findings[0].fix == "nox -s test_delegate -- --sample --update-ledger"
-    code, report = bench.run("--sample", "--update-ledger")
+    assert report.findings[0].fix == "nox -s test_delegate -- --sample --accept"
+    code, report = bench.run("--sample", "--accept")
     removed = dict.fromkeys(removed, ("delegate-recorded", Severity.NOTE))
     assert (code, findings(report)) == (0, removed)
     book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))

@@ -129,7 +129,7 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(trouble, "BUSY", 0.1)
     chosen = "hangs or waits or killed or full"
-    code, report = both(bench, "-k", chosen, "--timeout", "6", "--update-ledger")
+    code, report = both(bench, "-k", chosen, "--timeout", "6", "--accept")
     (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
     assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 6 s")
     assert list(load_record("passes", "wheels", "SM8650").tests) == ["test_hangs"]
@@ -139,30 +139,30 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
 
 
 def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
-    both(bench, "-k", "relu or conv1d", "--update-ledger")
+    both(bench, "-k", "relu or conv1d", "--accept")
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
     bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING.replace("pass", "assert 0"))
-    code, report = both(bench, "-k", "relu6 or conv1d", "--update-ledger")
+    code, report = both(bench, "-k", "relu6 or conv1d", "--accept")
     notes = {each.subject: each.message for each in report.findings if each.rule == "upstream-recorded"}
     assert code == 0 and notes.keys() == {"test_conv1d[qnn_8a8w]", "test_relu[qnn_8a8w]"}
     assert "was passed, and is failed" in notes["test_conv1d[qnn_8a8w]"]
 
 
 def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
-    both(bench, "-k", "relu or conv1d", "--update-ledger")
+    both(bench, "-k", "relu or conv1d", "--accept")
     bench.write(bench.tests / "test_conv_bn_qat.py", "")
-    for flags in ((), ("--update-ledger",)):
+    for flags in ((), ("--accept",)):
         code, report = both(bench, "-k", "relu", *flags)
         assert (code, [(each.rule, each.subject) for each in report.findings]) == (
             1,
             [("upstream-gone", "qat")],
         )
-        assert "--update-ledger" not in report.findings[0].fix
+        assert "--accept" not in report.findings[0].fix
     assert load_record("qat", "wheels", "SM8650").tests
 
 
 def test_tests_without_a_record_are_counted(bench: Bench) -> None:
-    bench.run("passes", "-k", "relu", "--update-ledger", stage="test_upstream")
+    bench.run("passes", "-k", "relu", "--accept", stage="test_upstream")
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
     code, report = bench.run("passes", "-k", "relu", stage="test_upstream")
     assert (code, [(each.rule, each.subject) for each in report.findings]) == (
@@ -207,6 +207,6 @@ def test_a_chip_without_a_record_is_named(bench: Bench, capfd: pytest.CaptureFix
     chosen = ("qat", "--soc", "SM8750")
     bench.run(*chosen, stage="test_upstream")
     assert "no record of qat for SM8750: " in capfd.readouterr().err
-    bench.run(*chosen, "--update-ledger", stage="test_upstream")
+    bench.run(*chosen, "--accept", stage="test_upstream")
     bench.run(*chosen, stage="test_upstream")
     assert "no record" not in capfd.readouterr().err

@@ -150,7 +150,7 @@ def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
-    both = Accept(baseline=True, thresholds=True)
+    both = Accept(values=True)
     assert toys(tmp_path, both, words=("net2 or net3",))[0] == 0
     suite = Toy.suites.load(tmp_path / "toy.toml")
     held = {name: case.runs[0].thresholds for name, case in suite.cases.items()}

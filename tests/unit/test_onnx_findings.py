@@ -93,7 +93,7 @@ class TestChanged:
         program = programs_of(write_suite(folder, text))[0]
         baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed})
         findings = list(changed(program, result, baseline, 1.0))
-        assert all("--update-baseline" in each.fix for each in findings)
+        assert all("--accept" in each.fix for each in findings)
         return [(each.rule, each.severity, each.message) for each in findings]
 
     @pytest.mark.parametrize(

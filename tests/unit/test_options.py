@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ci.__main__ import VERBS
 from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
@@ -23,7 +24,7 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, Work
-from provisioning.base.command_line import TIMEOUT
+from provisioning.base.command_line import TIMEOUT, main
 from provisioning.base.errors import UsageError
 from tests.support.typed import parsed
 
@@ -49,15 +50,13 @@ def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
     suite.touch()
     choice = ["--suite", suite, "--case", "net", "--tag", "pr", "-k", "8a8w", "--shard", "1/2"]
     how = ["--jobs", 3, "--timeout", 7, "--no-cache", "--why", "--worker-memory", 2, "--run-timeout", 5]
-    accept = ["--update-baseline", "--update-thresholds", "--reason", "new weights"]
+    accept = ["--accept", "--reason", "new weights"]
     options = stage_options(parsed(emulator_verb, *choice, *how, "--keep-going", *accept, "--list"))
     assert options.choice == Choice((suite,), ("net",), ("pr",), ("8a8w",), "1/2")
     assert options.work == Work(
         7, 3, cache=False, why=True, keep_going=True, worker_memory=2 << 20, run_timeout=5
     )
-    assert (
-        options.accept == Accept(baseline=True, thresholds=True, reason="new weights") and options.list_only
-    )
+    assert options.accept == Accept(values=True, reason="new weights") and options.list_only
 
 
 @pytest.mark.parametrize("words", [["--suite", "missing.toml"], ["--target", "aarch64-android"]])
@@ -102,3 +101,12 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
     model = plain_model_of(parsed(save_calls, "net.py:make", "--scheme", "8a8w", "-o", "calls"))
     assert (model.typed, model.lane, model.precision) == ("net.py:make", PYTORCH, "8a8w")
+
+
+@pytest.mark.parametrize("flag", ["--update-baseline", "--update-thresholds"])
+def test_a_flag_of_earlier_releases_names_the_one_that_it_is_now(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main("python -m ci", "", VERBS, ["test_emulator", flag])
+    assert ended.value.code == 2 and "--accept" in capsys.readouterr().err

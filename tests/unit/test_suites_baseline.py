@@ -26,8 +26,8 @@ class TestAgreeing:
     def test_a_lost_top1_needs_a_reason(self, tmp_path: Path, top1: float) -> None:
         figures = {"net/8a8w/SM8650": {"top1": top1}}
         with pytest.raises(CheckFailed, match="net/8a8w/SM8650") as caught:
-            self.agreed(tmp_path).with_reasons(figures, "", "nox -s test_emulator -- --update-baseline")
-        assert caught.value.fix.endswith("nox -s test_emulator -- --update-baseline --reason TEXT")
+            self.agreed(tmp_path).with_reasons(figures, "", "nox -s test_emulator -- --accept")
+        assert caught.value.fix.endswith("nox -s test_emulator -- --accept --reason TEXT")
 
     def test_the_reason_is_kept_and_asked_for_once(self, tmp_path: Path) -> None:
         baseline = self.agreed(tmp_path).with_reasons(self.LOST, "two scores are alike", "again")
@@ -56,7 +56,7 @@ class TestAgreeing:
     def low(self, baseline: Baseline, reason: str = "", sqnr_db: float = 7.5) -> Baseline:
         figures = {"net/8a8w/SM8650": {"sqnr_db": sqnr_db, "top1": 0.95}}
         low = {"net/8a8w/SM8650": ["sqnr_db"]}
-        return baseline.with_reasons(figures, reason, "again", low, as_thresholds=True)
+        return baseline.with_reasons(figures, reason, "again", low)
 
     def test_a_threshold_below_what_is_required_needs_a_reason(self, tmp_path: Path) -> None:
         with pytest.raises(CheckFailed, match="net/8a8w/SM8650") as caught:
@@ -70,12 +70,8 @@ class TestAgreeing:
         with pytest.raises(CheckFailed):
             self.low(baseline, sqnr_db=6.4)
 
-    def test_a_baseline_alone_neither_needs_its_reason_nor_drops_it(self, tmp_path: Path) -> None:
-        figures = {"net/8a8w/SM8650": {"sqnr_db": 7.5, "top1": 0.95}}
-        low = {"net/8a8w/SM8650": ["sqnr_db"]}
-        plain = self.agreed(tmp_path)
-        assert plain.with_reasons(figures, "", "again", low).programs["net/8a8w/SM8650"].reason == ""
-        given = self.low(plain, "2-bit weights").with_reasons(figures, "", "again", low)
+    def test_a_low_figure_that_was_accepted_keeps_its_reason(self, tmp_path: Path) -> None:
+        given = self.low(self.low(self.agreed(tmp_path), "2-bit weights"))
         assert given.programs["net/8a8w/SM8650"].reason == "2-bit weights"
 
     def test_what_another_build_gave_does_not_stay_beside_what_this_one_gives(self, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ class Emulation(Lowering):
             yield from notes(program, lowered.facts, again)
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)
-                yield from placeholder(program, figures, f"{every} --update-thresholds")
+                yield from placeholder(program, figures, f"{every} --accept")
                 yield from constant_outputs(program, figures, again)
 
     def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:

@@ -6,7 +6,7 @@ import argparse
 
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
-from ci.pipeline.flags import add_accuracy, stage_options
+from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT
 from provisioning.base.command_line import add_timeout
 from provisioning.base.settings import add_selection
@@ -15,7 +15,7 @@ EXAMPLES = """\
   nox -s test_emulator
   nox -s test_emulator -- --tag pr
   nox -s test_emulator -- -k llama_decode/16a4w --soc SM8750
-  nox -s test_emulator -- --update-thresholds
+  nox -s test_emulator -- --accept
   nox -s test_emulator -- --reload
   nox -s build_android test_emulator
 """
@@ -23,8 +23,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    group = add_flags(parser)
-    add_accuracy(group)
+    group = add_flags(parser, "thresholds in the suite, and manifests/baselines")
     add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
     group.add_argument(
         "--reload",

@@ -206,5 +206,5 @@ def cost(
             f"found {compiled.facts['graphs']}",
             f"read {program_file(compiled).with_name(LOG)}",
         )
-    again = f"{SUITES.repeat(program, 'test_lowering')} --update-baseline"
+    again = f"{SUITES.repeat(program, 'test_lowering')} --accept"
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)

@@ -52,7 +52,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     context, every = context_of(result), SUITES.repeat(program, every_chip=True)
     near: Mapping[str, float] = context["near"]
     if not program.case.recorded:
-        yield from placeholder(program, near, f"{every} --update-thresholds")
+        yield from placeholder(program, near, f"{every} --accept")
         yield from constant_outputs(program, near, again)
     yield from notes(program, result.facts, again)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
@@ -131,7 +131,7 @@ def changed(program: Program, result: Result, baseline: Baseline, margin_db: flo
     """Of a case whose every result is recorded: one that is not as the baseline says."""
     if not program.case.recorded or result.failure:
         return
-    again = f"{SUITES.repeat(program)} --update-baseline"
+    again = f"{SUITES.repeat(program)} --accept"
     agreed = baseline.of(program.name)
     if agreed is None:
         message = f"{baseline.path.name} has no result of it"
@@ -208,7 +208,7 @@ def cost(program: Program, result: Result, baseline: Baseline, tolerances: Toler
             "the compiler gave no summary of its traffic with DDR",
             f"read what it prints: {SUITES.repeat(program)} --no-cache --keep",
         )
-    again = f"{SUITES.repeat(program)} --update-baseline"
+    again = f"{SUITES.repeat(program)} --accept"
     yield from growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again)
 
 

@@ -92,7 +92,7 @@ class Case(AnyCase):
     inferences: Annotated[int, Field(ge=1)] = 2
     """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
     recorded: bool = False
-    """Whatever becomes of it is a result, failures too: --update-baseline records it, and another result is
+    """Whatever becomes of it is a result, failures too: --accept records it, and another result is
     an error."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 

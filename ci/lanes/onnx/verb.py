@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.flags import add_accuracy, add_choice, add_how, stage_options
+from ci.pipeline.flags import add_choice, add_how, stage_options
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -13,15 +13,14 @@ EXAMPLES = """\
   nox -s test_onnx -- -k vit/u16u8 --soc SM8750
   nox -s test_onnx -- --suite ../mine/onnx.toml --keep
   nox -s test_onnx -- --list
-  nox -s test_onnx -- --update-baseline --update-thresholds
+  nox -s test_onnx -- --accept
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/onnx.toml")
-    group = add_how(parser)
-    add_accuracy(group)
+    group = add_how(parser, accepts="thresholds in the suite, and manifests/baselines")
     group.add_argument(
         "--keep", action="store_true", help="compile all anew, and keep what is made in reports/onnx"
     )

@@ -10,7 +10,7 @@ from ci.lanes.upstream.flags import add_tests, options_of
 EXAMPLES = """\
   python -m ci test_upstream --sample
   python -m ci test_upstream operators --flow 8a8w -k conv2d
-  python -m ci test_upstream operators --sample 1/4 --table
+  python -m ci test_upstream operators --sample 1/4 --accept
   python -m ci test_upstream passes qat --soc SM8750
   python -m ci test_upstream --list
 """
@@ -31,9 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=MEASURED_SCHEMES,
         dest="flows",
         help="of the operators, this scheme alone",
-    )
-    choice.add_argument(
-        "--table", action="store_true", help="put what was measured into the ledger and docs/operators.md"
     )
 
 

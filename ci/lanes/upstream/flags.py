@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from ci.pipeline.flags import add_work, host_selection, work_of
+from ci.pipeline.flags import add_accept, add_work, host_selection, work_of
 from ci.pipeline.options import Choice, Work
 from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import Selection, add_selection
@@ -23,17 +23,12 @@ class Options:
     report_upstream: bool
     fail_fast: bool
     resume: bool
-    update_ledger: bool
-    table: bool
-
-    @property
-    def updates(self) -> bool:
-        return self.update_ledger or self.table
+    accept: bool
 
 
 def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The flags that all suites share; returns those that choose tests, for more of them."""
-    parser.set_defaults(flows=None, table=False)
+    parser.set_defaults(flows=None)
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
     repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
@@ -53,9 +48,7 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
     how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
     how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
-    how.add_argument(
-        "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/upstream"
-    )
+    add_accept(how, "outcomes, lengths and figures in manifests/upstream, and docs/operators.md")
     how.add_argument(
         "--report-upstream", action="store_true", help="print what upstream should be told; runs nothing"
     )
@@ -73,6 +66,5 @@ def options_of(args: argparse.Namespace) -> Options:
         report_upstream=args.report_upstream,
         fail_fast=args.fail_fast,
         resume=args.resume,
-        update_ledger=args.update_ledger,
-        table=args.table,
+        accept=args.accept,
     )

@@ -99,7 +99,7 @@ class Judge:
                 self._surprise(stage, verdict)
             elif changes:
                 message = "; ".join(text for text, _ in changes)
-                again = self._again(stage, verdict, "--update-ledger")
+                again = self._again(stage, verdict, "--accept")
                 stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
             elif entry:
                 absent = verdict.outcome in NOT_RUN
@@ -123,12 +123,12 @@ class Judge:
         elif verdict.outcome == "passed":
             entry = self.ledger.entry(verdict.test, self.soc)
             message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
-            fix = self._again(stage, verdict, "--update-ledger")
+            fix = self._again(stage, verdict, "--accept")
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
         elif expected != "passed":
             message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
-            fix = self._again(stage, verdict, "--update-ledger")
+            fix = self._again(stage, verdict, "--accept")
         elif known := self._explanation(verdict):
             message, fix = f"{reason}. {known}", known.fix
         else:
@@ -139,7 +139,7 @@ class Judge:
             stage.artifacts.append(Artifact.of("log", log))
 
     def note_changes(self, stage: StageRun, verdicts: Iterable[Verdict], tests: Collection[str]) -> None:
-        """What --update-ledger accepts: a note for every verdict that is not the recorded one."""
+        """What --accept accepts: a note for every verdict that is not the recorded one."""
         rule = f"{rules_of(stage)}-recorded"
         for verdict in sorted(verdicts, key=lambda each: each.test):
             before, changes = self.expected(verdict.test), [text for text, _ in self.changes(verdict)]

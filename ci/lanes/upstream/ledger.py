@@ -30,7 +30,7 @@ HEADER = """\
 # timeout (no result within --timeout), bad_test (a mistake in the test, which upstream skips or passes),
 # absent (needs a module that is not installed), not_run (skipped), expected_failure (marked so upstream).
 # `unsteady`: it passes or ends so by chance. Without `socs` an entry holds for every chip.
-# `nox -s test_upstream -- {suite} --update-ledger` rewrites this file.
+# `nox -s test_upstream -- {suite} --accept` rewrites this file.
 schema = 1
 """
 
@@ -379,7 +379,7 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
             "tests",
             expected='{"test": [seconds, megabytes, reasons…, [result, dB, operators on the CPU]…]}',
             found=f"{type(error).__name__}: {error}",
-            fix="remove it; --update-ledger writes it again",
+            fix="remove it; --accept writes it again",
         ) from error
 
 

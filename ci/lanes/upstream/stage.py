@@ -125,7 +125,9 @@ def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, 
         with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
             runs = prepare(suites, options, environ, started)
             done = [_measure(stage, run, options) for run in runs]
-            _write_tables(stage, runs, done, accept=options.table)
+            # The committed table is about one profile.
+            table = options.accept and selection.profile == DEFAULT_PROFILE
+            _write_tables(stage, runs, done, accept=table)
     return stage.close(
         selection.reports,
         lacking=machine_failed(stage.findings),
@@ -194,7 +196,7 @@ def prepare(
 def _measure(stage: StageRun, run: Run, options: Options) -> tuple[Judge, Mapping[str, Verdict]]:
     plan, judge = run.plan, run.plan.judge
     # What a suite without tests has lost stays recorded, and is an error.
-    updates = bool(run.tests) and options.updates
+    updates = bool(run.tests) and options.accept
     _announce(plan, has_record=updates or bool(judge.record.tests))
     verdicts, unknown = run_tests(plan, run.chosen, run.workers, options)
     if updates:
@@ -213,18 +215,12 @@ def _check(options: Options) -> None:
         )
     if options.sample:
         parse_shard(options.sample, "--sample")
-    if options.table and selection.profile != DEFAULT_PROFILE:
-        raise UsageError(
-            f"--table: docs/operators.md is about the profile {DEFAULT_PROFILE}, not {selection.profile}",
-            fix="--update-ledger records without the table",
-        )
     if shard:
         parse_shard(shard)
-        if options.updates:
-            flag = "--table" if options.table else "--update-ledger"
+        if options.accept:
             raise UsageError(
-                f"{flag} with --shard: shards have equal lengths, and {flag} changes the recorded lengths,"
-                " so that tests would be in no shard",
+                "--accept with --shard: shards have equal lengths, and --accept changes the recorded ones, so"
+                " that tests would be in no shard",
                 fix=f"--sample {shard}, whose parts stay the same",
             )
 
@@ -248,7 +244,7 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
             Severity.ERROR,
             test,
             f"{place} has it, and executorch {version} has no such test",
-            judge.command(stage, "--sample", "--update-ledger"),
+            judge.command(stage, "--sample", "--accept"),
         )
     if judge.record.tests and (unrecorded := len(verdicts.keys() - judge.record.tests.keys())):
         stage.add(
@@ -257,7 +253,7 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
             plan.suite.name,
             f"{unrecorded} tests have no record on {judge.soc}: where they run and how exact they are is not"
             " compared",
-            judge.command(stage, "--update-ledger"),
+            judge.command(stage, "--accept"),
         )
     if missing := len(run.chosen) - len(verdicts):
         stage.add(
@@ -479,6 +475,6 @@ def _announce(plan: Plan, *, has_record: bool) -> None:
         judge = plan.judge
         sys.stderr.write(
             f"no record of {plan.suite.name} for {judge.soc}: accuracy is not compared, and failures that are"
-            " known on other chips are errors; run with --update-ledger first\n"
+            " known on other chips are errors; run with --accept first\n"
         )
     sys.stderr.flush()

@@ -14,7 +14,7 @@ EXAMPLES = """\
   python -m ci test_delegate --shard 1/4 --jobs 2
   python -m ci test_delegate --list
   python -m ci test_delegate --no-cache --fail-fast --keep
-  python -m ci test_delegate --update-ledger
+  python -m ci test_delegate --accept
 """
 
 

@@ -50,7 +50,7 @@ class Choice:
     suite: Path | None
     flags: tuple[str, ...]
     """Flags for the lane's stages."""
-    write_docs: bool = False
+    accept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) ->
         table = Path(selection.reports).absolute() / "compare" / "table.md"
         replace_text(table, f"`{stage.command}` gives:\n\n{table_of(stage.metrics)}")
         stage.artifacts.append(Artifact.of("table", table))
-        if choice.write_docs:
+        if choice.accept:
             page = with_table(PAGE, TABLES[choice.lane], folded(table_of(stage.metrics)))
             replace_text(PAGE, page)
     return stage.close(selection.reports)

@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from ci.pipeline.flags import add_accept
 from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.settings import add_selection
 
@@ -13,7 +14,7 @@ EXAMPLES = """\
   nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
   nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
   nox -s compare -- --lane executorch --executorch 1.4.1 --executorch 1.5.1 --tag pr
-  nox -s compare -- --tag pr --write-docs          every build of manifests/compat.toml, into docs/upgrades.md
+  nox -s compare -- --tag pr --accept          every build of manifests/compat.toml, into docs/upgrades.md
 """
 
 
@@ -41,9 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(parser, "--tag", "TAG", "only programs with this tag")
     add_timeout(parser, "a program", 600)
     parser.add_argument("--no-cache", action="store_true", help="do unchanged programs again too")
-    parser.add_argument(
-        "--write-docs", action="store_true", help="put the table of what was measured into docs/upgrades.md"
-    )
+    add_accept(parser, "the table of docs/upgrades.md")
     parser.epilog = (parser.epilog or "") + (
         "\nEach version is compared with the first.\n"
         "Exit code: 0 the later of the two is never worse, 1 it is; 3 a version could not be measured.\n"
@@ -57,7 +56,5 @@ def run(args: argparse.Namespace) -> int:
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    choice = Choice(
-        args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.write_docs
-    )
+    choice = Choice(args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.accept)
     return compare(selection_of(args), choice, os.environ)

@@ -124,7 +124,7 @@ def report_builds(
             )
     if lane := profile.onnx.get("onnxruntime-qnn"):
         stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
-    write_docs(measured)
+    replace_text(PAGE, page(measured))
     stage.artifacts.append(Artifact.of("compat", compat.path()))
 
 
@@ -221,13 +221,9 @@ def first_line(message: str) -> str:
     return re.sub(r"(?<![\w.])/\S+/", "…/", line)[:200]
 
 
-def write_docs(measured: Measured | None = None) -> None:
-    replace_text(PAGE, page(measured or compat.load_measured()))
-
-
-def page(measured: Measured) -> str:
+def page(measured: Measured | None = None) -> str:
     """docs/upgrades.md, with the table of pairs."""
-    return with_table(PAGE, "measured pairs", table_of(measured))
+    return with_table(PAGE, "measured pairs", table_of(measured or compat.load_measured()))
 
 
 def table_of(measured: Measured) -> str:

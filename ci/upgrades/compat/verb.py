@@ -12,7 +12,6 @@ EXAMPLES = """\
   python -m ci compat
   python -m ci compat --build 2.51.0 --build 2.50.40
   python -m ci compat --executorch 1.4.1
-  python -m ci compat --render
 """
 
 
@@ -22,19 +21,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(
         parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"
     )
-    parser.add_argument(
-        "--render", action="store_true", help="measure nothing: only write the table of docs/upgrades.md"
-    )
     add_timeout(parser, "a program", 600)
     parser.add_argument("--no-cache", action="store_true", help="lower and run unchanged programs too")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.compat.stage import measure_all, write_docs
+    from ci.upgrades.compat.stage import measure_all
     from provisioning.base.settings import selection_of
 
-    if args.render:
-        write_docs()
-        return 0
     flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
     return measure_all(selection_of(args), args.build, args.executorch, flags, os.environ)

@@ -95,7 +95,7 @@ def load_measured() -> Measured:
             "(content)",
             expected="what this command wrote",
             found=f"{error.error_count()} differences",
-            fix="nox -s test_golden -- --update",
+            fix="nox -s test_golden -- --accept",
         ) from error
 
 
@@ -228,7 +228,7 @@ def _judged(
         if before is None or before.result == "same":
             return None
         message = f"it runs now, and before it {_words(before)}"
-        return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --update")
+        return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --accept")
     if before is not None and before.result == "same":
         message = f"it ran before, and now it {_words(met)}"
         fix = "compile the program again with the new build, or stay with the old runtime"
@@ -238,7 +238,7 @@ def _judged(
         return Finding("golden-differs", Severity.ERROR, subject, met.message, fix)
     if before is None and Version(runtime) >= Version(maker):
         message = f"a runtime that is no older than the program does not run it: {met.message}"
-        fix = "stay with the older runtime, or agree to it: nox -s test_golden -- --update"
+        fix = "stay with the older runtime, or agree to it: nox -s test_golden -- --accept"
         return Finding("golden-lost", Severity.ERROR, subject, message, fix)
     known = nearest(met.message)
     if known is None or known.id != AGE:

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ci.pipeline.flags import add_accept
 from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import add_selection, selection_of
@@ -16,7 +17,7 @@ EXAMPLES = """\
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
   nox -s test_golden -- --lane executorch
   nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
-  nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/upgrades.md
+  nox -s test_golden -- --accept          agree to what was measured: manifests/golden.json, docs/upgrades.md
 """
 
 
@@ -30,9 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="context binaries by QNN builds, or .pte files by executorch versions [%(default)s]",
     )
     repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
-    parser.add_argument(
-        "--update", action="store_true", help="write what was measured to manifests/golden.json and docs"
-    )
+    add_accept(parser, "manifests/golden.json and docs/upgrades.md")
     parser.add_argument(
         "--keep",
         type=Path,
@@ -62,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
         measure_all = stage.measure_all if args.lane == "onnx" else executorch.measure_all
         versions = args.qnn or args.executorch
         results = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
-        stage.judge(run, results, results if args.update else agreed.lane(args.lane))
+        stage.judge(run, results, results if args.accept else agreed.lane(args.lane))
         run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
-        if args.update and not any(finding.severity is Severity.ERROR for finding in run.findings):
+        if args.accept and not any(finding.severity is Severity.ERROR for finding in run.findings):
             stage.write(agreed, results, args.lane)
     return run.close(selection.reports)
