@@ -40,9 +40,9 @@ BUILD = "v2.51.0.260929181845"
 
 
 def onnx_command(
-    *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ("onnx",)
+    *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    words = () if arguments[0] == "compile" else verb
+    words = ("onnx",) if arguments[0] in ("run", "options", "operators") else verb
     ended = typed(
         *words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     )

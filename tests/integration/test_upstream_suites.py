@@ -103,24 +103,16 @@ def test_the_table_of_a_run_has_all_its_suites(bench: Bench) -> None:
 
 
 def test_an_accepted_table_has_what_all_suites_recorded(bench: Bench) -> None:
-    both(bench, "-k", "relu or conv1d", "--table")
+    both(bench, "-k", "relu or conv1d", "--accept")
     assert measured(bench.root / TABLE) == {"relu", "conv1d"}
     page = (bench.root / PAGE).read_text(encoding="utf-8")
     assert "| relu |" in page and "| conv1d |" in page
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--profile", "onnx"), "is about the profile wheels, not onnx"),
-        (("--shard", "1/2"), "--table with --shard"),
-    ],
-)
-def test_a_table_of_another_profile_or_of_a_shard_is_a_usage_error(
-    bench: Bench, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
-) -> None:
-    assert bench.command("passes", "-k", "relu", "--table", *flags, stage="test_upstream") == 2
-    assert message in capsys.readouterr().err and not bench.ran.exists()
+def test_a_shard_is_not_accepted(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("passes", "-k", "relu", "--accept", "--shard", "1/2")
+    assert bench.command(*flags, stage="test_upstream") == 2
+    assert "--shard" in capsys.readouterr().err and not bench.ran.exists()
 
 
 def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_words(
