@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
+from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone
@@ -104,6 +105,7 @@ class StandIn:
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: Gone | None = None
         self.touched: dict[str, Any] = {}
+        self.seen = Touched()
         self.ended = False
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +114,7 @@ class StandIn:
         if self.gone:
             raise self.gone
         reply = dict(self.replies[what])
+        self.seen |= Touched.of(reply.get("touched", {}))
         if "error" not in reply:
             if what == "compile":
                 for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):

@@ -30,8 +30,6 @@ class Steps:
     def __init__(self, logs: Path, timeout: float, *, forks: bool = False) -> None:
         self._setup = setup_of(logs, timeout=timeout, forks=forks)
         self._worker: Worker | None = None
-        self.touched = Touched()
-        """What the steps touched so far, if the worker forks."""
 
     def __call__(self, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
         self._worker = self._worker or Worker(self._setup)
@@ -39,8 +37,13 @@ class Steps:
             reply = ordered(self._worker, what, log, **parameters)
         except Gone as gone:
             raise ended(gone, what, log) from gone
-        self.touched |= Touched.of(reply.pop("touched", {}))
+        reply.pop("touched", None)
         return reply
+
+    @property
+    def touched(self) -> Touched:
+        """What the steps touched so far, if the worker forks."""
+        return self._worker.seen if self._worker else Touched()
 
     @property
     def common(self) -> Touched:

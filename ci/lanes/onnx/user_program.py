@@ -107,7 +107,7 @@ def remembered(
         try:
             facts = work(step_of, logs / "compile.log", folder)
         except Refused:
-            memo.forget(key)
+            memo.forget(key, step_of.touched, step_of.common, (own, logs, folder))
             raise
         done = memo.remember(subject, key, facts, step_of.touched, folder, step_of.common, (own, logs))
     if done.not_remembered:
