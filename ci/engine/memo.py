@@ -33,18 +33,16 @@ from ci.engine.inputs import (
 from ci.engine.interpreter import as_installed
 from ci.engine.native_names import is_native, names_in
 from ci.engine.packages import distributions_of
-from ci.engine.remote import Remote, remote_of
+from ci.engine.remote import ENTRIES, Remote, remote_of
 from ci.engine.watch import source_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 
-ENTRIES = 8
-"""How many entries one key may have. They differ in what the work touched, so branches do not evict each
-other.
-"""
+FAILED = "failed"
+"""The suffix of a file beside a key's entries, which also differ in what the work touched: with these inputs
+it has failed here, so another machine's pass of it does not count. One without inputs stands for all."""
 
-REFUSED = "refused"
-"""A file beside the entries of work that has failed here: another machine's pass of it does not count."""
+MOST_FAILED = 64
 
 RESTORED = "restored.json"
 """Names the entries that a CI system's cache brought, and its origin, for reports."""
@@ -148,28 +146,45 @@ class Memo:
         `common` is what a worker touched before any work; entries share it. Files in `own`, other folders
         that the work writes, are no inputs. A result that cannot be remembered, or for which there is no
         room, stays where it is, and the entry says why."""
-        below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
-        reasons = [*touched.unseen]
-        inputs = [*self._inputs(touched, reasons, below), *self._programs(touched)]
-        shared, more = self._shared(common, below) if common else ([], [])
-        reasons += more
+        inputs, shared, reasons = self._all_inputs(touched, common, [*own, *([folder] if folder else ())])
         if reasons:
             return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
-            return self._write(subject, key, result, sorted(set(inputs)), shared, folder)
+            return self._write(subject, key, result, inputs, shared, folder)
         except OSError as error:
             return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
 
-    def forget(self, key: Mapping[str, Json]) -> None:
-        """Remove the entry that `find` would return: the same work has failed since."""
-        for path in list(self._entries(key)):
-            entry = _load(path)
-            if entry is None or not self._change(entry):
+    def forget(
+        self,
+        key: Mapping[str, Json],
+        touched: Touched | None = None,
+        common: Touched | None = None,
+        own: Sequence[Path] = (),
+    ) -> None:
+        """Remove the entry that `find` would return: the same work has failed since, and touched this.
+
+        Other machines' passes with the same inputs do not count then, here and, if this machine writes,
+        anywhere; with unknown inputs, no pass of this key does here until it passes here."""
+        self._remove(key, "json")
+        inputs, shared, reasons = self._all_inputs(touched or Touched(), common, own)
+        with contextlib.suppress(OSError):
+            names = [self._write_set(shared)] if shared and not reasons else []
+            document = {"inputs": [list(each) for each in inputs] if not reasons else [], "sets": names}
+            top = self._folder(key)
+            top.mkdir(parents=True, exist_ok=True)
+            _store(top / f"{key_of(document)[:32]}.{FAILED}", document)
+            for path in list(self._entries(key, FAILED))[MOST_FAILED:]:
                 path.unlink(missing_ok=True)
-        if self.remote:
-            with contextlib.suppress(OSError):
-                self._folder(key).mkdir(parents=True, exist_ok=True)
-                (self._folder(key) / REFUSED).touch()
+            if self.remote and self.remote.writes and document["inputs"]:
+                blobs = {each: self._set_file(each) for each in names}
+                self.remote.offer(self._remote_key(key), {**document, FAILED: True}, blobs)
+
+    def _remove(self, key: Mapping[str, Json], suffix: str) -> None:
+        """The files of this suffix whose inputs are unchanged."""
+        for path in list(self._entries(key, suffix)):
+            document = _load(path)
+            if document is None or not self._change(document):
+                path.unlink(missing_ok=True)
 
     def files_of(self, folder: Path, without: str = "") -> dict[str, str]:
         """The digest of each file in a folder, by name."""
@@ -189,10 +204,10 @@ class Memo:
         if self.remote:
             self.remote.finish()
 
-    def _entries(self, key: Mapping[str, Json]) -> Iterator[Path]:
+    def _entries(self, key: Mapping[str, Json], suffix: str = "json") -> Iterator[Path]:
         """The entries of a key, most recently used first."""
         entries = []
-        for path in self._folder(key).glob("*.json"):
+        for path in self._folder(key).glob(f"*.{suffix}"):
             with contextlib.suppress(OSError):
                 entries.append((path.stat().st_mtime_ns, path))
         yield from (path for _, path in sorted(entries, reverse=True))
@@ -313,6 +328,16 @@ class Memo:
             named = f"{name(folder)}: {distribution}"
             yield "distribution", named, today.of("distribution", named)
 
+    def _all_inputs(
+        self, touched: Touched, common: Touched | None, own: Iterable[Path]
+    ) -> tuple[list[Input], list[Input], list[str]]:
+        """The inputs of work, those of its worker, and what keeps a result of them from being remembered."""
+        below = tuple(f"{each}/" for each in own)
+        reasons = [*touched.unseen]
+        inputs = sorted({*self._inputs(touched, reasons, below), *self._programs(touched)})
+        shared, more = self._shared(common, below) if common else ([], [])
+        return inputs, shared, reasons + more
+
     def _shared(self, common: Touched, own: tuple[str, ...]) -> tuple[list[Input], list[str]]:
         """What a worker touched before any work, and what keeps it from being remembered.
 
@@ -398,7 +423,7 @@ class Memo:
         _store(self._subject(subject), {"parts": dict(key)})
         for path in list(self._entries(key))[ENTRIES:]:
             path.unlink(missing_ok=True)
-        (top / REFUSED).unlink(missing_ok=True)
+        self._remove(key, FAILED)
         if self.remote and self.remote.writes:
             blobs: dict[str, Path] = {each: self._set_file(each) for each in names}
             if folder:
@@ -419,27 +444,35 @@ class Memo:
         return hashlib.sha256(f"{self._kind.name} {key_of(key)}".encode()).hexdigest()
 
     def _shared_entry(self, key: Mapping[str, Json]) -> Entry | None:
-        """What another machine remembers, put into our own store. Nothing for work that failed here since."""
-        if self.remote is None or (self._folder(key) / REFUSED).exists():
+        """What another machine remembers, put into our own store; nothing for work that failed since, here or
+        there."""
+        if self.remote is None or any(
+            (mark := _load(path)) is None or not self._change(mark) for path in self._entries(key, FAILED)
+        ):
             return None
         for document in self.remote.find(self._remote_key(key)):
             with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+                if not self._is_current(document, self.remote):
+                    continue
+                if FAILED in document:
+                    return None
                 if entry := self._take(key, document, self.remote):
                     return entry
         return None
 
-    def _take(self, key: Mapping[str, Json], document: Mapping[str, Any], remote: Remote) -> Entry | None:
-        files: dict[str, str] = dict(document["files"])
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-            return None
+    def _is_current(self, document: Mapping[str, Any], remote: Remote) -> bool:
         for name in document["sets"]:
             if self._set(name) is None:
                 text = remote.text(name)
                 if text is None:
-                    return None
+                    return False
                 replace_text(self._set_file(name), text.decode())
                 del self._sets[name]
-        if self._change(document):
+        return not self._change(document)
+
+    def _take(self, key: Mapping[str, Json], document: Mapping[str, Any], remote: Remote) -> Entry | None:
+        files: dict[str, str] = dict(document["files"])
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
             return None
         top = self._folder(key)
         name = key_of({"inputs": document["inputs"], "sets": document["sets"]})[:32]
@@ -479,7 +512,7 @@ def _load(path: Path) -> dict[str, Any] | None:
             return document
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
@@ -519,7 +552,7 @@ def prune(top: Path, pause: float = 0.0) -> None:
     for name in RETIRED:
         _remove_unused(top.with_name(name), now - ORPHAN_SECONDS)
     for kind in (each for each in top.glob("*") if each.is_dir()):
-        for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json"), *kind.glob(f"??/*/{REFUSED}")):
+        for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json"), *kind.glob(f"??/*/*.{FAILED}")):
             _remove_unused(path, now - UNUSED_SECONDS)
         for folder in (*kind.glob("work/*"), *kind.glob("??/*/*-*")):
             entry = folder.with_name(f"{folder.name.partition('-')[0]}.json")

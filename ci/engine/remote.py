@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import queue
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +40,14 @@ SIGNING_KEY = f"{PREFIX}_SIGNING_KEY"
 PUBLIC_KEYS = f"{PREFIX}_PUBLIC_KEYS"
 """The public keys of all writers in PEM; ..._PUBLIC_KEYS_FILE names a file that contains them."""
 
-SCHEMA = 1
+SCHEMA = 2
 ENTRIES = 8
-PATIENCE = 5.0
-"""Seconds for connecting, for an answer to begin, and for an answer of a few kilobytes."""
-LEAST_SPEED = 1 << 20
-"""Bytes in a second: a slower server is not worth waiting for."""
-LARGEST_ANSWER, LARGEST_FILE = 32 << 20, 4 << 30
+"""How many entries one key may have, here and on a server."""
+PATIENCE = 10.0
+"""Seconds that a server may cost in all, beyond what a good one takes."""
+GOOD_ANSWER, LEAST_SPEED = 0.5, 1 << 20
+"""A good one's seconds for an answer, and bytes in a second."""
+LARGEST_LIST, LARGEST_TEXT, LARGEST_FILE = 1 << 20, 32 << 20, 4 << 30
 END_PATIENCE = 60.0
 """How long to wait for pending uploads when all work is done, in seconds."""
 
@@ -55,6 +58,10 @@ class _Off(Exception):
     """The server does not behave as it should; the message says how."""
 
 
+class _TooLarge(Exception):
+    """An answer with more bytes than one of ours has."""
+
+
 @dataclass
 class Remote:
     url: str
@@ -63,6 +70,8 @@ class Remote:
     writers: Sequence[Ed25519PublicKey] = ()
     off: str = ""
     """Why the server is no longer asked."""
+    patience: float = PATIENCE
+    """What is left of it."""
     end_patience: float = END_PATIENCE
     _messages: set[str] = field(default_factory=set)
     _queue: queue.Queue[tuple[str, Mapping[str, Any], Mapping[str, Blob]] | None] = field(
@@ -86,9 +95,9 @@ class Remote:
         if self.off or not self.writers:
             return
         try:
-            answer = self._get(f"ac/{key}")
-            for path, digest, _ in files_of(answer or b"")[: 64 * ENTRIES]:
-                if path.startswith("entries/") and (entry := self._verified(key, digest)) is not None:
+            answer = self._get(f"ac/{key}", LARGEST_LIST)
+            for digest in list(_entries(answer))[:ENTRIES]:
+                if (entry := self._verified(key, digest)) is not None:
                     yield entry
         except _Off as why:
             self._switch_off(str(why))
@@ -97,16 +106,14 @@ class Remote:
         text = self._small_blob(digest)
         if text is None:
             return None
-        try:
-            whole = json.loads(text)
-            payload, signature = str(whole["payload"]).encode(), bytes.fromhex(whole["signature"])
-            signed = json.loads(payload)
-        except (ValueError, KeyError, TypeError):
-            self._say(f"{self.shown} has an entry that is none; it is not used")
-            return None
+        signature, _, payload = text.partition(b"\n")
+        # First: nothing of an entry that is not ours is parsed.
         if not any(_signed_by(writer, signature, payload) for writer in self.writers):
             self._say(f"{self.shown} has an entry that no known writer signed; it is not used")
             return None
+        signed: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            signed = json.loads(payload)
         if not isinstance(signed, dict) or (signed.get("schema"), signed.get("key")) != (SCHEMA, key):
             self._say(f"{self.shown} has an entry in another's place; it is not used")
             return None
@@ -114,7 +121,7 @@ class Remote:
         return document
 
     def _small_blob(self, digest: str) -> bytes | None:
-        content = self._get(f"cas/{digest}")
+        content = self._get(f"cas/{digest}", LARGEST_TEXT)
         return content if content is None or self._is(digest, hashlib.sha256(content).hexdigest()) else None
 
     def _is(self, digest: str, actual: str) -> bool:
@@ -133,7 +140,7 @@ class Remote:
     def download(self, digest: str, into: Path) -> bool:
         """Fetch a blob into a new file; False if it is missing or has another digest."""
         try:
-            if self.off or self._get(f"cas/{digest}", into) is None:
+            if self.off or self._get(f"cas/{digest}", LARGEST_FILE, into) is None:
                 return False
         except (_Off, OSError) as why:
             self._switch_off(str(why))
@@ -172,22 +179,20 @@ class Remote:
 
     def _send(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
         assert self.signer is not None
-        payload = json.dumps({"schema": SCHEMA, "key": key, "document": document}, sort_keys=True)
-        signature = self.signer.sign(payload.encode()).hex()
-        entry = json.dumps({"payload": payload, "signature": signature}).encode()
+        payload = json.dumps({"schema": SCHEMA, "key": key, "document": document}, sort_keys=True).encode()
+        entry = b"%s\n%s" % (self.signer.sign(payload).hex().encode(), payload)
         digest = hashlib.sha256(entry).hexdigest()
         sizes = {digest: len(entry)}
         for name, blob in {**blobs, digest: entry}.items():
             sizes[name] = len(blob) if isinstance(blob, bytes) else blob.stat().st_size
             if not self._has(name):
                 self._put(f"cas/{name}", blob)
-        older = self._get(f"ac/{key}")
+        older = _entries(self._get(f"ac/{key}", LARGEST_LIST))
         named = [(f"entries/{digest}", digest, len(entry))]
         named += [(f"blobs/{name}", name, sizes[name]) for name in blobs]
-        kept = [each for each in files_of(older or b"") if each[0] not in {one[0] for one in named}]
-        others = [each for each in kept if each[0].startswith("entries/")][: ENTRIES - 1]
         # What the other entries name is unknown here, so they are looked up one by one.
-        self._put(f"ac/{key}", action_result([*named, *others]))
+        others = [(f"entries/{each}", each, size) for each, size in older.items() if each != digest]
+        self._put(f"ac/{key}", action_result([*named, *others[: ENTRIES - 1]]))
 
     def _has(self, digest: str) -> bool:
         return self._request("HEAD", f"cas/{digest}").status_code == 200
@@ -199,42 +204,65 @@ class Remote:
         if done.status_code >= 300:
             raise _Off(f"answers {done.status_code} to an upload")
 
-    def _get(self, path: str, into: Path | None = None) -> bytes | None:
-        """The content of an address, or its path in `into`; None if there is nothing."""
+    def _get(self, path: str, most: int, into: Path | None = None) -> bytes | None:
+        """The content of an address, or its path in `into`; None if there is nothing, or nothing of ours.
+
+        In a thread of its own, as a socket's time-out bounds each pause and not their sum."""
+        answer: Future[bytes | None] = Future()
+        received, began, session = [0], time.monotonic(), _session()
+
+        def receive() -> None:
+            try:
+                answer.set_result(self._received(session, path, most, into, received))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        def over() -> float:
+            """The seconds that this answer has taken beyond those of a good one."""
+            return time.monotonic() - began - GOOD_ANSWER - sum(received) / LEAST_SPEED
+
+        threading.Thread(target=receive, daemon=True).start()
+        while not wait([answer], max(0.0, self.patience - over())).done:
+            if over() > self.patience:
+                raise _Off("is too slow")
+        with self._lock:
+            self.patience -= max(0.0, over())
+        try:
+            return answer.result()
+        except _TooLarge:
+            self._say(f"{self.shown} has an entry that is too large; it is not used")
+            return None
+
+    def _received(
+        self, session: requests.Session, path: str, most: int, into: Path | None, received: list[int]
+    ) -> bytes | None:
         import requests
 
-        with self._request("GET", path, stream=True) as done:
+        with self._request("GET", path, session, stream=True) as done, contextlib.ExitStack() as stack:
             if done.status_code in (404, 410):
                 return None
             if done.status_code != 200:
                 raise _Off(f"answers {done.status_code}")
-            most = LARGEST_FILE if into else LARGEST_ANSWER
-            content, size, began = bytearray(), 0, time.monotonic()
-            with contextlib.ExitStack() as stack:
-                file = stack.enter_context(into.open("wb")) if into else None
-                try:
-                    for block in done.iter_content(1 << 16):
-                        size += len(block)
-                        if size > most:
-                            raise _Off("answers without end")
-                        if time.monotonic() - began > PATIENCE + size / LEAST_SPEED:
-                            raise _Off("is too slow")
-                        if file:
-                            file.write(block)
-                        else:
-                            content += block
-                except requests.RequestException as error:
-                    raise _Off(f"broke off: {type(error).__name__}") from None
-            return bytes(content)
+            file = stack.enter_context(into.open("wb") if into else io.BytesIO())
+            try:
+                for block in done.iter_content(1 << 16):
+                    received[0] += len(block)
+                    if received[0] > most:
+                        raise _TooLarge
+                    file.write(block)
+            except requests.RequestException as error:
+                raise _Off(f"broke off: {type(error).__name__}") from None
+            return file.getvalue() if isinstance(file, io.BytesIO) else b""
 
-    def _request(self, method: str, path: str, **more: Any) -> requests.Response:
+    def _request(
+        self, method: str, path: str, session: requests.Session | None = None, **more: Any
+    ) -> requests.Response:
         import requests
 
-        session = _session()
         user, colon, password = self.token.partition(":")
         headers = {} if colon or not self.token else {"Authorization": f"Bearer {self.token}"}
         try:
-            return session.request(
+            return (session or _session()).request(
                 method,
                 f"{self.url}/{path}",
                 timeout=(PATIENCE, PATIENCE),
@@ -272,11 +300,12 @@ _sessions = threading.local()
 
 
 def _signed_by(writer: Ed25519PublicKey, signature: bytes, payload: bytes) -> bool:
+    """`signature` is in hexadecimal digits."""
     from cryptography.exceptions import InvalidSignature
 
     try:
-        writer.verify(signature, payload)
-    except InvalidSignature:
+        writer.verify(bytes.fromhex(signature.decode()), payload)
+    except (InvalidSignature, ValueError):
         return False
     return True
 
@@ -293,6 +322,11 @@ def action_result(files: Sequence[tuple[str, str, int]]) -> bytes:
         place = message(1, digest.encode()) + (_varint(2 << 3) + _varint(size) if size else b"")
         encoded += message(2, message(1, path.encode()) + message(2, place))
     return encoded
+
+
+def _entries(result: bytes | None) -> dict[str, int]:
+    """The digests of a key's entries, the newest first, with their sizes."""
+    return {digest: size for path, digest, size in files_of(result or b"") if path.startswith("entries/")}
 
 
 def files_of(result: bytes) -> list[tuple[str, str, int]]:

@@ -241,12 +241,12 @@ def _run(
         taken = Result(seconds=time.monotonic() - began, why=reasons[task.name])
         if isinstance(done, Failure):
             if done.of_work:
-                task.memo.forget(task.key)
+                task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)
             return replace(taken, failure=done)
         taken = replace(taken, facts=done.facts, folder=done.folder)
         if not accept(task.name, taken):
             # An earlier result of the same inputs would hide this one.
-            task.memo.forget(task.key)
+            task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)
             if not remember_all:
                 return replace(taken, folder=done.evidence or done.folder)
         if done.evidence:
@@ -262,6 +262,7 @@ def _run(
 
     def work(job: Job, worker: Worker) -> Result:
         shared: dict[str, Any] = {}
+        worker.seen, worker.written = Touched(), []
         for task in groups[job.name]:
             results[task.name] = once(task, worker, shared)
         bad = [results[task.name] for task in groups[job.name] if results[task.name].failure]

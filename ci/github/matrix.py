@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
             flags = [*choice, *_each("--case", sorted({p.case_name for p in programs}))]
     matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
     text = json.dumps(matrix)
-    shown = text if args.format == "github" else json.dumps(gitlab_pipeline(matrix["include"]), indent=2)
+    pipeline = gitlab_pipeline(matrix["include"], remembers=is_protected(os.environ))
+    shown = text if args.format == "github" else json.dumps(pipeline, indent=2)
     if args.output:
         write_named(args.output, f"{shown}\n", fix="name another --output")
     else:
@@ -139,8 +140,16 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
     return {"include": include}
 
 
-def gitlab_pipeline(shards: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """A child pipeline, as JSON, which is YAML too. It always has a job: GitLab refuses an empty one."""
+def is_protected(environ: Mapping[str, str]) -> bool:
+    """Whether GitLab runs this for a protected branch itself, and not for a merge request."""
+    return environ.get("CI_COMMIT_REF_PROTECTED") == "true" and bool(environ.get("CI_COMMIT_BRANCH"))
+
+
+def gitlab_pipeline(shards: Sequence[Mapping[str, object]], *, remembers: bool = False) -> dict[str, object]:
+    """A child pipeline, as JSON, which is YAML too. It always has a job: GitLab refuses an empty one.
+
+    With `remembers`, jobs use GitLab's cache, which has the verdicts of earlier ones. Not for merge requests:
+    they share one cache, which each of them can write."""
     if not shards:
         return {"nothing to do": {"script": ["echo 'the change concerns no program of the suite'"]}}
     toolkit = "nox -f qnn-ci/noxfile.py -s"
@@ -167,7 +176,7 @@ def gitlab_pipeline(shards: Sequence[Mapping[str, object]]) -> dict[str, object]
                 "QNN_CI_STORE": "$CI_PROJECT_DIR/.qnn-ci",
                 "QNN_CI_REPORTS": "$CI_PROJECT_DIR/reports",
             },
-            "cache": {"key": key, "paths": [".qnn-ci/cache/memo/"]},
+            **({"cache": {"key": key, "paths": [".qnn-ci/cache/memo/"]}} if remembers else {}),
             "artifacts": {
                 "when": "always",
                 "paths": ["reports/"],

@@ -1,4 +1,5 @@
 """What jobs remember of work, by GitHub's cache: restored by all, saved by one job of the default branch.
+Only what the default branch saved counts, by GitHub's own list (ci/github/caches.py).
 
 A cache's key cannot be written twice. So shards upload what is new, and one job merges that with what was
 restored and saves it under a key of its run. Entries' inputs and files are checked on use, as in any store.
@@ -8,27 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from ci.engine.memo import RESTORED, prune
+from ci.github.caches import NotBelieved, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import saves, store_of
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.lock_files import lock_path
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it when older entries are of no use."""
 
-COMMIT = "commit.txt"
+COMMIT = 12
+"""Digits of a commit in keys and messages."""
+
 REMOVED = "removed.json"
 MOST_BYTES = 1 << 30
 """Of what is saved. A repository has 10 GB, and the SDK's tree needs a part of them."""
 
-LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED, COMMIT)
+LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED)
 """They say something of one machine alone."""
 
 
@@ -39,17 +44,19 @@ def run(environ: Mapping[str, str]) -> int:
     new = Path(environ.get("RUNNER_TEMP", ""), "qnn-ci-memory").absolute()
     if what == "place":
         prefix = prefix_of(environ)
+        commit = environ.get("GITHUB_SHA", "")[:COMMIT]
         run_ = f"{environ.get('GITHUB_RUN_ID', '0')}-{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
         export({"QNN_CI_STORE": str(store_of(environ))}, environ)
-        outputs = {"memo": str(memo), "prefix": prefix, "key": f"{prefix}{run_}", "new": str(new)}
+        outputs = {"memo": str(memo), "key": f"{prefix}{commit}-{run_}", "new": str(new)}
+        outputs["restore"] = believed(prefix, environ)
         outputs["saves"] = str(saves(environ)).lower()
         set_outputs({**outputs, **packages(environ)}, environ)
     elif what == "restored":
-        restored(memo)
+        restored(memo, prefix_of(environ), environ)
     elif what == "pack":
         pack(memo, new / "new.tar")
     elif what == "merge":
-        merge(memo, sorted(new.rglob("*.tar")), environ.get("GITHUB_SHA", ""))
+        merge(memo, sorted(new.rglob("*.tar")))
     else:
         raise UsageError(f"QNN_CI_MEMORY={what!r}: expected place, restored, pack or merge")
     return 0
@@ -62,31 +69,48 @@ def prefix_of(environ: Mapping[str, str]) -> str:
     return f"qnn-ci-memo-{SCHEMA}-{digest[:12]}-"
 
 
-def packages(environ: Mapping[str, str]) -> dict[str, str]:
-    """The folder of uv's cache and its key: a hash of the lock of the stage's environment.
+def believed(prefix: str, environ: Mapping[str, str]) -> str:
+    """The key to restore; empty, with a message, if none is believed."""
+    try:
+        return newest(prefix, environ)
+    except NotBelieved as why:
+        sys.stdout.write(f"nothing remembered is taken from GitHub's cache: {why}\n")
+        return ""
 
-    Both are empty where the runner has a cache of its own."""
+
+def packages(environ: Mapping[str, str]) -> dict[str, str]:
+    """The folder of uv's cache and its key: a hash of the lock of the stage's environment; and the key again,
+    if what the cache has of it is believed.
+
+    All are empty where the runner has a cache of its own."""
     from ci.__main__ import VERBS
 
     verb, temp = VERBS.get(environ.get("QNN_CI_STAGE", "")), environ.get("RUNNER_TEMP")
     if verb is None or not temp or environ.get("UV_CACHE_DIR"):
-        return {"packages": "", "packages-key": ""}
+        return {"packages": "", "packages-key": "", "packages-restore": ""}
     folder = str(Path(temp, "qnn-ci-uv"))
     export({"UV_CACHE_DIR": folder}, environ)
     lock = hash_file(lock_path(verb.environment))[:32]
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"packages": folder, "packages-key": f"qnn-ci-uv-{SCHEMA}-{python}-{verb.environment}-{lock}"}
+    key = f"qnn-ci-uv-{SCHEMA}-{python}-{verb.environment}-{lock}"
+    known = believed(key, environ) == key
+    return {"packages": folder, "packages-key": key, "packages-restore": key if known else ""}
 
 
-def restored(memo: Path) -> None:
-    """Note what came from the cache, and from which commit, for reports and for `pack`."""
-    try:
-        commit = (memo / COMMIT).read_text(encoding="utf-8").strip()
-    except OSError:
+def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
+    """Note what came from the cache, and from which commit, for reports and for `pack`.
+
+    QNN_CI_RESTORED is the key that was restored. The list is read again: a cache that another ref saved
+    since is the one that was restored."""
+    key = environ.get("QNN_CI_RESTORED", "")
+    if not key:
         sys.stdout.write("nothing was restored\n")
         return
-    names = _names(memo)
-    data = {"origin": f"GitHub's cache of {commit[:12]}", "names": names}
+    if not key.startswith(prefix) or not believed(prefix, environ):
+        shutil.rmtree(memo, ignore_errors=True)
+        return
+    names, commit = _names(memo), key.removeprefix(prefix)[:COMMIT]
+    data = {"origin": f"GitHub's cache of {commit}", "names": names}
     replace_text(memo / RESTORED, json.dumps(data))
     others = ("sets/", "names/", "figures/")
     entries = sum(name.endswith(".json") and not name.startswith(others) for name in names)
@@ -109,7 +133,7 @@ def pack(memo: Path, into: Path) -> None:
     sys.stdout.write(f"{len(now - before)} new files, {len(before - now)} gone\n")
 
 
-def merge(memo: Path, archives: list[Path], commit: str) -> None:
+def merge(memo: Path, archives: list[Path]) -> None:
     """Add what shards packed to what was restored, and remove what none may use; the rest is saved."""
     for file in archives:
         with tarfile.open(file) as archive:
@@ -131,7 +155,6 @@ def merge(memo: Path, archives: list[Path], commit: str) -> None:
     _keep_to(memo, MOST_BYTES)
     for stale in ("digests.json", RESTORED):
         (memo / stale).unlink(missing_ok=True)
-    (memo / COMMIT).write_text(f"{commit}\n", encoding="utf-8")
     sys.stdout.write(f"{len(archives)} shards, {len(_names(memo))} files\n")
 
 

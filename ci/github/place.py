@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.github.caches import NotBelieved, Unlisted, newest
 from ci.github.files import export, set_outputs
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, store_path
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it when older stores must not be reused."""
 
 
@@ -47,11 +49,26 @@ def run(environ: Mapping[str, str]) -> int:
     wanted = Wanted.of(environ)
     store = store_of(environ)
     export({"QNN_CI_STORE": str(store)}, environ)
-    cacheable = may_be_cached(wanted)
+    key = cache_key(wanted)
+    # A store of the machine's own needs no cache, and nothing of a cache may come into it.
+    cacheable = may_be_cached(wanted) and not (store / "trees").exists() and not _is_hidden(key, environ)
     yes_or_no = {"cacheable": cacheable, "saves": cacheable and saves(environ)}
-    outputs = {"store": str(store), "key": cache_key(wanted)}
+    outputs = {"store": str(store), "key": key}
     set_outputs({**outputs, **{name: str(one).lower() for name, one in yes_or_no.items()}}, environ)
     return 0
+
+
+def _is_hidden(key: str, environ: Mapping[str, str]) -> bool:
+    """Whether another ref's cache would be restored in place of the default branch's. Where the list cannot
+    be had, it is restored: provisioning proves trees, and nothing else of it is used."""
+    try:
+        newest(key, environ)
+    except Unlisted:
+        return False
+    except NotBelieved as why:
+        sys.stdout.write(f"the store is not taken from GitHub's cache: {why}\n")
+        return True
+    return False
 
 
 def saves(environ: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "AND
 def run(environ: Mapping[str, str]) -> int:
     wanted = Wanted.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
+    if environ.get("QNN_CI_RESTORED") == "true":
+        # Provisioning proves trees and downloads. A verdict that came with them nobody proves.
+        shutil.rmtree(store_of(environ) / "cache", ignore_errors=True)
     if code := _verb(["provision", *wanted.flags()], environ):
         with suppress(OSError, ValueError):  # there may be no report
             annotate(Report.read(ROOT / reports_path(None, environ) / "provision.json"), environ)

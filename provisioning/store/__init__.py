@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING
 from provisioning import licences
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.mutex import mutex
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, differences
+from provisioning.store.pinned import Pinned
 from provisioning.store.tree_plan import EVERYTHING, Want, definition_of, selection_of, tree_key
 from provisioning.store.trees import Tree, Trees
 
@@ -61,10 +62,12 @@ class Store(Trees):
         """The tree for `want`; fetched, verified and composed if it is not there yet.
 
         `accept` maps the ids of licences that the user accepts now to how they were accepted. With `locked`,
-        a component whose bytes the manifest does not name is refused.
+        a component whose bytes the manifest does not name is refused, and a tree that was not made here is
+        proved first.
         """
         if locked:
             require_pins(component_name, component)
+            self.prove(component_name, component, want, progress=progress, offline=offline)
         if (tree := self.find(component_name, component, want)) is not None:
             return tree
         from provisioning.store.assembly import Assembly
@@ -82,6 +85,71 @@ class Store(Trees):
                 with locking.work_in_progress(self.staging, self.locks) as staging:
                     assembly = Assembly(self, staging, component_name, component, want, progress, offline)
                     return self._commit(name, staging, assembly.run(definition, key))
+
+    def prove(
+        self,
+        component_name: str,
+        component: Component,
+        want: Want,
+        *,
+        progress: Progress = SILENT,
+        offline: bool = False,
+    ) -> dict[str, list[Difference]]:
+        """Compare the tree that serves `want` with the pins, unless it was made or proved here: one that a CI
+        system's cache restored may have been changed together with its inventory. A tree that differs is made
+        anew, from its downloads, kept or fetched again; returns what was wrong, by tree."""
+        wrong: dict[str, list[Difference]] = {}
+        while (tree := self.find(component_name, component, want)) and not self.is_proved(tree):
+            if tree.root.name in wrong:
+                break  # A store that cannot be written to keeps no mark.
+            wrong[tree.root.name] = self.prove_tree(tree, component, progress=progress, offline=offline)
+        return {name: each for name, each in wrong.items() if each}
+
+    def prove_tree(
+        self, tree: Tree, component: Component, *, progress: Progress = SILENT, offline: bool = False
+    ) -> list[Difference]:
+        """`prove` for one tree of this component, whether or not it was proved before."""
+        if self.against_pins(tree, component) == []:
+            self.mark_proved(tree)
+            return []
+        name = tree.root.name
+        with _disk_errors(self.path):
+            self._make_folders()
+            waiting = f"waiting for another process that works on {name}"
+            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
+                return self._made_again(tree, component, progress, offline)
+
+    def _made_again(
+        self, tree: Tree, component: Component, progress: Progress, offline: bool
+    ) -> list[Difference]:
+        """What was wrong with a tree, by its downloads, which replace it then."""
+        from provisioning.store.assembly import Assembly
+
+        with locking.work_in_progress(self.staging, self.locks) as staging:
+            name = tree.component
+            definition = definition_of(name, component)
+            key = tree_key(definition, selection_of(component, tree.want))
+            try:
+                assembly = Assembly(self, staging, name, component, tree.want, progress, offline)
+                made = assembly.run(definition, key)
+            except (EnvironmentLacking, UpstreamError) as error:
+                raise EnvironmentLacking(
+                    f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
+                    fix=error.fix
+                    or f"{quoted('rm', '-rf', tree.root, tree.inventory_path)}, and provision again",
+                ) from error
+            if not (wrong := self.against(tree, Pinned.of(made))):
+                self.mark_proved(tree)
+                return []
+            tree.root.rename(staging / "damaged")
+            if Pinned.of(made) == Pinned.of(tree.inventory):
+                # Its inventory stays, and with it every lease of the tree.
+                (staging / "tree").rename(tree.root)
+                self.mark_proved(tree)
+            else:
+                tree.inventory_path.rename(staging / "damaged.json")
+                self._commit(f"{name}-{component.version}-{key[:12]}", staging, made)
+            return wrong
 
     def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
         """Record that these components' licences are accepted; refuse when one is missing."""
@@ -157,6 +225,7 @@ class Store(Trees):
         record.replace(tree.inventory_path)
         locking.lease(tree.inventory_path)
         self.mark_used(name)
+        self.mark_proved(tree)
         return tree
 
     def _make_again(self, tree: Tree, staging: Path, progress: Progress, offline: bool) -> None:

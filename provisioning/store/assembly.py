@@ -20,6 +20,8 @@ from provisioning.manifest import Component, Part
 from provisioning.store.inventory import Inventory, Item, Origin, difference
 from provisioning.store.tree_plan import (
     GENERATED,
+    READ_ONLY,
+    READ_ONLY_EXECUTABLE,
     Placing,
     Want,
     composed,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.store.trees import Tree, Trees
 
-READ_ONLY, READ_ONLY_EXECUTABLE = 0o444, 0o555
 LINK_MODE = 0o777
 
 
@@ -70,7 +71,9 @@ class Assembly:
         self._selection = selection_of(component, want)
         definition = definition_of(name, component)
         self._relatives = [
-            tree for tree in store.trees(f"{name}-") if tree.inventory.definition == definition
+            tree
+            for tree in store.trees(f"{name}-")
+            if tree.inventory.definition == definition and store.is_proved(tree)
         ]
 
     def run(self, definition: str, key: str) -> Inventory:

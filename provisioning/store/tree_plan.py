@@ -13,6 +13,8 @@ from provisioning.base.settings import TARGETS
 from provisioning.manifest import Component, Part, Placement
 from provisioning.store.inventory import SCHEMA, Item, Origin
 
+READ_ONLY, READ_ONLY_EXECUTABLE = 0o444, 0o555
+
 GENERATED = "(composed)"
 """In place of a part's name, for files that we write; no part can have this name."""
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from provisioning.base.disk import ANOTHER_STORE
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import replace_text
 from provisioning.manifest import Component, Part
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, difference, differences
+from provisioning.store.pinned import Pinned, pinned_tree
 from provisioning.store.tree_plan import Want, covers, definition_of, selection_of, tree_key
 
 
@@ -34,6 +36,10 @@ class Tree:
     @property
     def version(self) -> str:
         return self.inventory.version
+
+    @property
+    def want(self) -> Want:
+        return Want(frozenset(self.inventory.targets), frozenset(self.inventory.arches))
 
     @property
     def inventory_path(self) -> Path:
@@ -114,6 +120,21 @@ class Trees:
         with contextlib.suppress(OSError):
             self.used_mark(name).touch()
 
+    def is_proved(self, tree: Tree) -> bool:
+        """Whether this tree was made or proved here. A copy of it, as a cache restores one, was not: its
+        inventory is another file."""
+        try:
+            return self._proof(tree).read_text(encoding="ascii") == _stamp(tree.inventory_path)
+        except (OSError, ValueError):
+            return False
+
+    def mark_proved(self, tree: Tree) -> None:
+        with contextlib.suppress(OSError):
+            replace_text(self._proof(tree), _stamp(tree.inventory_path))
+
+    def _proof(self, tree: Tree) -> Path:
+        return self.locks / f"{tree.root.name}.proved"
+
     def kept(self, part: Part) -> Path | None:
         """The part's download, if it still exists."""
         path = part.source.landing_place(self.downloads)
@@ -122,6 +143,19 @@ class Trees:
     def verify(self, tree: Tree) -> list[Difference]:
         """Every difference between the tree and its inventory, by reading every byte again."""
         return differences(tree.root, tree.inventory.items)
+
+    def against_pins(self, tree: Tree, component: Component) -> list[Difference] | None:
+        """Every difference between the tree and the pins in git; None if these name no files."""
+        pinned = pinned_tree(tree.component, component, tree.want)
+        return None if pinned is None else self.against(tree, pinned)
+
+    def against(self, tree: Tree, pinned: Pinned) -> list[Difference]:
+        """Every difference, also of the inventory itself."""
+        wrong = differences(tree.root, pinned.items)
+        if Pinned.of(tree.inventory) != pinned:
+            name = tree.inventory_path.name
+            wrong.append(Difference(name, "changed", "the inventory of what is pinned", "another"))
+        return wrong
 
     def glance(self, tree: Tree) -> list[Difference]:
         """Differences that show without reading content; a thousand times as fast as `verify`."""
@@ -135,3 +169,8 @@ class Trees:
                 self.mark_used(tree.root.name)
                 return tree
         return None
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_ino} {status.st_ctime_ns}"

@@ -11,6 +11,7 @@ from provisioning.build_id import version_in
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.elf import version_key
 from provisioning.manifest import Requirement, refused_by
+from provisioning.store.trees import Trees
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Host, Library, Need
 
@@ -95,6 +96,19 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
             continue
         for place, others in wrong.items():
             yield Problem(place, f"holds build id {', '.join(others)}, expected {build_id} of {source}")
+
+
+@rule("store-tree")
+def store_tree(context: Context) -> Iterator[Problem]:
+    for name, place in context.trees.items():
+        store = Trees(place.path.parents[1])
+        for tree in store.trees(place.path.name) if place.origin == "store" else ():
+            # What was made or proved here needs no second proof.
+            if tree.root != place.path or store.is_proved(tree):
+                continue
+            if wrong := store.against_pins(tree, context.profile.pins[name]):
+                more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+                yield Problem(place.named, f"{wrong[0]}{more}")
 
 
 @rule("quantization-constraints")

@@ -105,6 +105,7 @@ def _environments(named: list[str]) -> list[str]:
 def _check(environments: list[str], profiles: list[str]) -> int:
     from provisioning import lock_files, torch_builds
     from provisioning.manifest import load_profile, load_socs
+    from provisioning.store import pinned
 
     load_socs()
     notes = []
@@ -122,6 +123,7 @@ def _check(environments: list[str], profiles: list[str]) -> int:
         if path.stem not in lock_files.lockable()
     ]
     problems += torch_builds.problems()
+    problems += pinned.strangers(MANIFESTS / pinned.LISTS.name, _every_component())
     if problems:
         raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), fix="nox -s lock")
     sys.stdout.write(f"fresh: {', '.join(f'{name}.txt' for name in environments)}\n")
@@ -156,6 +158,28 @@ def _record(where: Path, profiles: Sequence[str], named: Sequence[str], accept: 
                 continue
             for origin in tree.inventory.origins:
                 _record_origin(profile, str(name), component, origin)
+    _record_wheels(store)
+
+
+def _record_wheels(store: Store) -> None:
+    """Record the hash of each file in the profiles' wheels, by which a tree is proved without its wheel."""
+    from provisioning.store import pinned
+
+    path = MANIFESTS / pinned.LISTS.name
+    before = pinned.load_lists(path)
+    lists, absent = pinned.recorded(_every_component(), store.downloads, before)
+    if lists != before:
+        replace_text(path, pinned.as_text(lists))
+        pinned.load_lists.cache_clear()
+    sys.stdout.write(f"manifests/{path.name}: {'unchanged' if lists == before else 'written'}\n")
+    for name in absent:
+        sys.stdout.write(f"note: the files of {name} are not recorded, as it was never fetched here\n")
+
+
+def _every_component() -> list[Component]:
+    from provisioning.manifest import load_profile, profile_names
+
+    return [component for name in profile_names() for component in load_profile(name).components.values()]
 
 
 def _tree(

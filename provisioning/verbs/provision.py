@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
     from provisioning.store import Store, Tree, Want
+    from provisioning.store.inventory import Difference
 
 EXAMPLES = """\
   nox -s provision
@@ -125,10 +126,15 @@ def provision(
             rows[name] = own
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
             continue
+        wrong = {}
         if locked:
             require_pins(name, component)
+            wrong = store.prove(name, component, want, progress=progress, offline=offline)
+            for tree_name, each in wrong.items():
+                _note_damage(tree_name, each, stage)
         if (tree := store.find(name, component, want)) is not None:
-            rows[name] = _row(name, component, tree, _repaired(store, tree, stage, progress, offline))
+            state = _repaired(store, tree, stage, progress, offline)
+            rows[name] = _row(name, component, tree, "repaired" if wrong else state)
             stage.artifacts.append(_artifact(tree))
         else:
             missing[name] = component
@@ -219,9 +225,13 @@ def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, off
     if not (damage := store.glance(tree)):
         return "already there"
     progress.note(f"{tree.root.name} is damaged ({damage[0]}); repairing it")
-    for one in store.repair(tree, progress=progress, offline=offline):
-        stage.add("store-damage", Severity.WARNING, f"{tree.root.name}/{one.path}", f"{one}; repaired")
+    _note_damage(tree.root.name, store.repair(tree, progress=progress, offline=offline), stage)
     return "repaired"
+
+
+def _note_damage(tree: str, wrong: Sequence[Difference], stage: StageRun) -> None:
+    for one in wrong:
+        stage.add("store-damage", Severity.WARNING, f"{tree}/{one.path}", f"{one}; repaired")
 
 
 def _accepted(

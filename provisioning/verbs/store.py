@@ -20,6 +20,7 @@ from provisioning.base.units import size
 from provisioning.components import QNN_SDK
 
 if TYPE_CHECKING:
+    from provisioning.manifest import Component
     from provisioning.store import Store, Tree
     from provisioning.store.inventory import Difference
 
@@ -102,12 +103,16 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
     trees = _named(store, names)
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
+    known = _of_profiles()
     for tree in trees:
-        differences = store.verify(tree)
+        component = known.get(tree.inventory.definition)
+        by_pins = store.against_pins(tree, component) if component else None
+        differences = store.verify(tree) if by_pins is None else by_pins
         bad += _print(tree.root.name, differences)
         if not differences:
-            count = len(tree.inventory.items)
-            sys.stdout.write(f"{tree.root.name}: whole ({count} files, {size(tree.inventory.size)})\n")
+            facts = f"{len(tree.inventory.items)} files, {size(tree.inventory.size)}"
+            whole = "whole by its own inventory" if by_pins is None else "whole"
+            sys.stdout.write(f"{tree.root.name}: {whole} ({facts})\n")
     broken = [] if names else store.broken()
     bad += _print("store", broken)
     if bad:
@@ -119,8 +124,14 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
     store = _existing(where)
     repaired = 0
+    known, progress = _of_profiles(), for_stream()
     for tree in _named(store, names):
-        repaired += _print(tree.root.name, store.repair(tree, progress=for_stream(), offline=offline))
+        component = known.get(tree.inventory.definition)
+        if component and store.against_pins(tree, component):
+            wrong = store.prove_tree(tree, component, progress=progress, offline=offline)
+        else:
+            wrong = store.repair(tree, progress=progress, offline=offline)
+        repaired += _print(tree.root.name, wrong)
     broken = store.broken()
     _print("store", broken)
     sys.stdout.write(f"{repaired} differences repaired\n" if repaired else "nothing to repair\n")
@@ -134,16 +145,11 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
 
 def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
     from provisioning import compat
-    from provisioning.manifest import load_profile, profile_names
     from provisioning.store import Store
     from provisioning.store.tree_plan import definition_of
 
-    known = {
-        definition_of(str(name), component)
-        for profile in profile_names()
-        for name, component in load_profile(profile).components.items()
-    }
     builds = compat.load_builds()
+    known = {*_of_profiles()}
     known |= {definition_of(QNN_SDK, component) for component in builds.components()}
     known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
     known |= {definition_of(compat.EXECUTORCH_PACKAGE, each.package()) for each in builds.executorch}
@@ -159,6 +165,15 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
     verb = "would go" if dry_run else "removed"
     sys.stdout.write(f"{len(leftovers)} things {verb}, {size(sum(one.size for one in leftovers))}\n")
     return 0
+
+
+def _of_profiles() -> dict[str, Component]:
+    """The components that profiles name, by definition."""
+    from provisioning.manifest import load_profile, profile_names
+    from provisioning.store.tree_plan import definition_of
+
+    named = [pair for profile in profile_names() for pair in load_profile(profile).pins.items()]
+    return {definition_of(name, component): component for name, component in named}
 
 
 def _path(selection: Selection, name: str) -> int:

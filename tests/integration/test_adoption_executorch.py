@@ -19,7 +19,7 @@ on: [pull_request]
 permissions: {{}}
 jobs:
   qnn:
-    permissions: {{contents: read}}
+    permissions: {{contents: read, actions: read}}
     uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION
     with:
       executorch: true

@@ -49,6 +49,6 @@ def test_the_gate_is_green_on_main_and_red_where_a_stage_of_a_pull_request_fails
     stage = red.jobs[f"gate / {ROW}"]
     assert any(one.startswith("error: validate: required-libraries: ") for one in stage.annotations)
     assert "❌" in stage.summary and f"files as reports-wheels-{ROW}" in red.log(f"gate / {ROW}")
-    # It verifies what main cached, and saves nothing.
+    # It uses what main cached, and saves nothing.
     log = red.log("gate / plan")
-    assert "restored the cache qnn-ci-store-" in log and ": whole (" in log and "saved the cache" not in log
+    assert "restored the cache qnn-ci-store-" in log and "saved the cache" not in log

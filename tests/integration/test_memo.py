@@ -17,7 +17,8 @@ import pytest
 
 from ci.engine.inputs import Digests, Roots, Touched, key_of, native_variables
 from ci.engine.interpreter import as_installed
-from ci.engine.memo import ENTRIES, Entry, Memo, Miss, prune
+from ci.engine.memo import Entry, Memo, Miss, prune
+from ci.engine.remote import ENTRIES
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 

@@ -23,6 +23,7 @@ class Machine:
     def __init__(self, folder: Path, url: str, token: str = "", *, writes: bool = False) -> None:
         self.folder, self.store = folder / "clone", folder / "store"
         self.folder.mkdir(parents=True)
+        self.shares = True
         self.remote = Remote(url, token, OURS if writes else None, (OURS.public_key(),))
         self.weights("1")
 
@@ -32,7 +33,7 @@ class Machine:
 
     def memo(self) -> Memo:
         memo = Memo(self.store, "test", Roots({"suite": self.folder, "store": self.store}))
-        memo.remote = self.remote
+        memo.remote = self.remote if self.shares else None
         return memo
 
     def work(self, value: int = 7) -> None:
@@ -40,10 +41,18 @@ class Machine:
         folder = memo.scratch()
         (folder / "out").mkdir()
         (folder / "out" / "net.pte").write_text("program 1")
-        path = self.folder / "w.bin"
-        touched = Touched(opened={str(path): stamp_of(path.stat())})
-        assert not memo.remember("net", KEY, {"value": value}, touched, folder, COMMON).not_remembered
+        assert not memo.remember("net", KEY, {"value": value}, self.touched, folder, COMMON).not_remembered
         memo.close()
+
+    def fail(self) -> None:
+        memo = self.memo()
+        memo.forget(KEY, self.touched, COMMON)
+        memo.close()
+
+    @property
+    def touched(self) -> Touched:
+        path = self.folder / "w.bin"
+        return Touched(opened={str(path): stamp_of(path.stat())})
 
     def find(self) -> Entry | Miss:
         return self.memo().find("net", KEY)

@@ -13,12 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ci.engine.remote import files_of
 
 SLOW = 60.0
-"""Seconds that a slow server takes for an answer."""
+"""Seconds that a slow server takes for an answer; one that trickles takes more."""
+LATE = 0.7
+"""Seconds that a late one takes for each answer."""
 
 
 @dataclass
 class CacheServer:
-    """`fault`: slow, full, cut, endless, error, or other-bytes."""
+    """`fault`: slow, late, trickle, trickling-head, full, cut, endless, error, or other-bytes."""
 
     url: str = ""
     token: str = ""
@@ -62,8 +64,18 @@ def serving() -> Iterator[CacheServer]:
                 return self.reply(500)
             if content is None:
                 return self.reply(404)
-            if known.fault == "slow":
-                closing.wait(SLOW)
+            if known.fault in ("slow", "late"):
+                closing.wait(SLOW if known.fault == "slow" else LATE)
+            if known.fault.startswith("trickl"):
+                head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+                at_once = head if known.fault == "trickle" else b""
+                self.wfile.write(at_once)
+                for byte in (head + content)[len(at_once) :]:
+                    self.wfile.write(bytes([byte]))
+                    if closing.wait(0.05):
+                        break
+                self.close_connection = True
+                return None
             if known.fault == "other-bytes" and self.path.startswith("/cas/"):
                 content = content.replace(b"1", b"2") if b"1" in content else content + b"x"
             if known.fault in ("cut", "endless"):

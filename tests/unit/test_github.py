@@ -219,7 +219,7 @@ def test_the_caches_key_follows_the_manifests(tmp_path: Path, changed: str) -> N
 def test_what_a_licence_was_accepted_for_is_never_cached(
     tmp_path: Path, profile: str, components: str, cached: str
 ) -> None:
-    environ = {"QNN_CI_PROFILE": profile, "QNN_CI_COMPONENTS": components}
+    environ = {"QNN_CI_PROFILE": profile, "QNN_CI_COMPONENTS": components, "RUNNER_TEMP": str(tmp_path)}
     assert place.run({**environ, "GITHUB_OUTPUT": str(tmp_path / "output")}) == 0
     outputs = pairs(tmp_path / "output")
     assert outputs["cacheable"] == cached
@@ -242,6 +242,16 @@ def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
     environ = {"GITHUB_ENV": str(tmp_path / "env"), "QNN_CI_STORE": str(tmp_path), "QNN_CI_SOC": chosen}
     assert setup.run(environ) == 0
     assert pairs(tmp_path / "env")["QNN_CI_SOC"] == exported
+
+
+@pytest.mark.parametrize("restored", ["true", ""])
+def test_no_verdict_comes_with_a_restored_store(tmp_path: Path, restored: str) -> None:
+    entry = tmp_path / "qnn-ci-store" / "cache" / "memo" / "entry.json"
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    environ = {"RUNNER_TEMP": str(tmp_path), "QNN_CI_PROFILE": "none", "QNN_CI_RESTORED": restored}
+    assert setup.run({**os.environ, **environ, "QNN_CI_STORE": ""}) == 2
+    assert entry.exists() == (not restored)
 
 
 def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(

@@ -3,27 +3,107 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import shutil
 import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from ci.engine.inputs import key_of
 from ci.engine.memo import Entry, Miss
-from ci.github import memory
+from ci.github import memory, place
 from provisioning.base.errors import CheckFailed
 from tests.support.cache_machines import KEY, Machine
+from tests.support.http_server import FileServer, Reply
+from tests.support.workflows.api import listing
+from tests.support.workflows.commands import pairs
 
 COMMIT = "abcdef0123456789"
+PULL = "refs/pull/1/merge"
 
 
-def machine(folder: Path, cache: Path | None = None) -> Machine:
-    """A job's own machine, with what GitHub's cache has."""
+@dataclass
+class GitHub:
+    """Its caches, its list of them, and jobs that do what the steps of gate.yml do."""
+
+    home: Path
+    api: str
+    count: int = 0
+
+    def environ(self, ref: str, **more: str) -> dict[str, str]:
+        self.count += 1
+        temp = self.home / f"job-{self.count}"
+        temp.mkdir()
+        event: dict[str, object] = {"repository": {"default_branch": "main"}}
+        if ref == PULL:
+            event["pull_request"] = {"base": {"ref": "main"}}
+        (temp / "event.json").write_text(json.dumps(event))
+        names = {"GITHUB_REF": ref, "GITHUB_EVENT_PATH": str(temp / "event.json"), "GITHUB_SHA": COMMIT}
+        run = {"GITHUB_RUN_ID": str(self.count), "RUNNER_TEMP": str(temp), "GITHUB_OUTPUT": str(temp / "out")}
+        at = {"GITHUB_API_URL": self.api, "GITHUB_REPOSITORY": "somebody/models"}
+        return {**names, **run, **at, **more}
+
+    def step(self, what: str, environ: Mapping[str, str]) -> dict[str, str]:
+        assert memory.run({**environ, "QNN_CI_MEMORY": what}) == 0
+        return pairs(Path(environ["GITHUB_OUTPUT"])) if what == "place" else {}
+
+    def save(self, ref: str, memo: Path, key: str) -> None:
+        path = self.home / "caches" / quote(ref, safe="") / "version" / quote(key, safe="")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(memo, path)
+        os.utime(path, (1e9 + self.count, 1e9 + self.count))
+
+    def restore(self, ref: str, memo: Path, key: str) -> None:
+        """By GitHub's order: of the job's own ref first."""
+        for each in (ref, "refs/heads/main"):
+            saved = self.home / "caches" / quote(each, safe="") / "version" / quote(key, safe="")
+            if saved.is_dir():
+                shutil.copytree(saved, memo, dirs_exist_ok=True)
+                return
+
+    def job(self, ref: str, before_the_check: Callable[[str], None] = lambda key: None) -> Machine:
+        """A job's own machine, with what it takes of GitHub's cache."""
+        environ = self.environ(ref)
+        outputs = self.step("place", environ)
+        memo = Path(outputs["memo"])
+        if key := outputs["restore"]:
+            before_the_check(key)
+            self.restore(ref, memo, key)
+        self.step("restored", {**environ, "QNN_CI_RESTORED": key})
+        job = machine(Path(environ["RUNNER_TEMP"], "machine"))
+        job.store = memo.parents[1]
+        return job
+
+    def remember(self, *shards: Machine) -> str:
+        """What the job `remember` does on the default branch; the key that it saves."""
+        environ = self.environ("refs/heads/main")
+        outputs = self.step("place", environ)
+        memo, new = Path(outputs["memo"]), Path(outputs["new"])
+        if outputs["restore"]:
+            self.restore("refs/heads/main", memo, outputs["restore"])
+        for number, shard in enumerate(shards):
+            memory.pack(memo_of(shard), new / str(number) / "new.tar")
+        self.step("merge", environ)
+        self.save("refs/heads/main", memo, outputs["key"])
+        return outputs["key"]
+
+
+@pytest.fixture
+def github(tmp_path: Path) -> Iterator[GitHub]:
+    home = tmp_path / "github"
+    home.mkdir()
+    with listing(home / "caches") as api:
+        yield GitHub(home, api)
+
+
+def machine(folder: Path) -> Machine:
     job_machine = Machine(folder, "http://127.0.0.1:1")
     job_machine.remote.off = "not asked"
-    if cache:
-        shutil.copytree(cache, memo_of(job_machine))
-    memory.restored(memo_of(job_machine))
     return job_machine
 
 
@@ -31,32 +111,39 @@ def memo_of(machine: Machine) -> Path:
     return machine.store / "cache" / "memo"
 
 
-def saved(tmp_path: Path, *shards: Machine, before: Path | None = None) -> Path:
-    """What the job `remember` saves of these shards."""
-    into = tmp_path / f"saved-{len(list(tmp_path.iterdir()))}"
-    if before:
-        shutil.copytree(before, into)
-    archives = []
-    for number, shard in enumerate(shards):
-        archives.append(into.with_name(f"{into.name}-new") / str(number) / "new.tar")
-        memory.pack(memo_of(shard), archives[-1])
-    memory.merge(into, archives, COMMIT)
-    return into
-
-
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    one, other = machine(tmp_path / "one"), machine(tmp_path / "other")
+def key(github: GitHub) -> str:
+    """Of what the default branch saved: two shards' work."""
+    one, other = github.job("refs/heads/main"), github.job("refs/heads/main")
     other.weights("2")
     for each in (one, other):
         each.work()
-    return saved(tmp_path, one, other)
+    return github.remember(one, other)
 
 
+def change(memo: Path, pattern: str, true: str, false: str) -> None:
+    texts = {path: path.read_text() for path in (memo / "test").rglob(pattern)}
+    assert any(true in text for text in texts.values())
+    for path, text in texts.items():
+        path.write_text(text.replace(true, false))
+
+
+def forged(github: GitHub, key: str, tmp_path: Path) -> Path:
+    """The memory that was saved, with another figure and every digest right."""
+    memo = tmp_path / "forged"
+    github.restore("refs/heads/main", memo, key)
+    for path in memo.glob("test/??/*/*.json"):
+        document = json.loads(path.read_text())["document"]
+        document["result"] = {"value": 99}
+        path.write_text(json.dumps({"digest": key_of(document), "document": document}))
+    return memo
+
+
+@pytest.mark.parametrize("ref", ["refs/heads/main", PULL, "refs/heads/gh-readonly-queue/main/pr-1"])
 def test_a_later_job_takes_what_every_shard_did_and_says_from_which_commit(
-    tmp_path: Path, cache: Path
+    github: GitHub, key: str, ref: str
 ) -> None:
-    later = machine(tmp_path / "later", cache)
+    later = github.job(ref)
     for text in ("1", "2"):
         later.weights(text)
         entry = later.find()
@@ -68,10 +155,11 @@ def test_a_later_job_takes_what_every_shard_did_and_says_from_which_commit(
     assert isinstance(entry, Entry) and entry.origin == "store"
 
 
-def test_work_that_failed_since_is_not_passed_by_the_next_run(tmp_path: Path, cache: Path) -> None:
-    failing = machine(tmp_path / "failing", cache)
+def test_work_that_failed_since_is_not_passed_by_the_next_run(github: GitHub, key: str) -> None:
+    failing = github.job("refs/heads/main")
     failing.memo().forget(KEY)
-    assert isinstance(machine(tmp_path / "a", saved(tmp_path, failing, before=cache)).find(), Miss)
+    github.remember(failing)
+    assert isinstance(github.job("refs/heads/main").find(), Miss)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +167,101 @@ def test_work_that_failed_since_is_not_passed_by_the_next_run(tmp_path: Path, ca
     [("*.pte", "program 1", "program 2"), ("*.json", '"value": 7', '"value": 8')],
 )
 def test_a_changed_program_or_entry_in_the_cache_is_not_used_and_named(
-    tmp_path: Path, cache: Path, pattern: str, true: str, false: str
+    github: GitHub, key: str, pattern: str, true: str, false: str
 ) -> None:
-    texts = {path: path.read_text() for path in (cache / "test").rglob(pattern)}
-    assert any(true in text for text in texts.values())
-    for path, text in texts.items():
-        path.write_text(text.replace(true, false))
-    answer = machine(tmp_path / "later", cache).find()
+    job = github.job("refs/heads/main")
+    change(memo_of(job), pattern, true, false)
+    answer = job.find()
     assert isinstance(answer, Miss) and "damaged" in answer.why
+
+
+@pytest.mark.parametrize("ending", ["", "9", "another-name"])
+def test_a_figure_forged_in_a_pull_requests_own_cache_is_not_believed(
+    github: GitHub, key: str, tmp_path: Path, ending: str
+) -> None:
+    github.count += 100
+    github.save(PULL, forged(github, key, tmp_path), key + ending)
+    assert isinstance(github.job(PULL).find(), Miss)
+    # It hides nothing from others.
+    entry = github.job("refs/heads/main").find()
+    assert isinstance(entry, Entry) and entry.result == {"value": 7}
+
+
+def test_a_cache_that_is_forged_while_a_job_restores_is_not_believed(
+    github: GitHub, key: str, tmp_path: Path
+) -> None:
+    memo = forged(github, key, tmp_path)
+    job = github.job(PULL, lambda planned: github.save(PULL, memo, planned))
+    assert isinstance(job.find(), Miss)
+
+
+def test_only_the_default_branchs_memory_counts(github: GitHub, key: str, tmp_path: Path) -> None:
+    memo = forged(github, key, tmp_path)
+    github.count += 100
+    github.save("refs/pull/2/merge", memo, f"{key}9")
+    github.save("refs/heads/topic", memo, f"{key}9")
+    entry = github.job(PULL).find()
+    assert isinstance(entry, Entry) and entry.result == {"value": 7}
+    assert isinstance(github.job("refs/heads/topic").find(), Miss)
+
+
+@pytest.mark.parametrize("answer", [403, 404, 500, b"not JSON", b"[]", b"{}", None])
+def test_without_githubs_list_nothing_is_believed(
+    github: GitHub, key: str, answer: int | bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = Reply(status=answer) if isinstance(answer, int) else Reply(body=answer)
+    with FileServer(b"", usual=reply) as server:
+        github.api = server.url("") if answer is not None else "http://127.0.0.1:1"
+        assert isinstance(github.job(PULL).find(), Miss)
+    printed = capsys.readouterr().out
+    assert "nothing remembered is taken" in printed
+    assert ("actions: read" in printed) == (answer in (403, 404))
+
+
+def test_a_list_that_was_not_filtered_gives_no_other_refs_cache(github: GitHub) -> None:
+    environ = github.environ("refs/heads/main")
+    row = {"key": f"{memory.prefix_of(environ)}1", "ref": "refs/pull/9/merge"}
+    with FileServer(b"", usual=Reply(body=json.dumps({"actions_caches": [row]}).encode())) as server:
+        assert github.step("place", {**environ, "GITHUB_API_URL": server.url("")})["restore"] == ""
+
+
+def test_the_token_is_sent_to_githubs_api_alone(github: GitHub) -> None:
+    with FileServer(b"") as other:
+        redirect = Reply(status=302, headers={"Location": other.url("/x")})
+        with FileServer(b"", usual=redirect) as server:
+            github.api = server.url("")
+            github.step("place", github.environ(PULL, GH_TOKEN="hush"))
+            assert server.requests[0].headers["authorization"] == "Bearer hush"
+    assert not any("authorization" in request.headers for request in other.requests)
+
+
+def test_the_locked_packages_of_a_pull_requests_own_cache_are_not_restored(
+    github: GitHub, tmp_path: Path
+) -> None:
+    def restored(ref: str) -> dict[str, str]:
+        return github.step("place", github.environ(ref, QNN_CI_STAGE="test_lowering"))
+
+    (tmp_path / "uv").mkdir()
+    packages = restored(PULL)["packages-key"]
+    assert packages and restored(PULL)["packages-restore"] == ""
+    github.save("refs/heads/main", tmp_path / "uv", packages)
+    assert restored(PULL)["packages-restore"] == packages
+    github.save(PULL, tmp_path / "uv", packages)
+    assert restored(PULL)["packages-restore"] == ""
+
+
+def test_a_store_that_a_pull_request_saved_itself_is_not_restored(github: GitHub, tmp_path: Path) -> None:
+    def cacheable(ref: str) -> tuple[str, str]:
+        environ = github.environ(ref)
+        assert place.run(environ) == 0
+        outputs = pairs(Path(environ["GITHUB_OUTPUT"]))
+        return outputs["cacheable"], outputs["key"]
+
+    assert cacheable(PULL)[0] == "true"
+    (tmp_path / "store").mkdir()
+    github.save(PULL, tmp_path / "store", cacheable(PULL)[1])
+    assert cacheable(PULL)[0] == "false"
+    assert cacheable("refs/heads/main")[0] == "true"
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "link"])
@@ -96,15 +271,10 @@ def test_an_archive_that_writes_elsewhere_is_refused(tmp_path: Path, name: str) 
         member.type = tarfile.SYMTYPE if name == "link" else tarfile.REGTYPE
         archive.addfile(member, io.BytesIO())
     with pytest.raises(CheckFailed):
-        memory.merge(tmp_path / "memo", [tmp_path / "new.tar"], COMMIT)
+        memory.merge(tmp_path / "memo", [tmp_path / "new.tar"])
 
 
-def test_every_part_by_its_variable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    environ = {"RUNNER_TEMP": str(tmp_path), "GITHUB_RUN_ID": "7", "QNN_CI_MEMORY": "place"}
-    assert memory.run(environ) == 0
-    outputs = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
-    assert outputs["key"] == f"{outputs['prefix']}7-1"
-    assert memory.run({**environ, "QNN_CI_SUITE": "other.toml"}) == 0
-    assert f"prefix={outputs['prefix']}" not in capsys.readouterr().out
-    for what in ("restored", "pack", "merge"):
-        assert memory.run({**environ, "QNN_CI_MEMORY": what}) == 0
+def test_each_profile_and_suite_has_a_memory_of_its_own(github: GitHub) -> None:
+    plain, other = (github.environ(PULL, **more) for more in ({}, {"QNN_CI_SUITE": "other.toml"}))
+    one, two = (github.step("place", each)["key"].rpartition(COMMIT[:12])[0] for each in (plain, other))
+    assert one and two and one != two

@@ -43,6 +43,29 @@ class TestShards:
         assert "test_lowering -- --tag pr --shard 2/2" in json.dumps(jobs["qnn 2/2"])
         assert len(gitlab_pipeline([])) == 1
 
+    @pytest.mark.parametrize(
+        ("variables", "remembers"),
+        [
+            ({"CI_COMMIT_REF_PROTECTED": "true", "CI_COMMIT_BRANCH": "main"}, True),
+            ({"CI_COMMIT_REF_PROTECTED": "false", "CI_COMMIT_BRANCH": "topic"}, False),
+            ({"CI_COMMIT_REF_PROTECTED": "true", "CI_MERGE_REQUEST_IID": "1"}, False),
+            ({}, False),
+        ],
+    )
+    def test_on_gitlab_only_a_protected_branch_uses_the_cache(
+        self, variables: dict[str, str], remembers: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        from ci.__main__ import VERBS
+
+        for name in ("CI_COMMIT_REF_PROTECTED", "CI_COMMIT_BRANCH"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        output = tmp_path / "pipeline.yml"
+        assert main("qnn-ci", "", VERBS, ["matrix", "--format", "gitlab", "-o", str(output)]) == 0
+        jobs = json.loads(output.read_text())
+        assert jobs and all(("cache" in job) == remembers for job in jobs.values())
+
 
 class TestAffected:
     def _cases(self, *changed: str) -> frozenset[str] | None:

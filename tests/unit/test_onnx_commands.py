@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
+from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone, Refused
@@ -113,6 +114,7 @@ class StandIn:
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: Gone | None = None
         self.touched: dict[str, Any] = {}
+        self.seen, self.written = Touched(), list[Path]()
         self.ended = self.unusable = False
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +123,7 @@ class StandIn:
         if self.gone:
             raise self.gone
         reply = dict(self.replies[what])
+        self.seen |= Touched.of(reply.get("touched", {}))
         if "error" in reply:
             raise Refused(reply["error"])
         if what == "compile":

@@ -71,10 +71,47 @@ def test_another_input_is_a_miss_and_both_versions_are_kept(writer: Machine, rea
 
 
 def test_work_that_failed_here_is_not_passed_by_another_machine(writer: Machine, reader: Machine) -> None:
-    reader.memo().forget(KEY)
+    reader.fail()
     assert isinstance(reader.find(), Miss)
     reader.work(9)
     assert isinstance(reader.find(), Entry)
+    for path in (reader.store / "cache/memo/test").glob("??/*/*.json"):
+        path.unlink()
+    entry = reader.find()
+    assert isinstance(entry, Entry) and entry.origin == "remote"
+
+
+def test_a_failure_without_the_remote_cache_counts_when_it_is_switched_on(
+    writer: Machine, reader: Machine
+) -> None:
+    reader.shares = False
+    reader.fail()
+    reader.shares = True
+    assert isinstance(reader.find(), Miss)
+
+
+def test_a_failing_edit_blocks_its_own_content_alone(writer: Machine, reader: Machine) -> None:
+    reader.weights("broken")
+    reader.fail()
+    reader.weights("1")
+    assert isinstance(reader.find(), Entry)
+    writer.weights("broken")
+    writer.work(8)
+    reader.weights("broken")
+    assert isinstance(reader.find(), Miss)
+
+
+def test_a_failure_that_nobody_knows_the_inputs_of_blocks_the_key(writer: Machine, reader: Machine) -> None:
+    reader.memo().forget(KEY)
+    assert isinstance(reader.find(), Miss)
+
+
+def test_a_writers_later_failure_takes_its_pass_back(writer: Machine, reader: Machine) -> None:
+    writer.fail()
+    assert isinstance(reader.find(), Miss)
+    writer.work(8)
+    entry = reader.find()
+    assert isinstance(entry, Entry) and entry.result == {"value": 8}
 
 
 def test_a_reader_sends_nothing(reader: Machine, server: CacheServer) -> None:
@@ -84,61 +121,99 @@ def test_a_reader_sends_nothing(reader: Machine, server: CacheServer) -> None:
     assert server.kept == before
 
 
-def entry_of(server: CacheServer) -> tuple[str, str, dict[str, str]]:
-    """The address of the one key, and of its entry with its content."""
+def entry_of(server: CacheServer) -> tuple[str, bytes]:
+    """The address of the one key, and the signed payload of its one entry."""
     (place,) = [path for path in server.kept if path.startswith("/ac/")]
     (digest,) = [digest for path, digest, _ in files_of(server.kept[place]) if path.startswith("entries/")]
-    return place, f"/cas/{digest}", json.loads(server.kept[f"/cas/{digest}"])
+    return place, server.kept[f"/cas/{digest}"].partition(b"\n")[2]
 
 
-def poisoned(server: CacheServer, entry: dict[str, str]) -> None:
-    """What a server can do that is consistent in itself: another entry under its true digest."""
-    place, _, _ = entry_of(server)
-    text = json.dumps(entry).encode()
-    digest = hashlib.sha256(text).hexdigest()
-    server.kept[f"/cas/{digest}"] = text
-    server.kept[place] = action_result([(f"entries/{digest}", digest, len(text))])
+def signed(payload: bytes, key: Ed25519PrivateKey = OURS) -> bytes:
+    return key.sign(payload).hex().encode() + b"\n" + payload
 
 
-def unsigned(entry: dict[str, str]) -> dict[str, str]:
-    return {"payload": entry["payload"], "signature": ""}
+def poisoned(server: CacheServer, *entries: bytes) -> None:
+    """What a server can do that is consistent in itself: other entries under their true digests."""
+    place, _ = entry_of(server)
+    named = []
+    for text in entries:
+        digest = hashlib.sha256(text).hexdigest()
+        server.kept[f"/cas/{digest}"] = text
+        named.append((f"entries/{digest}", digest, len(text)))
+    server.kept[place] = action_result(named)
 
 
-def changed(entry: dict[str, str]) -> dict[str, str]:
-    return {**entry, "payload": entry["payload"].replace('"value": 7', '"value": 8')}
+def unsigned(payload: bytes) -> bytes:
+    return b"\n" + payload
 
 
-def by_another(entry: dict[str, str]) -> dict[str, str]:
-    return {**entry, "signature": THEIRS.sign(entry["payload"].encode()).hex()}
+def changed(payload: bytes) -> bytes:
+    return signed(payload).replace(b'"value": 7', b'"value": 8')
 
 
-def of_another_key(entry: dict[str, str]) -> dict[str, str]:
-    payload = json.dumps({**json.loads(entry["payload"]), "key": "0" * 64})
-    return {"payload": payload, "signature": OURS.sign(payload.encode()).hex()}
+def by_another(payload: bytes) -> bytes:
+    return signed(payload, THEIRS)
 
 
-def no_entry(entry: dict[str, str]) -> dict[str, str]:
-    return {}
+def of_another_key(payload: bytes) -> bytes:
+    return signed(json.dumps({**json.loads(payload), "key": "0" * 64}).encode())
 
 
-@pytest.mark.parametrize("change", [unsigned, changed, by_another, of_another_key, no_entry])
-def test_a_poisoned_entry_is_a_miss_and_said_once(
-    change: Callable[[dict[str, str]], dict[str, str]],
+def no_entry(payload: bytes) -> bytes:
+    return b"{}"
+
+
+def nested(payload: bytes) -> bytes:
+    return b"[" * 100_000
+
+
+def nested_and_signed(payload: bytes) -> bytes:
+    return signed(b"[" * 100_000)
+
+
+def no_text(payload: bytes) -> bytes:
+    return b"\xff\n" * 100
+
+
+def too_large(payload: bytes) -> bytes:
+    return signed(payload) + b" " * (remote.LARGEST_TEXT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [unsigned, changed, by_another, of_another_key, no_entry, nested, nested_and_signed, no_text, too_large],
+)
+def test_a_poisoned_entry_is_a_miss_and_said_once_and_hides_no_other(
+    change: Callable[[bytes], bytes],
     reader: Machine,
     server: CacheServer,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    poisoned(server, change(entry_of(server)[2]))
+    monkeypatch.setattr(remote, "LARGEST_TEXT", 1 << 20)
+    good = entry_of(server)[1]
+    poisoned(server, change(good))
     assert isinstance(reader.find(), Miss) and isinstance(reader.find(), Miss)
     assert capsys.readouterr().err.count("it is not used") == 1
+    assert not reader.remote.off
+    poisoned(server, change(good), signed(good))
+    assert isinstance(reader.find(), Entry)
+
+
+def test_only_as_many_entries_of_a_key_are_fetched_as_a_machine_keeps(
+    reader: Machine, server: CacheServer
+) -> None:
+    good = entry_of(server)[1]
+    poisoned(server, *(b"%d\n{}" % number for number in range(50)), signed(good))
+    before = len(server.requests)
+    assert isinstance(reader.find(), Miss)
+    assert len(server.requests) - before == 1 + remote.ENTRIES
 
 
 def test_a_signed_entry_may_not_write_outside_its_folder(reader: Machine, server: CacheServer) -> None:
-    _, _, entry = entry_of(server)
-    signed = json.loads(entry["payload"])
-    signed["document"]["files"] = {"../../../escaped": next(iter(signed["document"]["files"].values()))}
-    payload = json.dumps(signed)
-    poisoned(server, {"payload": payload, "signature": OURS.sign(payload.encode()).hex()})
+    entry = json.loads(entry_of(server)[1])
+    entry["document"]["files"] = {"../../../escaped": next(iter(entry["document"]["files"].values()))}
+    poisoned(server, signed(json.dumps(entry).encode()))
     assert isinstance(reader.find(), Miss)
     assert not list(reader.store.rglob("escaped"))
 
@@ -150,23 +225,30 @@ def test_a_changed_program_is_a_miss(reader: Machine, server: CacheServer) -> No
     assert not list(reader.store.rglob("*.pte"))
 
 
-@pytest.mark.parametrize("fault", ["slow", "cut", "error", "other-bytes", "absent", "endless"])
-def test_a_servers_trouble_is_a_miss_said_once_and_costs_no_second_wait(
+@pytest.mark.parametrize(
+    "fault",
+    ["slow", "late", "trickle", "trickling-head", "cut", "error", "other-bytes", "absent", "endless"],
+)
+def test_a_servers_trouble_is_a_miss_said_once_and_costs_one_budget_of_seconds(
     fault: str,
     reader: Machine,
     server: CacheServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "PATIENCE", 0.1)
-    monkeypatch.setattr(remote, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(remote, "GOOD_ANSWER", 0.1)
+    monkeypatch.setattr(remote, "LARGEST_LIST", 1 << 20)
+    reader.remote.patience = 1.0
     server.fault = fault
     if fault == "absent":
         reader.remote = replace(reader.remote, url="http://127.0.0.1:1")
+    if fault == "late":
+        # Each answer is in time, and all together are not.
+        poisoned(server, *(b"%d\n{}" % number for number in range(50)))
     began = time.monotonic()
     assert isinstance(reader.find(), Miss)
-    # From here on it is not asked. Other bytes came at once.
-    assert reader.remote.off or fault == "other-bytes"
+    # From here on it is not asked, unless it answered at once what is of no use.
+    assert reader.remote.off or fault in ("other-bytes", "endless")
     assert isinstance(reader.find(), Miss)
     # Far less than the server takes, however busy this machine is.
     assert time.monotonic() - began < SLOW / 2

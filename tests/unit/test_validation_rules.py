@@ -12,6 +12,7 @@ import pytest
 from provisioning.base.findings import Severity
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
+from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.context import ComponentTree, Context, SkelSignature
 from provisioning.validation.probe import Answer
@@ -33,6 +34,7 @@ from tests.support.environments import (
     write_sdk,
 )
 from tests.support.environments import host as this_host
+from tests.support.sdk_archives import tree_at
 from tests.support.windows import dll
 
 DLL = "lib/aarch64-windows-msvc/QnnHtp.dll"
@@ -184,7 +186,22 @@ def signature_of(place: str, signature: SkelSignature) -> Arrange:
     return arrange
 
 
+def forged_tree(base: Path) -> Context:
+    """A tree of the store that is consistent in itself, and has none of the files that are pinned."""
+    profile = load_profile("wheels")
+    inventory = replace(
+        tree_at(base).inventory,
+        definition=definition_of("qnn-sdk", profile.pins["qnn-sdk"]),
+        targets=("x86_64-linux",),
+    )
+    root = base / "store" / "trees" / "qnn-sdk-2.49"
+    root.mkdir(parents=True)
+    root.with_name(f"{root.name}.json").write_text(inventory.as_json())
+    return replace(context_of(base), profile=profile, trees={"qnn-sdk": ComponentTree(root, "store")})
+
+
 ERRORS: list[tuple[str, str, Arrange]] = [
+    ("store-tree", "qnn-sdk-2.49", forged_tree),
     ("pe-machine", DLL, placed(DLL, dll(0x8664))),
     ("pe-version", DLL, version_resource("2.51.0.0")),
     ("skel-catalogue", V81, signature_of(V81, SkelSignature("a.cat", ("it signs other bytes",)))),

@@ -240,9 +240,8 @@ def test_what_is_restored_is_verified_before_it_is_used() -> None:
     steps = actions()["setup-qnn"].steps
     titles = [step.id or step.title for step in steps]
     restore, setup = titles.index("restore"), titles.index("setup")
-    verify = next(n for n, step in enumerate(steps) if step.run.endswith("-s store -- verify"))
-    assert restore < verify < setup
-    assert steps[verify].condition == "steps.restore.outputs.cache-hit == 'true'"
+    # Provisioning proves what was restored: tests/unit/test_store_proof.py.
+    assert restore < setup and not any("nox" in step.run for step in steps[restore:setup])
     assert steps[restore].inputs["key"] == "${{ steps.place.outputs.key }}"
     assert "restore-keys" not in steps[restore].inputs
 

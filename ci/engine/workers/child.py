@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ci.engine import interpreter, trouble
+from ci.engine.workers.orders import folders_of
 from ci.engine.workers.watched_fork import in_watched_fork
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -121,17 +122,9 @@ def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
         raise
 
 
-WRITTEN = ("into", "folder", "scratch")
-"""The folders in an order that its work writes to."""
-WRITTEN_FILES = ("path", "log")
-
-
 def places_of(order: Mapping[str, Any]) -> list[Path]:
     """Every folder that the work of an order writes to."""
-    given = {name: Path(value) for name, value in order.items() if value and isinstance(value, str)}
-    folders = [given[name] for name in WRITTEN if name in given]
-    files = [given[name].parent for name in WRITTEN_FILES if name in given]
-    return [*folders, *files, Path(tempfile.gettempdir())]
+    return [*folders_of(order), Path(tempfile.gettempdir())]
 
 
 def blame(error: BaseException, order: Mapping[str, Any]) -> None:

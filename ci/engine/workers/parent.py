@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.remote import without_secrets
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
+from ci.engine.workers.orders import folders_of
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
 
@@ -108,6 +110,10 @@ class Worker:
 
     touched: Mapping[str, Any]
     """What it touched before its first order, if it forks."""
+    seen: Touched
+    """What its orders touched, the failed ones too; for the caller to empty."""
+    written: list[Path]
+    """The folders that these orders wrote to."""
     resident: int = 0
     """Its memory after the last order, in bytes."""
     gone: bool = False
@@ -139,6 +145,7 @@ class Worker:
             )
         os.close(send)
         self._receive = receive
+        self.seen, self.written = Touched(), []
         self._pending = b""
         self._temporary = ""
         self._ending = threading.Lock()
@@ -181,7 +188,9 @@ class Worker:
             # If it has gone, the code below notices, with how it ended.
             self._process.stdin.write((json.dumps(order) + "\n").encode())
             self._process.stdin.flush()
+        self.written += folders_of(order)
         reply = self._reply(patience)
+        self.seen |= Touched.of(reply.get("touched", {}))
         self.resident = int(reply.get("resident", 0))
         trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:

@@ -109,9 +109,9 @@ def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, st
             target.mkdir(parents=True, exist_ok=True)
             subprocess.run(["tar", "-xpf", files[found]], cwd=target, check=True)
             place.log(f"restored the cache {found}")
-            return {"cache-hit": "true" if found == key else "false"}
+            return {"cache-hit": "true" if found == key else "false", "cache-matched-key": found}
     place.log(f"no cache has the key {key}")
-    return {"cache-hit": ""}
+    return {"cache-hit": "", "cache-matched-key": ""}
 
 
 def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:

@@ -76,6 +76,8 @@ class Machine:
     """The environment of a fresh runner."""
     variables: Mapping[str, str]
     """The variables of the repository, `vars` in a workflow."""
+    api: str
+    """The address of what stands in for GitHub's API."""
     rows: tuple[str, ...]
     """Of a matrix only the jobs of these names run; empty for all."""
     lines: list[str] = field(default_factory=list)
@@ -138,6 +140,7 @@ def github_context(machine: Machine, workflow: Workflow) -> dict[str, Value]:
     event = machine.event
     return {
         "actor": OWNER,
+        "api_url": machine.api,
         "event": event.payload,
         "event_name": event.name,
         "ref": event.ref,

@@ -6,6 +6,7 @@ run side by side. A run sees the repository's working tree: changes that are not
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from provisioning.base.settings import ROOT
 from tests.support.workflows import expression
+from tests.support.workflows.api import listing
 from tests.support.workflows.expression import Known, Unknown, Value, as_text, expand
 from tests.support.workflows.files import (
     Job,
@@ -96,7 +98,7 @@ def run_workflow(
     The change that is gated is the last commit. `env` is set in every job; of a matrix only the jobs called
     `rows` run. Runs with the same `cache` share GitHub's cache. In `scratch` only logs remain.
     """
-    work = scratch / "run"
+    work, stack = scratch / "run", contextlib.ExitStack()
     try:
         own = root.resolve() == toolkit.resolve()
         ours = snapshot(root, work / "repository", TOOLKIT if own else f"{OWNER}/{root.name}")
@@ -104,10 +106,13 @@ def run_workflow(
         workflow = read_workflow(ours.root, f".github/workflows/{name}.yml")
         before = git(ours.root, "rev-list", "--first-parent", "--max-count=1", "--skip=1", "HEAD").strip()
         base = NO_COMMIT if everything_changed or not before else before
+        caches = cache or work / "cache"
+        api = stack.enter_context(listing(caches))
         machine = Machine(
             scratch=work,
             logs=scratch / "logs",
-            cache=cache or work / "cache",
+            cache=caches,
+            api=api,
             repository=ours,
             toolkit=theirs,
             event=make_event(workflow, event, ours, ref, base),
@@ -121,6 +126,7 @@ def run_workflow(
         results = _Run(machine, workflow, workflow, ours, inputs).run()
         return Finished(results, machine.lines)
     finally:
+        stack.close()
         shutil.rmtree(work, ignore_errors=True)
 
 

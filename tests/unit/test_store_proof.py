@@ -1,0 +1,270 @@
+"""A store that a CI system's cache restored: what pins in git do not prove is made again, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from provisioning import manifest
+from provisioning.__main__ import VERBS
+from provisioning.base.command_line import main
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.findings import Report
+from provisioning.manifest import Component, Profile
+from provisioning.store import Store, Tree, Want, pinned
+from tests.support.http_server import FileServer
+from tests.support.sdk_archives import (
+    BUILD_ID,
+    PLACE,
+    STRIP,
+    VERSION,
+    component,
+    sdk_files,
+    sdk_zip,
+    write_zip,
+)
+
+HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
+SKEL = "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
+TARGETS = frozenset({"x86_64-linux", "aarch64-android"})
+NARROW, WIDE = Want(TARGETS, frozenset({75})), Want(TARGETS, frozenset({73, 75}))
+
+
+@dataclass
+class House:
+    store: Store
+    server: FileServer
+    sdk: Component
+
+    def provision(self, want: Want = NARROW, *, locked: bool = True, offline: bool = False) -> Tree:
+        return self.store.provision("qnn-sdk", self.sdk, want, locked=locked, offline=offline)
+
+    def restore(self) -> None:
+        """As a CI system's cache does."""
+        copy = self.store.path.with_name(f"{self.store.path.name}-restored")
+        shutil.copytree(self.store.path, copy, symlinks=True)
+        self.store = Store(copy)
+
+    def without_downloads(self) -> None:
+        for path in self.store.downloads.iterdir():
+            path.unlink()
+
+    def prove(self, *, offline: bool = False) -> set[str]:
+        wrong = self.store.prove("qnn-sdk", self.sdk, NARROW, offline=offline)
+        return {one.path for each in wrong.values() for one in each}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    archive = sdk_zip(tmp_path / "sdk.zip")
+    with FileServer(archive) as server:
+        house = House(Store(tmp_path / "store"), server, component(server.url("/sdk.zip"), archive))
+        house.provision()
+        yield house
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(0o444)
+
+
+def damage(tree: Tree, place: str = HTP) -> None:
+    content = bytearray((tree.root / place).read_bytes())
+    content[100] ^= 1
+    overwrite(tree.root / place, bytes(content))
+
+
+def forge(store: Store, place: str = HTP) -> None:
+    """Change a file and the inventory that vouches for it."""
+    for tree in store.trees():
+        damage(tree, place)
+        inventory = json.loads(tree.inventory_path.read_text())
+        for item in inventory["items"]:
+            if item["path"] == place:
+                item["sha256"] = hashlib.sha256((tree.root / place).read_bytes()).hexdigest()
+        tree.inventory_path.write_text(json.dumps(inventory))
+        (again,) = [each for each in store.trees() if each.root == tree.root]
+        assert store.verify(again) == []
+
+
+def is_true(tree: Tree) -> bool:
+    return all((tree.root / place).read_bytes() == sdk_files()[place] for place in (HTP, SKEL))
+
+
+def test_a_library_changed_with_its_inventory_is_made_again_from_the_kept_download(house: House) -> None:
+    house.restore()
+    forge(house.store)
+    requests = len(house.server.requests)
+    tree = house.provision(offline=True)
+    assert is_true(tree) and house.store.verify(tree) == []
+    assert len(house.server.requests) == requests
+
+
+def test_one_damaged_bit_is_repaired_and_named(house: House) -> None:
+    house.restore()
+    damage(house.store.trees()[0])
+    assert house.prove() == {HTP}
+    assert is_true(house.provision(offline=True))
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_without_the_download_it_is_fetched_again(house: House, changed: bool) -> None:
+    house.restore()
+    house.without_downloads()
+    if changed:
+        forge(house.store)
+    requests = len(house.server.requests)
+    assert is_true(house.provision())
+    assert len(house.server.requests) == requests + 1
+
+
+def test_a_changed_download_proves_nothing(house: House) -> None:
+    house.restore()
+    forge(house.store)
+    for path in house.store.downloads.iterdir():
+        if path.is_file() and path.stat().st_size:
+            overwrite(path, path.read_bytes()[:-1] + b"?")
+    assert is_true(house.provision())
+
+
+def test_what_cannot_be_proved_is_refused(house: House) -> None:
+    house.restore()
+    house.without_downloads()
+    with pytest.raises(EnvironmentLacking, match="cannot be proved"):
+        house.provision(offline=True)
+    house.server.paths = {"/sdk.zip": house.server.usual}
+    assert house.provision(locked=False, offline=True)
+
+
+def test_a_tree_is_proved_once_after_each_restore(house: House) -> None:
+    house.without_downloads()
+    house.provision(offline=True)
+    requests = len(house.server.requests)
+    house.restore()
+    house.provision()
+    assert len(house.server.requests) == requests + 1
+    house.without_downloads()
+    house.provision(offline=True)
+    house.restore()
+    with pytest.raises(EnvironmentLacking):
+        house.provision(offline=True)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_wider_tree_takes_nothing_from_one_that_was_not_proved(house: House, locked: bool) -> None:
+    house.restore()
+    forge(house.store, SKEL)
+    assert is_true(house.provision(WIDE, locked=locked))
+
+
+def test_an_inventory_that_claims_more_than_the_tree_has_is_none(house: House) -> None:
+    house.restore()
+    (tree,) = house.store.trees()
+    inventory = json.loads(tree.inventory_path.read_text())
+    claims = {"selection": {"sdk": ["0", "1", "2", "3:73", "3:75", "4", "5"]}}
+    tree.inventory_path.write_text(json.dumps({**inventory, **claims}))
+    wide = house.provision(WIDE)
+    assert (wide.root / "lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so").is_file() and is_true(wide)
+
+
+class TestWheels:
+    """Wheels have the hash of each file in git, so that a tree is proved without its wheel."""
+
+    @pytest.fixture
+    def lists(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        path = tmp_path / "manifests" / "wheels.json"
+        (tmp_path / "manifests" / "profiles").mkdir(parents=True)
+        monkeypatch.setattr(pinned, "LISTS", path)
+        monkeypatch.setattr("provisioning.verbs.lock.MANIFESTS", path.parent)
+        monkeypatch.setattr("provisioning.lock_files.lockable", list)
+        monkeypatch.setattr("provisioning.lock_files.LOCKS", tmp_path / "locks")
+        yield path
+        pinned.load_lists.cache_clear()
+
+    @pytest.fixture
+    def house(self, tmp_path: Path, lists: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+        files = {name: content for name, content in sdk_files().items() if name != "sdk.yaml"}
+        wheel = write_zip(tmp_path / "q-1-py3-none-any.whl", files)
+        content = wheel.read_bytes()
+        source = {"type": "wheel", "package": "q", "version": "1", "filename": wheel.name}
+        digest = hashlib.sha256(content).hexdigest()
+        pins = {"sha256": digest, "size": len(content)}
+        place = [{**rule, "match": f"{STRIP}(?P<kept>{rule['match']})", "to": "{kept}"} for rule in PLACE]
+        data = {"version": VERSION, "build_id": BUILD_ID}
+        sdk = Component.model_validate(
+            {**data, "parts": [{"name": "x", "source": {**source, **pins}, "place": place}]}, strict=False
+        )
+
+        def load_profile(name: str) -> Profile:
+            top = {"schema": 1, "name": "wheels", "summary": "Small.", "packages": {}, "host": {}}
+            return Profile.model_validate({**top, "components": {"qnn-sdk": sdk}}, strict=False)
+
+        monkeypatch.setattr(manifest, "load_profile", load_profile)
+        monkeypatch.setattr(manifest, "profile_names", lambda: ["wheels"])
+        store = Store(tmp_path / "store")
+        store.downloads.mkdir(parents=True)
+        (store.downloads / digest).write_bytes(content)
+        monkeypatch.setenv("QNN_CI_STORE", str(store.path))
+        monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
+        with FileServer(b"") as server:
+            house = House(store, server, sdk)
+            house.provision()
+            assert self.types("lock", "--profile", "wheels") == 0
+            house.restore()
+            monkeypatch.setenv("QNN_CI_STORE", str(house.store.path))
+            yield house
+
+    def types(self, *argv: str) -> int:
+        return main("python -m provisioning", "", VERBS, argv)
+
+    def test_a_whole_tree_is_proved_without_its_wheel(self, house: House) -> None:
+        house.without_downloads()
+        assert is_true(house.provision(offline=True)) and house.prove() == set()
+
+    def test_a_forged_one_is_not_believed_and_made_from_the_kept_wheel(self, house: House) -> None:
+        forge(house.store)
+        assert is_true(house.provision(offline=True))
+
+    def test_a_forged_one_without_its_wheel_is_refused(self, house: House) -> None:
+        forge(house.store)
+        house.without_downloads()
+        with pytest.raises(EnvironmentLacking, match="cannot be proved"):
+            house.provision(offline=True)
+
+    def test_verify_finds_it_and_repair_makes_it_again(
+        self, house: House, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.types("store", "verify") == 0
+        forge(house.store)
+        assert self.types("store", "verify") == 1
+        assert f"{HTP}: changed" in capsys.readouterr().out
+        assert self.types("store", "repair") == 0
+        assert self.types("store", "verify") == 0
+
+    def test_provision_on_ci_repairs_it_and_says_so(
+        self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CI", "true")
+        forge(house.store)
+        selection = ["--target", "x86_64-linux", "--target", "aarch64-android", "--soc", "SM8650"]
+        assert self.types("provision", *selection) == 0
+        findings = Report.read(tmp_path / "reports" / "provision.json").findings
+        assert {finding.rule for finding in findings} == {"store-damage"}
+        assert is_true(house.store.trees()[0])
+
+    def test_a_list_of_a_wheel_that_no_profile_has_is_stale(
+        self, house: House, lists: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.types("lock", "--check") == 0
+        text = lists.read_text()
+        lists.write_text(text.replace(house.sdk.parts[0].source.pin or "", "0" * 64))
+        pinned.load_lists.cache_clear()
+        assert self.types("lock", "--check") == 1
+        assert "0" * 64 in capsys.readouterr().err
