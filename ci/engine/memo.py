@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from ci.engine.inputs import (
     key_of,
 )
 from ci.engine.interpreter import as_installed
-from ci.engine.native_names import is_native, names_in
 from ci.engine.packages import distributions_of
 from ci.engine.remote import Remote, remote_of
 from ci.engine.watch import source_of
@@ -68,6 +67,8 @@ class Entry:
     """Where a cached one is from: our own store, the remote cache, or a CI system's."""
     not_remembered: str = ""
     """Why the memo did not keep it; empty if it did."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """The variables that the work asked for and did not have (`Touched.asked`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Memo:
     ) -> None:
         self._top = store / "cache" / "memo"
         self._kind = self._top / kind
-        self.roots, self._reuse = roots.with_home(environ), reuse
+        self.roots, self._reuse = roots.of_user(environ), reuse
         self._environ, self._digests = environ, Digests(store)
         self._state = self._today()
         self.remote = remote_of(os.environ)
@@ -128,7 +129,7 @@ class Memo:
                     for used in filter(None, (path, folder)):
                         with contextlib.suppress(OSError):
                             os.utime(used)
-                    return Entry(entry["result"], folder, origin=self._origin(path))
+                    return Entry(entry["result"], folder, origin=self._origin(path), asked=entry["asked"])
                 why = damage
             why = why or change
         return self._shared_entry(key) or Miss(why or self._new_key(subject, key))
@@ -156,7 +157,7 @@ class Memo:
         if reasons:
             return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
-            return self._write(subject, key, result, sorted(set(inputs)), shared, folder)
+            return self._write(subject, key, result, sorted(set(inputs)), shared, folder, touched.asked)
         except OSError as error:
             return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
 
@@ -297,10 +298,6 @@ class Memo:
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
             if not ours and not path.endswith(PACKAGES):
                 yield "listing", name(path), state
-        for variable, state in touched.environment.items():
-            yield "variable", variable, state
-        if variables := self._native_names(touched):
-            yield "native", variables, today.of("native", variables)
         for path, queries in touched.queries.items():
             named = f"{name(path)}: {' '.join(queries)}"
             yield "packages", named, today.of("packages", named)
@@ -354,14 +351,6 @@ class Memo:
         ):
             yield "program", name, self._today().of("program", name)
 
-    def _native_names(self, touched: Touched) -> str:
-        """Possible names of variables in the opened libraries and programs."""
-        names: set[str] = set()
-        for path in filter(is_native, touched.opened):
-            with contextlib.suppress(OSError, ValueError):
-                names |= names_in(path, self._digests.of(path)[0], self._top / "names")
-        return " ".join(sorted(names))
-
     def _write(
         self,
         subject: str,
@@ -370,6 +359,7 @@ class Memo:
         inputs: Sequence[Input],
         shared: Sequence[Input],
         product: Path | None,
+        asked: Mapping[str, str],
     ) -> Entry:
         names = [self._write_set(shared)] if shared else []
         name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
@@ -393,6 +383,7 @@ class Memo:
             "result": dict(result),
             "folder": folder.name if folder else None,
             "files": files,
+            "asked": dict(asked),
         }
         _store(top / f"{name}.json", document)
         _store(self._subject(subject), {"parts": dict(key)})
@@ -454,9 +445,9 @@ class Memo:
             top.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
-        kept = {each: document[each] for each in ("inputs", "sets", "result", "files")}
+        kept = {each: document[each] for each in ("inputs", "sets", "result", "files", "asked")}
         _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None})
-        return Entry(dict(document["result"]), folder, origin="remote")
+        return Entry(dict(document["result"]), folder, origin="remote", asked=document["asked"])
 
     def _set_file(self, name: str) -> Path:
         return self._top / "sets" / name[:2] / f"{name}.json"

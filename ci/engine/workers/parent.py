@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from ci.engine.closed import without_hidden
 from ci.engine.jobs import Job
-from ci.engine.remote import without_secrets
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
@@ -99,12 +99,15 @@ class Worker:
 
     touched: Mapping[str, Any]
     """What it touched before its first order, if it forks."""
+    asked: Mapping[str, str]
+    """The variables that the last order asked for and did not have (`Touched.asked`)."""
     resident: int = 0
     """Its memory after the last order, in bytes."""
     gone: bool = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.asked = {}
         try:
             setup.logs.mkdir(parents=True, exist_ok=True)
             log = setup.logs / f"worker-{os.getpid()}-{threading.get_ident()}.log"
@@ -117,11 +120,12 @@ class Worker:
                 fix="choose another directory",
             ) from error
         receive, send = os.pipe()
+        environment, hidden = without_hidden(setup.environment)
         with errors:
             self._process = subprocess.Popen(
                 [setup.python, *setup.command, str(send)],
                 cwd=ROOT,
-                env=without_secrets(setup.environment),
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
@@ -133,6 +137,7 @@ class Worker:
         self._pending = b""
         self._temporary = ""
         self._ending = threading.Lock()
+        self._send(hidden)
         try:
             self.touched = self._reply(setup.start_seconds).get("touched", {})
         except Gone as gone:
@@ -158,7 +163,6 @@ class Worker:
 
     def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """The reply to an order. Raises Gone if the process, or the fork that did the order, ended."""
-        assert self._process.stdin is not None
         timeout = self.setup.timeout if timeout is None else timeout
         if self.setup.forks:
             # Made here, because a worker that is killed cannot remove it.
@@ -167,11 +171,9 @@ class Worker:
             patience = timeout + GRACE_SECONDS
         else:
             patience = timeout
-        with contextlib.suppress(BrokenPipeError):
-            # If it has gone, the code below notices, with how it ended.
-            self._process.stdin.write((json.dumps(order) + "\n").encode())
-            self._process.stdin.flush()
+        self._send(order)
         reply = self._reply(patience)
+        self.asked = reply.get("touched", {}).get("asked", {})
         self.resident = int(reply.get("resident", 0))
         trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:
@@ -183,6 +185,13 @@ class Worker:
         if trouble:
             raise Gone("crash", trouble.message, trouble=trouble)
         return reply
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            # If it has gone, whoever waits for the reply notices, with how it ended.
+            self._process.stdin.write((json.dumps(message) + "\n").encode())
+            self._process.stdin.flush()
 
     def end(self, grace: float = 0) -> str:
         """End the process and everything it started; returns how it ended.

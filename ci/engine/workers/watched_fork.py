@@ -48,11 +48,12 @@ def in_watched_fork(
     before = _processor_seconds()
     receive, send = os.pipe()
     ours, theirs = socket.socketpair()
+    notes = os.memfd_create("qnn-ci-notes")
     child = os.fork()
     if not child:
         os.close(receive)
         ours.close()
-        _work(work, theirs, send, temporary)
+        _work(work, theirs, send, temporary, notes)
     os.close(send)
     theirs.close()
     try:
@@ -60,7 +61,9 @@ def in_watched_fork(
         text, code = _wait(child, receive, supervisor, timeout)
         # Now: it may be full only until the temporary files are removed.
         full = of_places([*places, Path(temporary)]) if code else None
+        asked = interpreter.asked(notes)
     finally:
+        os.close(notes)
         ours.close()
         os.close(receive)
         _end_children()
@@ -74,6 +77,7 @@ def in_watched_fork(
         reply = json.loads(text)
         path, homes, absent = reply["touched"].pop("modules")
         reply["touched"]["unoffered"] = interpreter.unoffered(path, homes, absent)
+    reply["touched"]["asked"] = asked
     if supervisor is None:
         reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
     else:
@@ -84,12 +88,14 @@ def in_watched_fork(
     return reply
 
 
-def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int, temporary: str) -> None:
+def _work(
+    work: Callable[[], dict[str, Any]], channel: socket.socket, send: int, temporary: str, notes: int
+) -> None:
     """The child's whole life."""
     try:
         _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
-        interpreter.forget()
+        interpreter.forget(notes)
         try:
             # A descriptor number that no later file gets.
             number = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _CHANNEL)

@@ -157,11 +157,10 @@ def _dies_of(log: Path) -> str:
 
 def compile_programs(plan: Plan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
-    environ = {**plan.environment, "PYTHONWARNINGS": "ignore"}
     wanted = [program for program in plan.programs if program.name not in plan.refused]
     results: dict[str, Result] = {}
     for own, mine in by_packages(wanted, plan.selection.store):
-        results |= _compile_with(own, mine, {**environ, **own.variables}, plan)
+        results |= _compile_with(own, mine, {**plan.environment, **own.variables}, plan)
     return results
 
 
@@ -227,7 +226,7 @@ def started(
     return Worker(
         Setup(
             command=command,
-            environment={**environment, THREADS: str(threads), "PYTHONWARNINGS": "ignore"},
+            environment={**environment, THREADS: str(threads)},
             logs=logs,
             timeout=timeout,
             imports=imports,

@@ -30,6 +30,7 @@ from ci.pipeline.findings import (
     accuracy_message,
     chip_differs,
     known_faults,
+    not_passed,
     notes,
     placeholder,
     shown_thresholds,
@@ -224,6 +225,7 @@ def judge(
             stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.folder.rglob("*.raw"))]
         rows[program.name] = row(program, lowered, result, findings, plan.baseline(program).of(program.name))
     stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
+    stage.findings += not_passed(plan.programs, compiled)
     stage.metrics |= {
         **counts(rows, measured.values(), compiled.values()),
         "build_id": plan.basis.build_id,

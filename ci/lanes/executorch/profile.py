@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.trouble import how_it_ended
@@ -52,7 +53,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Mea
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
             about = {"precision": wanted.run.scheme, "soc": selection.soc}
-        environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
+        environment = {**closed(qnn_environment.merged(os.environ)), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, timeout)
 
 

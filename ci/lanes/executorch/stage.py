@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
+from ci.engine.closed import closed
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
@@ -24,7 +25,7 @@ from ci.lanes.executorch.judge import (
 )
 from ci.lanes.executorch.suite import SUITES, Program
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
-from ci.pipeline.findings import notes
+from ci.pipeline.findings import not_passed, notes
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions, Work
 from ci.pipeline.stage import baselines_of, chosen, counts, finish, print_list, row_of, update_baselines
@@ -63,7 +64,7 @@ def plan_of(programs: Sequence[Program], selection: Selection, work: Work, name:
     return Plan(
         selection=selection,
         programs=tuple(programs),
-        environment=environment.merged(os.environ),
+        environment=closed(environment.merged(os.environ)),
         sdk=sdk,
         basis=basis,
         work=work,
@@ -132,6 +133,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         stage.findings += findings
         agreed = baseline.of(program.name)
         rows[program.name] = row(program, result, findings, plan.basis.build_id, agreed)
+    stage.findings += not_passed(plan.programs, results)
     stage.metrics |= {
         **counts(rows, results.values()),
         "build_id": plan.basis.build_id,

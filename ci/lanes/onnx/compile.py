@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.closed import closed
 from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
@@ -82,8 +83,7 @@ def ended(gone: Gone, what: str, log: Path) -> ToolkitError:
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
     """Of the workers, and of what a model reads there."""
-    # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
-    variables = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
+    variables = closed(os.environ)
     # The provider brings its own QNN libraries, and no other SDK's may be found first.
     variables.pop("LD_LIBRARY_PATH", None)
     return {**variables, **(own.variables if own else {})}
@@ -137,7 +137,7 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         **request,
         "python": python_name(),
         "suite": roots.name(str(program.search_path)),
-        **search_key(roots, environ, ["PYTHONPATH"]),
+        **search_key(roots, environ),
         "files of options": named,
         "working folder": roots.name(str(program.working_folder)),
     }
@@ -289,7 +289,7 @@ def tasks_of(plan: Plan, scratch: Path, own: OwnPackages | None = None) -> list[
         tasks.append(
             Compilation(
                 program=program,
-                key={**key(program, memo.roots, os.environ), **(own.key() if own else {})},
+                key={**key(program, memo.roots, environment(own)), **(own.key() if own else {})},
                 memo=memo,
                 cost=Job(program.name, seconds, WORKER_MEMORY),
                 group=group,

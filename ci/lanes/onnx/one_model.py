@@ -12,7 +12,7 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.output import writing_into
-from ci.lanes.onnx.compile import key, plan_of
+from ci.lanes.onnx.compile import environment, key, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
@@ -137,7 +137,7 @@ class Compiled:
         chips = tuple(dict.fromkeys([program.soc, *options.and_socs]))
         assigned = parse_assignments(options.model.options)
         inputs = {
-            **key(program, memo.roots, os.environ),
+            **key(program, memo.roots, environment()),
             "name": name,
             "chips": list(chips),
             "options": dict(assigned),
@@ -220,7 +220,7 @@ def quantize_model(model: OneModel, output: Path) -> int:
                 shutil.move(path, folder / path.name)
             return {each: facts[each] for each in ("compared", "inputs", "near", "packages")}
 
-        inputs = key(program, memo.roots, os.environ)
+        inputs = key(program, memo.roots, environment())
         facts, folder = remembered(model.work, memo, f"{model.typed} in {precision}", inputs, work, scratch)
         files = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
         record = scratch / f"{name}.json"

@@ -28,7 +28,7 @@ from ci.lanes.onnx.findings import (
 from ci.lanes.onnx.suite import SUITES
 from ci.pipeline.accuracy import rounded
 from ci.pipeline.baseline import COSTS, load_tolerances
-from ci.pipeline.findings import known_faults, verdict
+from ci.pipeline.findings import known_faults, not_passed, verdict
 from ci.pipeline.models.own_packages import OwnPackages, record
 from ci.pipeline.options import StageOptions
 from ci.pipeline.stage import (
@@ -126,6 +126,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         path = plan.logs / "cross_check.md"
         replace_text(path, markdown(pairs, tolerances.cross_check_db))
         stage.artifacts.append(Artifact.of("cross-check", path))
+    stage.findings += not_passed(plan.programs, results)
     stage.metrics |= {
         **counts(rows, results.values()),
         "socs": len({program.soc for program in plan.programs}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -133,4 +132,4 @@ def mixed(model: OneModel, program: Program) -> tuple[Mapping[str, Any], Path]:
             shutil.copyfile(scratch / "prepared" / SAMPLES, folder / SAMPLES)
             return facts
 
-        return remembered(model.work, memo, subject, key(program, memo.roots, os.environ), work, scratch)
+        return remembered(model.work, memo, subject, key(program, memo.roots, environment()), work, scratch)

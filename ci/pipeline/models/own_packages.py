@@ -21,6 +21,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Protocol
 
+from ci.engine.closed import declared, key_of_declared
 from provisioning import lock_files, pip_settings
 from provisioning.base.commands import captured
 from provisioning.base.errors import (
@@ -58,13 +59,19 @@ WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The suite's needs: a file of requirements, and a project to install editable."""
+    """The suite's needs: a file of requirements, a project to install editable, and the user's variables."""
 
     requirements: Path | None = None
     project: Path | None = None
+    variables: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
+        """Whether there are packages among them."""
         return bool(self.requirements or self.project)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return declared((*self.variables, *self.secrets), environ)
 
 
 NONE = Needs()
@@ -72,12 +79,14 @@ NONE = Needs()
 
 @dataclass(frozen=True, slots=True)
 class OwnPackages:
-    """An environment with a suite's own packages."""
+    """What a suite's programs have beside those of others: an environment with packages, and variables."""
 
     folder: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Its own packages, without the locked ones."""
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the declared variables' values."""
     lock: str = ""
     """The digest of the resolved packages: a part of every key."""
     without_hash: tuple[str, ...] = ()
@@ -88,7 +97,8 @@ class OwnPackages:
         return str(self.folder / "bin" / "python") if self.folder else sys.executable
 
     def key(self) -> dict[str, Metric]:
-        return {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
+        parts: dict[str, Metric] = {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
+        return parts | ({"variables": dict(self.declared)} if self.declared else {})
 
 
 def record(stage: StageRun, programs: Iterable[AnyNeeding], selection: Selection) -> None:
@@ -129,7 +139,15 @@ class AnyNeeding(Protocol):
     def suite(self) -> Path: ...
 
 
-def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str, str] = os.environ) -> Needs:
+def needs_of(
+    suite: Path,
+    requirements: str,
+    project: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    variables: Iterable[str] = (),
+    secrets: Iterable[str] = (),
+) -> Needs:
     """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
     file = suite.parent / requirements if requirements else None
     if file is None and environ.get(VARIABLE):
@@ -144,14 +162,15 @@ def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str,
             f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}",
             fix="name the folder of pyproject.toml, relative to the suite",
         )
-    return Needs(file, folder)
+    return Needs(file, folder, tuple(variables), tuple(secrets))
 
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
     """The environment with these packages. If it does not exist it is created, and only then the package
     index is asked."""
+    passed, values = needs.environment(os.environ), key_of_declared(needs.variables, os.environ)
     if not needs:
-        return OwnPackages()
+        return OwnPackages(variables=passed, declared=values)
     texts = list(_texts(needs))
     pins = locked_versions()
     # The project's path too: what is installed editable points at one clone.
@@ -179,7 +198,8 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     hashed = {one.name for _, each in texts for one in _hashed(each)}
     return OwnPackages(
         folder=home / "environment",
-        variables={LOCKED: sysconfig.get_paths()["purelib"]},
+        variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
+        declared=values,
         versions={one.name: one.line.partition("==")[2].partition(" ")[0] for one in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
         without_hash=tuple(sorted({one.name for one in entries} - hashed)),
