@@ -14,22 +14,28 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ci.engine.closed import homes, key_of_environment, table
+from ci.engine.distributions import installed, site_folders
 from ci.engine.interpreter import digest_of_value
 from ci.engine.packages import Package, packages_in
 from ci.engine.repository import repository_of
-from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
+from ci.engine.watch import LOADER_CACHE, Stamp, is_young, listing_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
+from provisioning.loader_search import read_cache
 
 FORMAT = 3
 """Part of every key: changing it invalidates everything that was remembered."""
 
 MOST_DIGESTS = 50_000
+
+INSTALLED = "installed"
+"""The part of a key that has all of this interpreter's distributions, so that their files are no inputs."""
 
 READS = 5
 """How often a file is read that changes meanwhile."""
@@ -94,10 +100,13 @@ def python_name() -> str:
 
 
 def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Json]:
-    """Where modules and libraries are searched, and the variables of a closed environment: part of every
-    key."""
+    """Where modules and libraries are searched, what is installed, and the variables of a closed
+    environment: part of every key."""
+    store, folders = roots.named.get("store"), site_folders(roots.named.get("packages"))
+    search, kept = folders_of(environ, "PYTHONPATH"), Path(store) if store else None
     return {
         "environment": dict(key_of_environment(environ)),
+        INSTALLED: dict(installed(folders, search, kept, roots.names_in)),
         **{name: [*map(roots.name, folders_of(environ, name))] for name in table().place.search},
     }
 
@@ -141,6 +150,18 @@ class Touched:
             theirs = getattr(later, name)
             merged[name] = [*mine, *theirs] if isinstance(mine, list) else theirs | mine
         return Touched(**merged)
+
+
+def libraries_by_name() -> dict[str, tuple[Path, ...]]:
+    """ld.so's cache as it is now."""
+    with contextlib.suppress(OSError):
+        return _cache_of_loader(stamp_of(os.stat(LOADER_CACHE)))
+    return {}
+
+
+@cache
+def _cache_of_loader(stamp: Stamp) -> dict[str, tuple[Path, ...]]:
+    return read_cache(Path(LOADER_CACHE))
 
 
 class Digests:
@@ -287,6 +308,11 @@ class State:
         program = shutil.which(name, path=self._environ.get("PATH", os.defpath))
         return self.roots.name(program) if program else "absent"
 
+    def _library(self, name: str) -> str:
+        """Where ld.so's cache leads for a name."""
+        paths = libraries_by_name().get(name, ())
+        return self.roots.name(str(paths[0])) if paths else "absent"
+
     def _distribution(self, name: str) -> str:
         """The installed version; `name` is `directory: distribution`. Its content is covered by its files."""
         folder, _, distribution = name.rpartition(": ")
@@ -295,13 +321,14 @@ class State:
         return " ".join(versions) or "absent"
 
 
-ORDER = ("distribution", "file", "entry", "modules", "packages", "paths", "program", "listing")
+ORDER = (*("distribution", "library", "file", "entry", "modules", "packages", "paths", "program", "listing"),)
 """Kinds of inputs, the one that explains the most first."""
 
 CHANGES = {
     "modules": "{folder} offers the module {state} now",
     "packages": "other packages are in {folder}",
     "program": "the program {name} is another",
+    "library": "another {name} is first in ld.so's cache",
     "paths": "other .pth files are in {shown}",
     "listing": "other files are in {shown}",
 }

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ci.engine.distributions import site_folders, swept
 from ci.engine.inputs import (
     ENTRY_POINTS,
+    INSTALLED,
     ORDER,
     PACKAGES,
     Digests,
@@ -29,11 +31,12 @@ from ci.engine.inputs import (
     Touched,
     change_in_words,
     key_of,
+    libraries_by_name,
 )
 from ci.engine.interpreter import as_installed
 from ci.engine.packages import distributions_of
 from ci.engine.remote import Remote, remote_of
-from ci.engine.watch import source_of
+from ci.engine.watch import Stamp, source_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 
@@ -102,6 +105,8 @@ class Memo:
         self._restored: tuple[str, frozenset[str]] | None = None
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
+        sites = site_folders(self.roots.named.get("packages"))
+        self._installed = tuple({f"{spelt}/" for each in sites for spelt in (each, os.path.realpath(each))})
         self._commons: list[tuple[Touched, list[Input], list[str]]] = []
         self._folders: dict[str, str] = {}
         self._count = itertools.count()
@@ -151,7 +156,9 @@ class Memo:
         room, stays where it is, and the entry says why."""
         below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
         reasons = [*touched.unseen]
-        inputs = [*self._inputs(touched, reasons, below), *self._programs(touched)]
+        if INSTALLED in key:
+            below += self._installed
+        inputs = [*self._inputs(touched, reasons, below), *self._programs(touched), *self._libraries(touched)]
         shared, more = self._shared(common, below) if common else ([], [])
         reasons += more
         if reasons:
@@ -267,6 +274,9 @@ class Memo:
         folders: dict[str, None] = {}
         suspect = set(touched.suspect)
         for path, stamp in touched.opened.items():
+            if path.startswith(own) and self._installed_since(path, stamp):
+                reasons.append(f"{path} was installed while work was done")
+                return
             if path.startswith(own) or path.endswith(ENTRY_POINTS) or source_of(path) in touched.opened:
                 continue
             earlier = self._digests.earlier(path)
@@ -299,9 +309,13 @@ class Memo:
             if not ours and not path.endswith(PACKAGES):
                 yield "listing", name(path), state
         for path, queries in touched.queries.items():
+            if f"{path}/".startswith(own):
+                continue
             named = f"{name(path)}: {' '.join(queries)}"
             yield "packages", named, today.of("packages", named)
         for path, names in touched.unoffered.items():
+            if f"{path}/".startswith(own):
+                continue
             named = f"{name(path)}: {' '.join(names)}"
             yield "modules", named, today.of("modules", named)
             if path.endswith(PACKAGES):
@@ -350,6 +364,21 @@ class Memo:
             {file for path in paths for folder, file in [os.path.split(path)] if folder in folders}
         ):
             yield "program", name, self._today().of("program", name)
+
+    def _installed_since(self, path: str, stamp: Stamp) -> bool:
+        """Whether a file of a distribution is newer than what the key has of it."""
+        if not path.startswith(self._installed) or path.endswith(".pyc"):
+            return False
+        store = self.roots.named.get("store")
+        sites = site_folders(self.roots.named.get("packages"))
+        swept_at = min(swept(each, Path(store) if store else None).time for each in sites)
+        return max(stamp[1], stamp[2]) > swept_at and not as_installed(path)
+
+    def _libraries(self, touched: Touched) -> Iterator[Input]:
+        """Libraries that ld.so found by its cache, by the names that lead to them."""
+        for name, paths in libraries_by_name().items():
+            if str(paths[0]) in touched.opened:
+                yield "library", name, self.roots.name(str(paths[0]))
 
     def _write(
         self,
