@@ -23,7 +23,7 @@ from ci.engine.distributions import installed, site_folders
 from ci.engine.interpreter import digest_of_value
 from ci.engine.packages import Package, packages_in
 from ci.engine.repository import repository_of
-from ci.engine.watch import LOADER_CACHE, Stamp, is_young, listing_of, stamp_of
+from ci.engine.watch import LOADER_CACHE, Stamp, absence_of, details_of, is_young, listing_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -131,6 +131,8 @@ class Touched:
     unoffered: dict[str, list[str]] = field(default_factory=dict)
     queries: dict[str, list[str]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """Files that it leaves behind and that it also looked up or read (`Seen.left`)."""
     suspect: list[str] = field(default_factory=list)
     """The opened files that may have changed while they were read."""
 
@@ -140,8 +142,8 @@ class Touched:
         opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
         names = ("digests", "looked", "listed", "asked", "unoffered", "queries")
         rest = {name: dict(data.get(name, {})) for name in names}
-        unseen, suspect = list(data.get("unseen", ())), list(data.get("suspect", ()))
-        return cls(opened=opened, unseen=unseen, suspect=suspect, **rest)
+        unseen, left, suspect = (list(data.get(name, ())) for name in ("unseen", "left", "suspect"))
+        return cls(opened=opened, unseen=unseen, left=left, suspect=suspect, **rest)
 
     def __or__(self, later: Touched) -> Touched:
         """For work in two steps; the first touch of each input counts."""
@@ -164,6 +166,22 @@ def _cache_of_loader(stamp: Stamp) -> dict[str, tuple[Path, ...]]:
     return read_cache(Path(LOADER_CACHE))
 
 
+IMAGES = ("squashfs", "erofs", "iso9660", "udf", "cramfs", "romfs", "fuse")
+"""File systems on which another file may have the stamp of an earlier one."""
+
+
+def mounted_images() -> tuple[str, ...]:
+    """Where file systems of IMAGES are mounted, each ending in a slash."""
+    found = []
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith(IMAGES):
+            folder = before.split(" ")[4].encode().decode("unicode_escape")
+            found.append(f"{folder.rstrip('/')}/")
+    return tuple(found)
+
+
 class Digests:
     """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
 
@@ -173,6 +191,7 @@ class Digests:
         self._first: dict[str, str] = {}
         self._changed = False
         self._reading = threading.Lock()
+        self._images = mounted_images()
         with contextlib.suppress(OSError, ValueError, IndexError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(known, dict):
@@ -196,6 +215,8 @@ class Digests:
         raise OSError(f"{path} changed each time that it was read")
 
     def _of(self, path: str, stamp: Stamp) -> str:
+        if self._images and os.path.realpath(path).startswith(self._images):
+            return ""
         known = self._known.get(path)
         return str(known[4]) if known and known[:4] == list(stamp) and not is_young(stamp) else ""
 
@@ -270,7 +291,14 @@ class State:
         path = self.roots.path(name)
         if os.path.isdir(path):
             return "directory" + self.target(path)
-        return "file" + self.target(path) if os.path.exists(path) else "absent"
+        return "file" + self.target(path) if os.path.exists(path) else absence_of(path)
+
+    def _details(self, name: str) -> str:
+        return details_of(self.roots.path(name))
+
+    def _place(self, name: str) -> str:
+        """Where a root is."""
+        return os.path.realpath(self.roots.named.get(name, ""))
 
     def _listing(self, name: str) -> str:
         return listing_of(self.roots.path(name))
@@ -321,7 +349,10 @@ class State:
         return " ".join(versions) or "absent"
 
 
-ORDER = (*("distribution", "library", "file", "entry", "modules", "packages", "paths", "program", "listing"),)
+ORDER = (
+    *("distribution", "library", "place", "file", "entry", "details", "modules", "packages", "paths"),
+    *("program", "listing"),
+)
 """Kinds of inputs, the one that explains the most first."""
 
 CHANGES = {
@@ -329,6 +360,8 @@ CHANGES = {
     "packages": "other packages are in {folder}",
     "program": "the program {name} is another",
     "library": "another {name} is first in ld.so's cache",
+    "place": "its files name the folder that it was made in",
+    "details": "size, time or mode of {shown} changed",
     "paths": "other .pth files are in {shown}",
     "listing": "other files are in {shown}",
 }

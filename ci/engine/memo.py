@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import shutil
 import time
@@ -159,6 +160,12 @@ class Memo:
         if INSTALLED in key:
             below += self._installed
         inputs = [*self._inputs(touched, reasons, below), *self._programs(touched), *self._libraries(touched)]
+        inputs += self._own_place(key, touched)
+        reasons += [
+            f"{each} stays there and decided what was done: write it below tempfile.gettempdir()"
+            for each in touched.left
+            if not each.startswith(below)
+        ]
         shared, more = self._shared(common, below) if common else ([], [])
         reasons += more
         if reasons:
@@ -296,16 +303,25 @@ class Memo:
             yield "file", name(path), today.content(path, digest) + today.target(path)
         searched = self._searched(touched)
         above = (*(f"{each}/" for each in self.roots.named.values()), *own)
+        # Who asks for the time of a file may compare it with those of others beside it, which it then reads.
+        compared = {
+            os.path.dirname(path)
+            for path, state in touched.looked.items()
+            if state.startswith("file ") and path not in touched.opened and self._is_users(path)
+        }
         for path, state in touched.looked.items():
-            ours = f"{path}/".startswith(own) or "/__pycache__" in path
-            if state == "directory" and any(each.startswith(f"{path}/") for each in above):
+            ours = f"{path}/".startswith(own) or path.endswith("/__pycache__")
+            kind, _, details = state.partition(" ") if state.startswith("file ") else (state, "", "")
+            if details and not ours and os.path.dirname(path) in compared and self._is_users(path):
+                yield "details", name(path), details
+            if kind == "directory" and any(each.startswith(f"{path}/") for each in above):
                 # Roots and the work's own files are found through it wherever they are.
                 ours = ours or not today.target(path)
             if not ours and path not in touched.opened and path not in searched:
                 # Code that resolves a link opens the target by its own name.
-                yield "entry", name(path), state if state == "absent" else state + today.target(path)
+                yield "entry", name(path), kind if kind.startswith("absent") else kind + today.target(path)
         for path, state in touched.listed.items():
-            ours = f"{path}/".startswith(own) or "/__pycache__" in path
+            ours = f"{path}/".startswith(own) or path.endswith("/__pycache__")
             if not ours and not path.endswith(PACKAGES):
                 yield "listing", name(path), state
         for path, queries in touched.queries.items():
@@ -333,7 +349,7 @@ class Memo:
             if known is common:
                 return inputs, reasons
         reasons = [*common.unseen]
-        inputs = sorted(set(self._inputs(common, reasons, own)))
+        inputs = sorted({*self._inputs(common, reasons, own), *self._libraries(common)})
         self._commons.append((common, inputs, reasons))
         return inputs, reasons
 
@@ -364,6 +380,24 @@ class Memo:
             {file for path in paths for folder, file in [os.path.split(path)] if folder in folders}
         ):
             yield "program", name, self._today().of("program", name)
+
+    def _is_users(self, path: str) -> bool:
+        """Whether its time may mean something: what is installed has other times on other machines."""
+        names = ("toolkit", "python", "base", "store", "packages")
+        places = self.roots.named.items()
+        ours = [str(place) for root, place in places if root in names or root.endswith("_ROOT")]
+        ours += ["/usr", "/etc", "/lib", "/bin"]
+        return not f"{path}/".startswith(tuple(f"{each}/" for each in ours))
+
+    def _own_place(self, key: Mapping[str, Json], touched: Touched) -> Iterator[Input]:
+        """Files that name the folder of their own repository mean that one, wherever they are copied to."""
+        root = str(self.roots.named.get("suite", "")).rstrip("/")
+        if not root or root == str(self.roots.named.get("toolkit", "")):
+            return
+        spelt = {root, os.path.realpath(root)}
+        inside = (path for path in touched.opened if path.startswith(tuple(f"{each}/" for each in spelt)))
+        if any(each in json.dumps(key) for each in spelt) or any(_names(path, spelt) for path in inside):
+            yield "place", "suite", os.path.realpath(root)
 
     def _installed_since(self, path: str, stamp: Stamp) -> bool:
         """Whether a file of a distribution is newer than what the key has of it."""
@@ -488,6 +522,17 @@ class Memo:
             replace_text(self._set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
+
+
+def _names(path: str, texts: Iterable[str]) -> bool:
+    """Whether a file has one of the texts in it."""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        Path(path).open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as content,
+    ):
+        return any(content.find(os.fsencode(each)) >= 0 for each in texts)
+    return False
 
 
 def _load(path: Path) -> dict[str, Any] | None:

@@ -57,10 +57,11 @@ def in_watched_fork(
     os.close(send)
     theirs.close()
     try:
-        supervisor, reason = _supervisor(ours)
+        supervisor, reason = _supervisor(ours, temporary)
         text, code = _wait(child, receive, supervisor, timeout)
         # Now: it may be full only until the temporary files are removed.
         full = of_places([*places, Path(temporary)]) if code else None
+        left = supervisor.seen.left() if supervisor else []
         asked = interpreter.asked(notes)
     finally:
         os.close(notes)
@@ -82,9 +83,9 @@ def in_watched_fork(
         reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
     else:
         supervisor.close()
-        seen = _seen(supervisor, temporary)
+        seen = _seen(supervisor)
         listed = {**reply["touched"].get("listed", {}), **seen["listed"]}
-        reply["touched"] |= {**seen, "listed": listed}
+        reply["touched"] |= {**seen, "listed": listed, "left": left}
     return reply
 
 
@@ -117,10 +118,10 @@ def _work(
     os._exit(_UNFORESEEN)
 
 
-def _supervisor(channel: socket.socket) -> tuple[Supervisor | None, str]:
+def _supervisor(channel: socket.socket, temporary: str) -> tuple[Supervisor | None, str]:
     message, listeners, _, _ = socket.recv_fds(channel, 1000, 1)
     if listeners:
-        return Supervisor(listeners[0]), ""
+        return Supervisor(listeners[0], temporary), ""
     return None, message[1:].decode() or "the process ended at once"
 
 
@@ -184,10 +185,6 @@ def _children() -> Iterator[int]:
             yield from map(int, (task / "children").read_text(encoding="ascii").split())
 
 
-def _seen(supervisor: Supervisor, temporary: str) -> dict[str, Any]:
+def _seen(supervisor: Supervisor) -> dict[str, Any]:
     seen = asdict(supervisor.seen)
-    for name in ("opened", "digests", "looked", "listed"):
-        seen[name] = {
-            path: state for path, state in seen[name].items() if not f"{path}/".startswith(f"{temporary}/")
-        }
-    return {**seen, "unseen": list(seen["unseen"]), "written": {}}
+    return {**seen, "unseen": list(seen["unseen"]), "written": {}, "again": {}}
