@@ -47,7 +47,9 @@ LOCKED = "QNN_CI_LOCKED_PACKAGES"
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
 
 LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
+PROJECT_NAME = re.compile(r"""^\s*name\s*=\s*["']?([A-Za-z0-9._-]+)""", re.MULTILINE)
 INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
+NAMED = re.compile(r"[\w./-]+\.(?:txt|in)\b")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
@@ -217,6 +219,10 @@ def locked_versions() -> dict[str, str]:
 def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     """Every file that decides what is installed, including those that it includes."""
     waiting = [needs.requirements] if needs.requirements else []
+    for file in _project_files(needs):
+        yield file.name, file.read_text(encoding="utf-8")
+    named = set(_named_by_project(needs))
+    waiting += sorted(named)
     seen: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -228,7 +234,7 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}: {error}", fix="name a text file of requirements") from error
         for line in map(str.strip, text.splitlines()):
-            if LOCAL.match(line):
+            if LOCAL.match(line) and file not in named:
                 raise UsageError(
                     f"{file}: {line}: a package of this machine, whose changes nobody would see",
                     fix='say project = "FOLDER" in the suite, which installs it editable',
@@ -236,9 +242,20 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
             if include := INCLUDE.match(line):
                 waiting.append(file.parent / include[1])
         yield str(file.name), text
-    for name in PROJECT_FILES if needs.project else ():
-        if needs.project and (file := needs.project / name).is_file():
-            yield name, file.read_text(encoding="utf-8")
+
+
+def _project_files(needs: Needs) -> list[Path]:
+    if needs.project is None:
+        return []
+    return [file for name in PROJECT_FILES if (file := needs.project / name).is_file()]
+
+
+def _named_by_project(needs: Needs) -> Iterator[Path]:
+    """Files that the project's own name, such as one with its dynamic dependencies."""
+    for file in _project_files(needs):
+        for name in NAMED.findall(file.read_text(encoding="utf-8")):
+            if (other := file.parent / name).is_file():
+                yield other
 
 
 def _hashed(text: str) -> list[lock_files.Entry]:
@@ -277,6 +294,9 @@ def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
     command = ["pip", "compile", "wanted.in", "--constraint", "locked.txt", "--output-file", "compiled.txt"]
     command += ["--quiet", "--generate-hashes", "--no-header", "--annotation-style", "line"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
+    if name := _project_name(needs):
+        # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
+        command += ["--refresh-package", name]
     done = _uv([*command, *more], home)
     if done.returncode == 0:
         return (home / "compiled.txt").read_text(encoding="utf-8")
@@ -291,6 +311,13 @@ def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
         f"the packages of {named} could not be resolved: {answer}",
         fix="check the package index that pip or uv is set to",
     )
+
+
+def _project_name(needs: Needs) -> str:
+    for file in _project_files(needs):
+        if match := PROJECT_NAME.search(file.read_text(encoding="utf-8")):
+            return match[1]
+    return ""
 
 
 def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
