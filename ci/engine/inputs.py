@@ -12,36 +12,33 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.engine.interpreter import ALL, VOLATILE, digest_of_value, names_of
+from ci.engine.closed import homes, key_of_environment, table
+from ci.engine.distributions import installed, site_folders
+from ci.engine.interpreter import digest_of_value
 from ci.engine.packages import Package, packages_in
 from ci.engine.repository import repository_of
-from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
+from ci.engine.watch import LOADER_CACHE, Stamp, absence_of, details_of, is_young, listing_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
+from provisioning.loader_search import read_cache
 
-FORMAT = 2
+FORMAT = 3
 """Part of every key: changing it invalidates everything that was remembered."""
 
 MOST_DIGESTS = 50_000
 
+INSTALLED = "installed"
+"""The part of a key that has all of this interpreter's distributions, so that their files are no inputs."""
+
 READS = 5
 """How often a file is read that changes meanwhile."""
-
-NATIVE_VARIABLES = (
-    *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_", "DNNL_", "ONEDNN_", "MKL_", "KMP_"),
-    *("LD_", "GLIBC_TUNABLES", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
-)
-"""Names and prefixes of names: native code may build the rest at run time. Other names are read from the
-libraries.
-"""
-PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
-"""These say where files are; the files themselves are inputs."""
 
 # Torch searches all distributions for plugins. These listings and entry points do not count; what is
 # imported counts by its own files.
@@ -76,15 +73,15 @@ class Roots:
         pattern = rf"(?<![\w./-])({roots})(?![\w.-])"
         return re.sub(pattern, lambda match: f"{{{names[match[1]]}}}", text.replace("{", "{{"))
 
-    def with_home(self, environ: Mapping[str, str]) -> Roots:
-        """With the folders of the current user added, so that another home directory means other files."""
-        home = environ.get("HOME") or os.path.expanduser("~")
-        folders = {
-            "cache": environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
-            "config": environ.get("XDG_CONFIG_HOME") or f"{home}/.config",
-            "home": home,
-        }
-        return Roots(self.named | {name: path for name, path in folders.items() if path.strip("/")})
+    def of_user(self, environ: Mapping[str, str]) -> Roots:
+        """With the user's folders added, the Python below the interpreter, which is often in one of them, and
+        the folders of the search paths that no other root has."""
+        named = Roots({**self.named, "base": sys.base_prefix, **dict(homes(environ))})
+        for variable in table().place.search:
+            for number, folder in enumerate(folders_of(environ, variable)):
+                if named.name(folder) == folder:
+                    named.named[f"{variable} {number}"] = folder
+        return Roots(named.named)
 
     def path(self, name: str) -> str:
         for root, path in self._named:
@@ -93,31 +90,24 @@ class Roots:
         return name
 
 
-def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
-    """Variables that native code and Python may read unseen: part of every key."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(NATIVE_VARIABLES)
-        and not name.startswith("QNN_CI_")
-        and name not in VOLATILE.union(PATH_VARIABLES)
-    }
+def folders_of(environ: Mapping[str, str], variable: str) -> list[str]:
+    """The folders of a search path."""
+    return [os.path.abspath(each) for each in environ.get(variable, "").split(os.pathsep) if each]
 
 
 def python_name() -> str:
     return f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
 
 
-def search_key(
-    roots: Roots, environ: Mapping[str, str], paths: Sequence[str] = ("PYTHONPATH", "LD_LIBRARY_PATH")
-) -> dict[str, Json]:
-    """Where modules and libraries are searched, and variables that are read unseen: part of every key."""
-    folders = {name: filter(None, environ.get(name, "").split(os.pathsep)) for name in paths}
+def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Json]:
+    """Where modules and libraries are searched, what is installed, and the variables of a closed
+    environment: part of every key."""
+    store, folders = roots.named.get("store"), site_folders(roots.named.get("packages"))
+    search, kept = folders_of(environ, "PYTHONPATH"), Path(store) if store else None
     return {
-        "variables": native_variables(environ),
-        **{
-            name: [roots.name(os.path.abspath(each)) for each in entries] for name, entries in folders.items()
-        },
+        "environment": dict(key_of_environment(environ)),
+        INSTALLED: dict(installed(folders, search, kept, roots.names_in)),
+        **{name: [*map(roots.name, folders_of(environ, name))] for name in table().place.search},
     }
 
 
@@ -136,10 +126,13 @@ class Touched:
     digests: dict[str, str] = field(default_factory=dict)
     looked: dict[str, str] = field(default_factory=dict)
     listed: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    """Variables that were not there: no inputs, for messages alone."""
     unoffered: dict[str, list[str]] = field(default_factory=dict)
     queries: dict[str, list[str]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """Files that it leaves behind and that it also looked up or read (`Seen.left`)."""
     suspect: list[str] = field(default_factory=list)
     """The opened files that may have changed while they were read."""
 
@@ -147,10 +140,10 @@ class Touched:
     def of(cls, data: Mapping[str, Any]) -> Touched:
         """From a worker's reply."""
         opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
-        names = ("digests", "looked", "listed", "environment", "unoffered", "queries")
+        names = ("digests", "looked", "listed", "asked", "unoffered", "queries")
         rest = {name: dict(data.get(name, {})) for name in names}
-        unseen, suspect = list(data.get("unseen", ())), list(data.get("suspect", ()))
-        return cls(opened=opened, unseen=unseen, suspect=suspect, **rest)
+        unseen, left, suspect = (list(data.get(name, ())) for name in ("unseen", "left", "suspect"))
+        return cls(opened=opened, unseen=unseen, left=left, suspect=suspect, **rest)
 
     def __or__(self, later: Touched) -> Touched:
         """For work in two steps; the first touch of each input counts."""
@@ -159,6 +152,34 @@ class Touched:
             theirs = getattr(later, name)
             merged[name] = [*mine, *theirs] if isinstance(mine, list) else theirs | mine
         return Touched(**merged)
+
+
+def libraries_by_name() -> dict[str, tuple[Path, ...]]:
+    """ld.so's cache as it is now."""
+    with contextlib.suppress(OSError):
+        return _cache_of_loader(stamp_of(os.stat(LOADER_CACHE)))
+    return {}
+
+
+@cache
+def _cache_of_loader(stamp: Stamp) -> dict[str, tuple[Path, ...]]:
+    return read_cache(Path(LOADER_CACHE))
+
+
+IMAGES = ("squashfs", "erofs", "iso9660", "udf", "cramfs", "romfs", "fuse")
+"""File systems on which another file may have the stamp of an earlier one."""
+
+
+def mounted_images() -> tuple[str, ...]:
+    """Where file systems of IMAGES are mounted, each ending in a slash."""
+    found = []
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith(IMAGES):
+            folder = before.split(" ")[4].encode().decode("unicode_escape")
+            found.append(f"{folder.rstrip('/')}/")
+    return tuple(found)
 
 
 class Digests:
@@ -170,6 +191,7 @@ class Digests:
         self._first: dict[str, str] = {}
         self._changed = False
         self._reading = threading.Lock()
+        self._images = mounted_images()
         with contextlib.suppress(OSError, ValueError, IndexError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(known, dict):
@@ -193,6 +215,8 @@ class Digests:
         raise OSError(f"{path} changed each time that it was read")
 
     def _of(self, path: str, stamp: Stamp) -> str:
+        if self._images and os.path.realpath(path).startswith(self._images):
+            return ""
         known = self._known.get(path)
         return str(known[4]) if known and known[:4] == list(stamp) and not is_young(stamp) else ""
 
@@ -267,13 +291,17 @@ class State:
         path = self.roots.path(name)
         if os.path.isdir(path):
             return "directory" + self.target(path)
-        return "file" + self.target(path) if os.path.exists(path) else "absent"
+        return "file" + self.target(path) if os.path.exists(path) else absence_of(path)
+
+    def _details(self, name: str) -> str:
+        return details_of(self.roots.path(name))
+
+    def _place(self, name: str) -> str:
+        """Where a root is."""
+        return os.path.realpath(self.roots.named.get(name, ""))
 
     def _listing(self, name: str) -> str:
         return listing_of(self.roots.path(name))
-
-    def _variable(self, name: str) -> str:
-        return names_of(self._environ) if name == ALL else digest_of_value(self._environ.get(name))
 
     def _modules(self, name: str) -> str:
         """Which of the named modules the directory has; `name` is `directory: one two`."""
@@ -303,21 +331,15 @@ class State:
         }
         return key_of({query: list(answer) for query, answer in answers.items() if answer})
 
-    def _native(self, name: str) -> str:
-        """Which of the named variables are set, each with the digest of its value."""
-        # Compilers store a string once if it is the end of a longer one, so a suffix is a name too.
-        names = [each for each in self._environ if f"{each} " in f"{name} "]
-        places = VOLATILE.union(PATH_VARIABLES)
-        return " ".join(
-            f"{each}={digest_of_value(self._environ[each])[:16]}"
-            for each in sorted(names)
-            if each not in places and not each.startswith("QNN_CI_") and len(each) > 3
-        )
-
     def _program(self, name: str) -> str:
         """The path where a program of this name is found."""
         program = shutil.which(name, path=self._environ.get("PATH", os.defpath))
         return self.roots.name(program) if program else "absent"
+
+    def _library(self, name: str) -> str:
+        """Where ld.so's cache leads for a name."""
+        paths = libraries_by_name().get(name, ())
+        return self.roots.name(str(paths[0])) if paths else "absent"
 
     def _distribution(self, name: str) -> str:
         """The installed version; `name` is `directory: distribution`. Its content is covered by its files."""
@@ -328,8 +350,8 @@ class State:
 
 
 ORDER = (
-    *("distribution", "file", "entry", "modules", "packages", "paths", "program", "listing"),
-    *("variable", "native"),
+    *("distribution", "library", "place", "file", "entry", "details", "modules", "packages", "paths"),
+    *("program", "listing"),
 )
 """Kinds of inputs, the one that explains the most first."""
 
@@ -337,7 +359,9 @@ CHANGES = {
     "modules": "{folder} offers the module {state} now",
     "packages": "other packages are in {folder}",
     "program": "the program {name} is another",
-    "variable": "environment variable {name} changed",
+    "library": "another {name} is first in ld.so's cache",
+    "place": "its files name the folder that it was made in",
+    "details": "size, time or mode of {shown} changed",
     "paths": "other .pth files are in {shown}",
     "listing": "other files are in {shown}",
 }
@@ -348,11 +372,6 @@ def change_in_words(kind: str, name: str, before: str, now: str) -> str:
     if kind == "distribution":
         title, old, new = name.rpartition(": ")[2], before.partition(" ")[0], now.partition(" ")[0]
         return f"{title} was installed anew" if old == new else f"{title} {old} → {new}"
-    if kind == "native":
-        changed = {each.partition("=")[0] for each in {*before.split(" ")} ^ {*now.split(" ")}} - {""}
-        return f"environment variable {' and '.join(sorted(changed))} changed"
-    if (kind, name) == ("variable", ALL):
-        return "other variables are set"
     if kind in CHANGES:
         folder = shown.rpartition(": ")[0]
         return CHANGES[kind].format(name=name, shown=shown, folder=folder, state=now or before)

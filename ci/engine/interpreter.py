@@ -1,5 +1,4 @@
-"""The inputs of a Python process that the process itself knows: modules, failed look-ups, environment
-variables.
+"""The inputs of a Python process that the process itself knows: modules, failed look-ups, queries.
 
 `begin` is called once, before anything heavy is imported. `touched` returns what was touched since.
 """
@@ -7,6 +6,7 @@ variables.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.machinery
 import os
@@ -23,30 +23,19 @@ from typing import Any
 from ci.engine.watch import IGNORED, listing_of, source_of, stamp_of
 from provisioning.base.files import hash_file
 
-VOLATILE = frozenset((
-    "PATH", "HOME", "PWD", "OLDPWD", "TMPDIR", "TEMP", "TMP", "USER", "LOGNAME", "SHELL", "HOSTNAME", "_",
-    "TERM", "COLUMNS", "LINES", "SHLVL", "DISPLAY", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE",
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONWARNINGS", "QNN_SDK_ROOT",
-    "PYTHONDONTWRITEBYTECODE",
-    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "PYTEST_CURRENT_TEST",
-    "QNN_CI_WORKER_MEMORY", "QNN_CI_WORKER_WARM", "ORT_DISABLE_TELEMETRY",
-))  # fmt: skip
-"""Libraries read these, but their results do not depend on them, and the files that they name are seen
-anyway. A read by the user's own code counts.
-"""
-
 UNSET = "unset"
 
 ALL = "*"
-"""Stands for the names of all variables: code that loops over them also depends on new ones."""
+"""Stands for a query about all packages."""
 
 TOOLKIT = Path(__file__).resolve().parents[2]
 OURS = tuple(f"{TOOLKIT / name}/" for name in ("ci", "provisioning"))
 """Our own code reads these; its key has them already."""
 
-_initial: dict[str, str] = {}
-"""The variables at the start: what the process sets itself is no input."""
-_read: dict[str, str] = {}
+_asked: dict[str, str] = {}
+"""Variables that were not there, with whose code asked for them. They serve messages alone."""
+_notes = -1
+"""The file that they are written to, which children of the work have too."""
 _absent_modules: set[str] = set()
 _queries: dict[str, set[str]] = {}
 """By directory: the queries about the packages that are installed there."""
@@ -88,7 +77,7 @@ def _query_of_all() -> str:
             if group:
                 return f"group:{group}"
         frame = frame.f_back
-    reader, _ = _reader(("importlib/metadata/__init__.py", "importlib_metadata/__init__.py"), depth=3)
+    reader = _reader(("importlib/metadata/__init__.py", "importlib_metadata/__init__.py"), depth=3)
     return ALL if reader == "user" else ""
 
 
@@ -100,7 +89,7 @@ class _Everything(set[str]):
 
 
 def begin() -> None:
-    """Record environment variables, absent modules and opened files from now on; children inherit it.
+    """Record absent variables and modules, and opened files, from now on; children inherit it.
 
     The user's directories are not listed, so a new file beside a suite is no change. Their bytecode is not
     used, because Python checks only its size and time."""
@@ -109,9 +98,8 @@ def begin() -> None:
         return
     _began = time.time()
     _list_toolkit_once()
-    _initial.update(os.environ)
     environ: Any = type(os.environ)
-    environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
+    environ.__getitem__ = _note_absent(environ.__getitem__)
     sys.meta_path.insert(0, _Queries)
     sys.meta_path.append(_Absent)
     sys.addaudithook(_note_event)
@@ -150,8 +138,8 @@ def _list_toolkit_once() -> None:
 
 
 def touched() -> dict[str, Any]:
-    """What was touched since `begin`: variables, and the files of modules, opened files and loaded libraries
-    with their stamps.
+    """What was touched since `begin`: the files of modules, opened files and loaded libraries with their
+    stamps.
 
     `unoffered` has for each directory of the search path the top-level names that must stay absent from it.
     """
@@ -173,7 +161,6 @@ def touched() -> dict[str, Any]:
             changed.append(path)
     return {
         "opened": opened,
-        "environment": dict(_read),
         "unoffered": unoffered(sys.path, _homes(), _absent_modules),
         "queries": _queries_made(),
         "listed": {folder: listing_of(folder) for folder in _package_folders()},
@@ -198,30 +185,31 @@ def as_installed(path: str) -> bool:
     return False
 
 
-def forget() -> None:
-    """Start again in a fork: the parent reports what it touched itself."""
-    _read.clear()
+def forget(notes: int) -> None:
+    """Start again in a fork: the parent reports what it touched itself. `notes` is a file for the names of
+    absent variables."""
+    global _notes
+    _notes = notes
+    _asked.clear()
     _absent_modules.clear()
     _queries.clear()
     _known.update(sys.modules)
 
 
 def touched_since() -> dict[str, Any]:
-    """Variables, and the arguments of `unoffered`, since `forget`. No files: the fork is watched."""
+    """The arguments of `unoffered` since `forget`, and queries. No files: the fork is watched."""
     if "pkg_resources" in sys.modules.keys() - _known:
         for folder in sys.path:
             _queries.setdefault(os.path.abspath(folder), set()).add(ALL)
     modules = [list(sys.path), _homes(), sorted(_absent_modules)]
-    return {"environment": dict(_read), "modules": modules, "queries": _queries_made()}
+    return {"modules": modules, "queries": _queries_made()}
 
 
 def all_that_may_be_touched() -> dict[str, Any]:
-    """What a fork that crashed may have asked Python for: every variable, and whatever is in the folders of
-    the search path or installed there. Its files were watched."""
+    """What a fork that crashed may have asked Python for: whatever is in the folders of the search path or
+    installed there. Its files were watched."""
     folders = {os.path.abspath(each) for each in sys.path if os.path.isdir(each)}
     return {
-        "environment": {name: digest_of_value(_initial[name]) for name in _lasting(_initial)}
-        | {ALL: names_of(_initial)},
         "listed": {folder: listing_of(folder) for folder in folders},
         "queries": {folder: [ALL] for folder in folders},
     }
@@ -267,73 +255,51 @@ def digest_of_value(value: str | None) -> str:
     return UNSET if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
-    """`__getitem__` and `__iter__` of os.environ that record what is read.
+def asked(notes: int) -> dict[str, str]:
+    """What a fork and its children wrote to `notes`."""
+    lines = os.pread(notes, 1 << 20, 0).decode("utf-8", "surrogateescape").splitlines()
+    return {name: reader for reader, _, name in (line.partition(" ") for line in lines)}
 
-    Reading all variables counts only for user code: libraries do it to copy them for a child process. Such a
-    loop reads every value from the same place in the code, and those reads are ignored too."""
-    walker: tuple[int, int] | None = None
+
+def _note_absent(get: Any) -> Any:
+    """`__getitem__` of os.environ that notes what is not there."""
 
     def get_noted(self: Any, name: Any) -> Any:
-        if self is os.environ and isinstance(name, str):
-            reader, place = _reader()
-            if place != walker and (reader == "user" or (reader and name not in VOLATILE)):
-                _read.setdefault(name, digest_of_value(_initial.get(name)))
-        return get(self, name)
+        try:
+            return get(self, name)
+        except KeyError:
+            if _notes >= 0 and isinstance(name, str | bytes):
+                _note(os.fsdecode(name))
+            raise
 
-    def walk_noted(self: Any) -> Iterator[Any]:
-        nonlocal walker
-        if self is os.environ:
-            reader, walker = _reader()
-            if reader == "user":
-                _note_all()
-        return walk(self)  # type: ignore[no-any-return]
-
-    return get_noted, walk_noted
+    return get_noted
 
 
-def names_of(environ: Iterable[str]) -> str:
-    """The digest of the names of all variables."""
-    return digest_of_value("\0".join(sorted(_lasting(environ))))
+def _note(name: str) -> None:
+    if name not in _asked and (reader := _reader()):
+        _asked[name] = reader
+        # The user's code may have closed it.
+        with contextlib.suppress(OSError):
+            os.write(_notes, f"{reader} {name}\n".encode("utf-8", "surrogateescape"))
 
 
-def _lasting(environ: Iterable[str]) -> set[str]:
-    """The variables without our own, some of which differ from run to run."""
-    return {name for name in environ if name not in VOLATILE and not name.startswith("QNN_CI_")}
-
-
-def _note_all() -> None:
-    for name in _lasting(_initial):
-        _read.setdefault(name, digest_of_value(_initial[name]))
-    _read.setdefault(ALL, names_of(_initial))
-
-
-def _reader(through: str | tuple[str, ...] = "/os.py", depth: int = 2) -> tuple[str, tuple[int, int] | None]:
-    """Who reads a variable (`user`, `library`, or empty for our own code), and the instruction that
-    reads it."""
-    place = None
+def _reader(through: str | tuple[str, ...] = "/os.py", depth: int = 3) -> str:
+    """Who asks: `user`, `library`, or empty for our own code."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         name = frame.f_code.co_filename
-        if place is None and not name.endswith("_collections_abc>"):
-            place = id(frame), frame.f_lasti
-        # These modules and the abstract mapping are called between the reader and the variable.
+        # These modules and the abstract mapping are called between the reader and what is read.
         if name[:1] != "<" and not name.endswith(through):
             if name.startswith(OURS):
-                return "", place
-            return "library" if is_installed(name) else "user", place
+                return ""
+            return "library" if is_installed(name) else "user"
         frame = frame.f_back
-    return "library", place
+    return "library"
 
 
 def _note_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb", None):
         _opened.add(arguments[0])
-        return
-    # A child process gets all variables and may read any of them unseen.
-    inherits = event == "os.system" or (event == "subprocess.Popen" and arguments[3] is None)
-    if inherits and _reader(("/os.py", "/subprocess.py"))[0] == "user":
-        _note_all()
 
 
 def _module_files() -> Iterator[str]:

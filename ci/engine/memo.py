@@ -10,16 +10,19 @@ import contextlib
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ci.engine.distributions import site_folders, swept
 from ci.engine.inputs import (
     ENTRY_POINTS,
+    INSTALLED,
     ORDER,
     PACKAGES,
     Digests,
@@ -29,12 +32,12 @@ from ci.engine.inputs import (
     Touched,
     change_in_words,
     key_of,
+    libraries_by_name,
 )
 from ci.engine.interpreter import as_installed
-from ci.engine.native_names import is_native, names_in
 from ci.engine.packages import distributions_of
 from ci.engine.remote import ENTRIES, Remote, remote_of
-from ci.engine.watch import source_of
+from ci.engine.watch import Stamp, source_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 
@@ -66,6 +69,8 @@ class Entry:
     """Where a cached one is from: our own store, the remote cache, or a CI system's."""
     not_remembered: str = ""
     """Why the memo did not keep it; empty if it did."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """The variables that the work asked for and did not have (`Touched.asked`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +97,15 @@ class Memo:
     ) -> None:
         self._top = store / "cache" / "memo"
         self._kind = self._top / kind
-        self.roots, self._reuse = roots.with_home(environ), reuse
+        self.roots, self._reuse = roots.of_user(environ), reuse
         self._environ, self._digests = environ, Digests(store)
         self._state = self._today()
         self.remote = remote_of(os.environ)
         self._restored: tuple[str, frozenset[str]] | None = None
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
+        sites = site_folders(self.roots.named.get("packages"))
+        self._installed = tuple({f"{spelt}/" for each in sites for spelt in (each, os.path.realpath(each))})
         self._commons: list[tuple[Touched, list[Input], list[str]]] = []
         self._folders: dict[str, str] = {}
         self._count = itertools.count()
@@ -126,7 +133,7 @@ class Memo:
                     for used in filter(None, (path, folder)):
                         with contextlib.suppress(OSError):
                             os.utime(used)
-                    return Entry(entry["result"], folder, origin=self._origin(path))
+                    return Entry(entry["result"], folder, origin=self._origin(path), asked=entry["asked"])
                 why = damage
             why = why or change
         return self._shared_entry(key) or Miss(why or self._new_key(subject, key))
@@ -146,11 +153,12 @@ class Memo:
         `common` is what a worker touched before any work; entries share it. Files in `own`, other folders
         that the work writes, are no inputs. A result that cannot be remembered, or for which there is no
         room, stays where it is, and the entry says why."""
-        inputs, shared, reasons = self._all_inputs(touched, common, [*own, *([folder] if folder else ())])
+        below = [*own, *([folder] if folder else ())]
+        inputs, shared, reasons = self._all_inputs(key, touched, common, below)
         if reasons:
             return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
-            return self._write(subject, key, result, inputs, shared, folder)
+            return self._write(subject, key, result, inputs, shared, folder, touched.asked)
         except OSError as error:
             return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
 
@@ -166,7 +174,7 @@ class Memo:
         Other machines' passes with the same inputs do not count then, here and, if this machine writes,
         anywhere; with unknown inputs, no pass of this key does here until it passes here."""
         self._remove(key, "json")
-        inputs, shared, reasons = self._all_inputs(touched or Touched(), common, own)
+        inputs, shared, reasons = self._all_inputs(key, touched or Touched(), common, own)
         with contextlib.suppress(OSError):
             names = [self._write_set(shared)] if shared and not reasons else []
             document = {"inputs": [list(each) for each in inputs] if not reasons else [], "sets": names}
@@ -281,6 +289,9 @@ class Memo:
         folders: dict[str, None] = {}
         suspect = set(touched.suspect)
         for path, stamp in touched.opened.items():
+            if path.startswith(own) and self._installed_since(path, stamp):
+                reasons.append(f"{path} was installed while work was done")
+                return
             if path.startswith(own) or path.endswith(ENTRY_POINTS) or source_of(path) in touched.opened:
                 continue
             earlier = self._digests.earlier(path)
@@ -300,26 +311,35 @@ class Memo:
             yield "file", name(path), today.content(path, digest) + today.target(path)
         searched = self._searched(touched)
         above = (*(f"{each}/" for each in self.roots.named.values()), *own)
+        # Who asks for the time of a file may compare it with those of others beside it, which it then reads.
+        compared = {
+            os.path.dirname(path)
+            for path, state in touched.looked.items()
+            if state.startswith("file ") and path not in touched.opened and self._is_users(path)
+        }
         for path, state in touched.looked.items():
-            ours = f"{path}/".startswith(own) or "/__pycache__" in path
-            if state == "directory" and any(each.startswith(f"{path}/") for each in above):
+            ours = f"{path}/".startswith(own) or path.endswith("/__pycache__")
+            kind, _, details = state.partition(" ") if state.startswith("file ") else (state, "", "")
+            if details and not ours and os.path.dirname(path) in compared and self._is_users(path):
+                yield "details", name(path), details
+            if kind == "directory" and any(each.startswith(f"{path}/") for each in above):
                 # Roots and the work's own files are found through it wherever they are.
                 ours = ours or not today.target(path)
             if not ours and path not in touched.opened and path not in searched:
                 # Code that resolves a link opens the target by its own name.
-                yield "entry", name(path), state if state == "absent" else state + today.target(path)
+                yield "entry", name(path), kind if kind.startswith("absent") else kind + today.target(path)
         for path, state in touched.listed.items():
-            ours = f"{path}/".startswith(own) or "/__pycache__" in path
+            ours = f"{path}/".startswith(own) or path.endswith("/__pycache__")
             if not ours and not path.endswith(PACKAGES):
                 yield "listing", name(path), state
-        for variable, state in touched.environment.items():
-            yield "variable", variable, state
-        if variables := self._native_names(touched):
-            yield "native", variables, today.of("native", variables)
         for path, queries in touched.queries.items():
+            if f"{path}/".startswith(own):
+                continue
             named = f"{name(path)}: {' '.join(queries)}"
             yield "packages", named, today.of("packages", named)
         for path, names in touched.unoffered.items():
+            if f"{path}/".startswith(own):
+                continue
             named = f"{name(path)}: {' '.join(names)}"
             yield "modules", named, today.of("modules", named)
             if path.endswith(PACKAGES):
@@ -329,14 +349,22 @@ class Memo:
             yield "distribution", named, today.of("distribution", named)
 
     def _all_inputs(
-        self, touched: Touched, common: Touched | None, own: Iterable[Path]
+        self, key: Mapping[str, Json], touched: Touched, common: Touched | None, own: Iterable[Path]
     ) -> tuple[list[Input], list[Input], list[str]]:
         """The inputs of work, those of its worker, and what keeps a result of them from being remembered."""
         below = tuple(f"{each}/" for each in own)
         reasons = [*touched.unseen]
-        inputs = sorted({*self._inputs(touched, reasons, below), *self._programs(touched)})
+        if INSTALLED in key:
+            below += self._installed
+        inputs = {*self._inputs(touched, reasons, below), *self._programs(touched), *self._libraries(touched)}
+        inputs.update(self._own_place(key, touched))
+        reasons += [
+            f"{each} stays there and decided what was done: write it below tempfile.gettempdir()"
+            for each in touched.left
+            if not each.startswith(below)
+        ]
         shared, more = self._shared(common, below) if common else ([], [])
-        return inputs, shared, reasons + more
+        return sorted(inputs), shared, reasons + more
 
     def _shared(self, common: Touched, own: tuple[str, ...]) -> tuple[list[Input], list[str]]:
         """What a worker touched before any work, and what keeps it from being remembered.
@@ -347,7 +375,7 @@ class Memo:
             if known is common:
                 return inputs, reasons
         reasons = [*common.unseen]
-        inputs = sorted(set(self._inputs(common, reasons, own)))
+        inputs = sorted({*self._inputs(common, reasons, own), *self._libraries(common)})
         self._commons.append((common, inputs, reasons))
         return inputs, reasons
 
@@ -379,13 +407,38 @@ class Memo:
         ):
             yield "program", name, self._today().of("program", name)
 
-    def _native_names(self, touched: Touched) -> str:
-        """Possible names of variables in the opened libraries and programs."""
-        names: set[str] = set()
-        for path in filter(is_native, touched.opened):
-            with contextlib.suppress(OSError, ValueError):
-                names |= names_in(path, self._digests.of(path)[0], self._top / "names")
-        return " ".join(sorted(names))
+    def _is_users(self, path: str) -> bool:
+        """Whether its time may mean something: what is installed has other times on other machines."""
+        names = ("toolkit", "python", "base", "store", "packages")
+        places = self.roots.named.items()
+        ours = [str(place) for root, place in places if root in names or root.endswith("_ROOT")]
+        ours += ["/usr", "/etc", "/lib", "/bin"]
+        return not f"{path}/".startswith(tuple(f"{each}/" for each in ours))
+
+    def _own_place(self, key: Mapping[str, Json], touched: Touched) -> Iterator[Input]:
+        """Files that name the folder of their own repository mean that one, wherever they are copied to."""
+        root = str(self.roots.named.get("suite", "")).rstrip("/")
+        if not root or root == str(self.roots.named.get("toolkit", "")):
+            return
+        spelt = {root, os.path.realpath(root)}
+        inside = (path for path in touched.opened if path.startswith(tuple(f"{each}/" for each in spelt)))
+        if any(each in json.dumps(key) for each in spelt) or any(_names(path, spelt) for path in inside):
+            yield "place", "suite", os.path.realpath(root)
+
+    def _installed_since(self, path: str, stamp: Stamp) -> bool:
+        """Whether a file of a distribution is newer than what the key has of it."""
+        if not path.startswith(self._installed) or path.endswith(".pyc"):
+            return False
+        store = self.roots.named.get("store")
+        sites = site_folders(self.roots.named.get("packages"))
+        swept_at = min(swept(each, Path(store) if store else None).time for each in sites)
+        return max(stamp[1], stamp[2]) > swept_at and not as_installed(path)
+
+    def _libraries(self, touched: Touched) -> Iterator[Input]:
+        """Libraries that ld.so found by its cache, by the names that lead to them."""
+        for name, paths in libraries_by_name().items():
+            if str(paths[0]) in touched.opened:
+                yield "library", name, self.roots.name(str(paths[0]))
 
     def _write(
         self,
@@ -395,6 +448,7 @@ class Memo:
         inputs: Sequence[Input],
         shared: Sequence[Input],
         product: Path | None,
+        asked: Mapping[str, str],
     ) -> Entry:
         names = [self._write_set(shared)] if shared else []
         name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
@@ -418,6 +472,7 @@ class Memo:
             "result": dict(result),
             "folder": folder.name if folder else None,
             "files": files,
+            "asked": dict(asked),
         }
         _store(top / f"{name}.json", document)
         _store(self._subject(subject), {"parts": dict(key)})
@@ -487,9 +542,9 @@ class Memo:
             top.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
-        kept = {each: document[each] for each in ("inputs", "sets", "result", "files")}
+        kept = {each: document[each] for each in ("inputs", "sets", "result", "files", "asked")}
         _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None})
-        return Entry(dict(document["result"]), folder, origin="remote")
+        return Entry(dict(document["result"]), folder, origin="remote", asked=document["asked"])
 
     def _set_file(self, name: str) -> Path:
         return self._top / "sets" / name[:2] / f"{name}.json"
@@ -501,6 +556,17 @@ class Memo:
             replace_text(self._set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
+
+
+def _names(path: str, texts: Iterable[str]) -> bool:
+    """Whether a file has one of the texts in it."""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        Path(path).open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as content,
+    ):
+        return any(content.find(os.fsencode(each)) >= 0 for each in texts)
+    return False
 
 
 def _load(path: Path) -> dict[str, Any] | None:

@@ -397,8 +397,3 @@ def _secret(environ: Mapping[str, str], name: str) -> str:
             message = f"{name}_FILE={file}: {error.strerror}"
             raise UsageError(message, fix="name a file that can be read") from error
     return ""
-
-
-def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """For processes that run users' models, which must not reach the cache."""
-    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}

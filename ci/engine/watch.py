@@ -57,11 +57,27 @@ class Call(NamedTuple):
     """A system call's meaning, and which of its arguments are directory, path and flags."""
 
     what: Literal[
-        "open", "open2", "create", "folder", "look", "run", "list", "connect", "bind", "send", "escape"
+        "open",
+        "open2",
+        "create",
+        "folder",
+        "symlink",
+        "move",
+        "link",
+        "look",
+        "run",
+        "list",
+        "connect",
+        "bind",
+        "send",
+        "share",
+        "escape",
     ]
     directory: int | None = None
     path: int = 0
     flags: int = 0
+    target: tuple[int | None, int] = (None, 1)
+    """Directory and path of what is made, where `path` is what it is made from."""
 
 
 _AT = Call("look", 0, 1)
@@ -76,7 +92,14 @@ _CALLS = {
             85: Call("create"),
             83: Call("folder"),
             258: Call("folder", 0, 1),
-            **dict.fromkeys((4, 6, 21, 80, 89), Call("look")),
+            88: Call("symlink", None, 1),
+            266: Call("symlink", 1, 2),
+            82: Call("move"),
+            **dict.fromkeys((264, 316), Call("move", 0, 1, target=(2, 3))),
+            86: Call("link"),
+            265: Call("link", 0, 1, target=(2, 3)),
+            29: Call("share"),
+            **dict.fromkeys((4, 6, 21, 80, 89, 191, 192), Call("look")),
             **dict.fromkeys((262, 332, 269, 439, 267), _AT),
             59: Call("run"),
             322: Call("run", 0, 1),
@@ -94,6 +117,11 @@ _CALLS = {
             56: Call("open", 0, 1, 2),
             437: Call("open2", 0, 1, 2),
             34: Call("folder", 0, 1),
+            36: Call("symlink", 1, 2),
+            **dict.fromkeys((38, 276), Call("move", 0, 1, target=(2, 3))),
+            37: Call("link", 0, 1, target=(2, 3)),
+            194: Call("share"),
+            **dict.fromkeys((8, 9), Call("look")),
             **dict.fromkeys((79, 291, 48, 439, 78), _AT),
             49: Call("look"),
             221: Call("run"),
@@ -130,7 +158,8 @@ class Seen:
     digests: dict[str, str] = field(default_factory=dict)
     """The SHA-256 at that moment of opened files that had just been changed."""
     looked: dict[str, str] = field(default_factory=dict)
-    """Paths that were looked up but not read: `absent`, `file` or `directory`."""
+    """Paths that were looked up but not read: `absent`, `file`, `directory`, or for a file whose details were
+    asked for `file` and `details_of` at that moment."""
     listed: dict[str, str] = field(default_factory=dict)
     """Directories whose names were read, with `listing_of` at that moment."""
     unseen: dict[str, None] = field(default_factory=dict)
@@ -138,6 +167,23 @@ class Seen:
     written: dict[str, Stamp | None] = field(default_factory=dict)
     """Files and directories that the work was about to create, with their stamp before. If the stamp has
     changed, they and everything below them are no inputs."""
+    again: dict[str, None] = field(default_factory=dict)
+    """What the work made, and looked up, listed or read too; temporary files do not count."""
+
+    def left(self) -> list[str]:
+        """Files that the work leaves behind and that decided what it did: it may do something else the next
+        time. A file that is only written is none, nor is an empty one that was there."""
+        kept = []
+        for path, before in self.written.items():
+            now = _stamp(path)
+            if now is None or now == before or not os.path.isfile(path) or path.startswith("/dev/shm/"):
+                continue
+            folder = os.path.dirname(path)
+            asked = path in self.again or path in self.looked or path in self.opened
+            asked |= before is None and (folder in self.listed or folder in self.again)
+            if asked and not source_of(path) and (before is None or now[0] or before[0]):
+                kept.append(path)
+        return kept
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -166,12 +212,38 @@ def source_of(path: str) -> str:
 
 
 def listing_of(path: str) -> str:
-    """The digest of a directory's names, or `absent`. Bytecode that Python writes does not count."""
+    """The digest of a directory's names and their kinds, or `absent`. Python's folder of bytecode does not
+    count."""
     try:
-        names = sorted(name for name in os.listdir(path) if name != "__pycache__")
+        with os.scandir(path) as entries:
+            names = sorted(f"{each.name}/{_kind(each)}" for each in entries if each.name != "__pycache__")
     except OSError:
         return "absent"
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "link"
+    return "directory" if entry.is_dir() else "file" if entry.is_file() else "other"
+
+
+def details_of(path: str) -> str:
+    """What can be asked of a file without reading it, and is the same until somebody changes it."""
+    try:
+        info = os.stat(path)
+        own = {name: os.getxattr(path, name).hex() for name in sorted(os.listxattr(path))}
+    except OSError:
+        return "absent"
+    return f"{info.st_size} {info.st_mtime_ns} {info.st_mode:o}" + (f" {own}" if own else "")
+
+
+def absence_of(path: str) -> str:
+    """`absent`, with where a link leads that leads nowhere."""
+    try:
+        return f"absent -> {os.readlink(path)}"
+    except OSError:
+        return "absent"
 
 
 def install(channel: int) -> int:
@@ -219,8 +291,10 @@ def _table() -> tuple[int, int, dict[int, Call]]:
 class Supervisor:
     """Answers the calls of one watched process and its children, and records what they touch."""
 
-    def __init__(self, listener: int) -> None:
+    def __init__(self, listener: int, temporary: str = "") -> None:
+        """Files below `temporary`, which somebody removes after the work, are no inputs."""
         self.seen = Seen()
+        self._temporary, self._linked = f"{temporary}/", False
         self.listener = listener
         self._arch, _, self._calls = _table()
         self._request, self._response = bytearray(80), bytearray(24)
@@ -261,6 +335,10 @@ class Supervisor:
             self._unseen(f"{_program(process)}, a program of another architecture")
         elif call.what == "escape":
             self._unseen(f"{_program(process)} changed what paths mean (system call {number})")
+        elif call.what == "share":
+            self._unseen(f"{_program(process)} used memory that processes share (shmget)")
+        elif call.what in ("move", "link"):
+            self._moved(process, call, arguments)
         elif call.what in ("connect", "bind"):
             self._connection(process, arguments[1], arguments[2], bind=call.what == "bind")
         elif call.what == "send":
@@ -279,32 +357,71 @@ class Supervisor:
             return
         path = os.fsdecode(raw)
         if path[0] != "/":
-            path = f"{self._base(process, call, arguments)}/{path}"
+            path = f"{self._base(process, call.directory, arguments)}/{path}"
         reading, replacing = call.what == "run", call.what == "create"
-        making = call.what in ("create", "folder")
+        making = call.what in ("create", "folder", "symlink")
+        self._linked = self._linked or call.what == "symlink"
         if call.what in ("open", "open2"):
             flags = arguments[call.flags]
             if call.what == "open2":
                 flags = struct.unpack("Q", _memory(process, flags, 8))[0]
             reading, replacing, making = _intent(flags)
+            if flags & os.O_CREAT and flags & os.O_EXCL and not self._is_temporary(path):
+                # It fails where the file is there.
+                self.seen.again[os.path.normpath(path)] = None
         known = (path, reading)
         if not (replacing or making or path.startswith("/proc/")):
             if known in self._known:
                 return
             self._known.add(known)
         path = _followed(process, path if "/../" in path else os.path.normpath(path))
-        self._touch(path, reading, replacing, making)
+        self._touch(path, reading, replacing, making, details=call.what == "look")
         if call.what == "run":
             self._interpreter(path)
 
-    def _base(self, process: int, call: Call, arguments: list[int]) -> str:
-        descriptor = _AT_FDCWD if call.directory is None else _signed(arguments[call.directory])
+    def _moved(self, process: int, call: Call, arguments: list[int]) -> None:
+        """A file of the work's own may get another name. With another name, an input would look like one."""
+        paths = []
+        for directory, number in ((call.directory, call.path), call.target):
+            path = os.fsdecode(_text(process, arguments[number]))
+            if path[:1] != "/":
+                path = f"{self._base(process, directory, arguments)}/{path}"
+            paths.append(_followed(process, os.path.normpath(path)))
+        source, target = paths
+        if os.path.lexists(source) and not self._own(source):
+            what = "was moved" if call.what == "move" else "got a second name,"
+            self._unseen(f"{source} {what} to {target}: copy it below tempfile.gettempdir()")
+        elif os.path.lexists(source):
+            self._linked = self._linked or os.path.islink(source) or os.path.isdir(source)
+            if not self._is_temporary(target) and not _ignored(target):
+                self.seen.written.setdefault(target, _stamp(target))
+
+    def _base(self, process: int, directory: int | None, arguments: list[int]) -> str:
+        descriptor = _AT_FDCWD if directory is None else _signed(arguments[directory])
         place = "cwd" if descriptor == _AT_FDCWD else f"fd/{descriptor}"
         return os.readlink(f"/proc/{process}/{place}")
 
-    def _touch(self, path: str, reading: bool, replacing: bool = False, making: bool = False) -> None:
+    def _touch(
+        self,
+        path: str,
+        reading: bool,
+        replacing: bool = False,
+        making: bool = False,
+        *,
+        details: bool = False,
+    ) -> None:
         seen = self.seen
-        if _ignored(path) or self._own(path):
+        if _ignored(path):
+            return
+        if self._own(path):
+            if self._linked and (real := os.path.realpath(path)) != path and not self._own(real):
+                # The work's own link to an input.
+                self._touch(real, reading, replacing, making, details=details)
+            elif not self._is_temporary(path):
+                if making or replacing:
+                    seen.written.setdefault(path, _stamp(path))
+                else:
+                    seen.again[path] = None
             return
         try:
             info = os.stat(path)
@@ -314,17 +431,17 @@ class Supervisor:
             if making and not reading:
                 seen.written.setdefault(path, None)
             else:
-                seen.looked.setdefault(path, "absent")
+                seen.looked.setdefault(path, absence_of(path))
             return
         if stat.S_ISDIR(info.st_mode):
             seen.looked.setdefault(path, "directory")
         elif not stat.S_ISREG(info.st_mode):
             if reading:
                 self._unseen(f"{path}, a pipe or a device, was read")
-        elif replacing:
+        elif replacing or (making and not reading):
             seen.written.setdefault(path, stamp_of(info))
         elif not reading:
-            seen.looked.setdefault(path, "file")
+            seen.looked.setdefault(path, f"file {details_of(path)}" if details else "file")
         elif path not in seen.opened:
             seen.opened[path] = stamp = stamp_of(info)
             if is_young(stamp):
@@ -341,10 +458,20 @@ class Supervisor:
                 self._touch(os.fsdecode(words[0]), True)
 
     def _listing(self, path: str) -> None:
-        if not _ignored(f"{path}/") and not self._own(path) and path not in self.seen.listed:
-            self.seen.listed[path] = listing_of(path)
+        if _ignored(f"{path}/"):
+            return
+        if not self._own(path):
+            if path not in self.seen.listed:
+                self.seen.listed[path] = listing_of(path)
+        elif not self._is_temporary(path):
+            self.seen.again[path] = None
+
+    def _is_temporary(self, path: str) -> bool:
+        return f"{path}/".startswith(self._temporary) and self._temporary != "/"
 
     def _own(self, path: str) -> bool:
+        if self._is_temporary(path):
+            return True
         written = self.seen.written
         while len(path) > 1:
             # A failed write changes nothing.
@@ -358,7 +485,7 @@ class Supervisor:
         family = struct.unpack_from("H", address)[0]
         if family == socket.AF_UNIX:
             name = os.fsdecode(address[2:].split(b"\0")[0])
-            if not name.startswith(LOCAL_SERVICES):
+            if not name.startswith(LOCAL_SERVICES) and not self._is_temporary(name):
                 self._unseen(f"{_program(process)} connected to the socket {name or 'without a name'}")
         elif bind and address[2:4] == b"\0\0":
             # Binding to any free port is how urllib3 finds out whether there is IPv6. Nobody knows the port,

@@ -68,6 +68,8 @@ class Result:
     """Why the work was done; empty if the result was remembered."""
     not_remembered: str = ""
     """Why the memo did not keep it."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """The variables that the work asked for and did not have (`Touched.asked`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def _remembered(
         if not isinstance(answer, Entry):
             todo.append((task, answer.why))
             continue
-        result = Result(answer.result, answer.folder, cached=True, origin=answer.origin)
+        result = Result(answer.result, answer.folder, None, True, answer.origin, asked=answer.asked)
         if accept(task.name, result):
             results[task.name] = result
         else:
@@ -242,8 +244,8 @@ def _run(
         if isinstance(done, Failure):
             if done.of_work:
                 task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)
-            return replace(taken, failure=done)
-        taken = replace(taken, facts=done.facts, folder=done.folder)
+            return replace(taken, failure=done, asked=worker.asked)
+        taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
         if not accept(task.name, taken):
             # An earlier result of the same inputs would hide this one.
             task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)

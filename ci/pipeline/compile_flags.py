@@ -19,7 +19,7 @@ OPTION_HELP = "a setting of the provider, the session or the run (onnx options l
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
 ONLY = {
-    PYTORCH: ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout"),
+    PYTORCH: ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
     ONNX: ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
     CHECKPOINT: ("through", "context", "prefill", "parts", "shared_weights"),
 }
@@ -53,6 +53,7 @@ def add_model(
         help="samples, a file each: .npy, .npz, of PyTorch models .pt; of ONNX models also MODULE:FUNCTION"
         " [drawn]",
     )
+    repeatable(parser, "--variable", "NAME", "pass this variable to the model, which sees few others")
     add_selection(parser)
     onnx = parser.add_argument_group("ONNX models")
     onnx.add_argument(
@@ -83,6 +84,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         python=args.python,
         backend=args.backend,
         per_channel=args.per_channel,
+        variables=tuple(args.variable),
         dimensions=tuple(args.dimension),
         options=tuple(args.option),
     )

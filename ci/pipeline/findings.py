@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ci.engine.closed import not_passed as names_not_passed
+from ci.engine.work import Result
 from ci.pipeline.accuracy import REQUIRED, Missed, bounds_of, in_words
-from ci.pipeline.suite import AnyProgram, Thresholds
+from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
@@ -44,6 +47,24 @@ def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -
     """Notes for the author of a factory (`ModelWithInputs.notes`)."""
     for rule, message in facts.get("notes", ()):
         yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
+
+
+def not_passed(programs: Iterable[AnyProgram[Any, Any]], results: Mapping[str, Result]) -> Iterator[Finding]:
+    """Variables that models asked for and that are set here, but in no key: once for each suite."""
+    asking: dict[tuple[str, str, str], str] = {}
+    for program in programs:
+        asked = results[program.name].asked if program.name in results else {}
+        for name, field in names_not_passed(asked, os.environ):
+            asking.setdefault((str(program.suite), name, field), program.name)
+    for (suite, name, field), program_name in asking.items():
+        alone = suite.endswith(f"/{NO_SUITE}")
+        yield Finding(
+            "variable-not-passed",
+            Severity.WARNING,
+            program_name if alone else suite,
+            f"{program_name} asks for {name}, which is set here and is not passed to models",
+            f"--variable {name}" if alone else f'{field} = ["{name}"] at the top of {suite}',
+        )
 
 
 def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
+from ci.pipeline.findings import not_passed
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
 from ci.pipeline.stage import (
@@ -134,6 +135,8 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results) -> None:
         stage.findings += findings
         again = lane.suites.repeat(program, lane.stage)
         rows[program.name] = {**row_of(program, findings, again), **lane.row(plan, program, mine)}
+    for each in results.values():
+        stage.findings += not_passed(plan.programs, each)
     *earlier, last = results.values()
     stage.metrics |= counts(rows, last.values(), [each for step in earlier for each in step.values()])
     stage.metrics["selected"] = len(plan.programs)

@@ -75,6 +75,8 @@ class OneModel:
     """Exports a PyTorch model."""
     backend: str | None = None
     per_channel: bool = False
+    variables: tuple[str, ...] = ()
+    """The user's variables that the model may read."""
     dimensions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""

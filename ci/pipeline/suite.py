@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
@@ -26,6 +26,17 @@ CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
 """A function that returns a model, or a file of torch.export.save, relative to the suite."""
+
+
+def _is_the_users(name: str) -> str:
+    if name.startswith("QNN_CI_"):
+        raise ValueError("a variable of the user's: those that begin with QNN_CI_ are the toolkit's")
+    return name
+
+
+Variable = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_is_the_users)
+]
 Scalar = bool | int | float | str
 
 
@@ -129,6 +140,10 @@ class AnyCase(Model):
 
 
 class AnySuite(Model):
+    variables: tuple[Variable, ...] = ()
+    """The user's variables that its models may read. They see few others, and these are in the key."""
+    secrets: tuple[Variable, ...] = ()
+    """Variables that its models get too, and on which no result depends."""
     requirements: str = ""
     """A file, relative to the suite: packages that its models import beside the locked ones."""
     project: str = ""
@@ -218,7 +233,9 @@ class Suites(Generic[P]):
         """As `programs_of`, of what the file says or will say."""
         needs = Needs()
         if isinstance(suite, AnySuite) and path != self.shipped:
-            needs = needs_of(path, suite.requirements, suite.project)
+            needs = needs_of(
+                path, suite.requirements, suite.project, variables=suite.variables, secrets=suite.secrets
+            )
         return [
             self.program(path, name, case, run, soc, profile, needs)
             for name, case in suite.cases.items()

@@ -7,36 +7,21 @@ import errno
 import hashlib
 import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.engine.inputs import Digests, Roots, Touched, key_of, native_variables
+from ci.engine.closed import closed
+from ci.engine.inputs import Digests, Roots, Touched, key_of
 from ci.engine.interpreter import as_installed
 from ci.engine.memo import Entry, Memo, Miss, prune
 from ci.engine.remote import ENTRIES
 from ci.engine.watch import stamp_of
-from ci.engine.workers.parent import Gone, Setup, Worker
-
-WORKER = """
-import importlib, sys
-from ci.engine.workers.child import serve
-
-def start():
-    def answer(order):
-        sys.path[:0] = order["path"]
-        if order["into"]:
-            with open(order["into"] + "/out.txt", "w") as stream:
-                stream.write(str(importlib.import_module(order["module"]).work()))
-        return {"value": importlib.import_module(order["module"]).work()}
-    return answer
-
-serve(int(sys.argv[1]), start, forks=True)
-"""
+from ci.engine.workers.parent import Gone, Worker
+from tests.support.watched_work import Place, later, start
 
 NATIVE = """
 import ctypes
@@ -47,53 +32,6 @@ def work():
     stream = libc.fopen(b"HERE/w.bin", b"r")
     return libc.fgetc(stream) if stream else -1
 """
-
-
-class Place:
-    """A clone of a repository with modules, a worker, and a memo over a store."""
-
-    def __init__(self, folder: Path, store: Path, worker: Worker) -> None:
-        self.folder, self.store, self.worker, self.shared_worker = folder, store, worker, worker
-        (folder / ".git").mkdir(parents=True)
-        self.environ = dict(os.environ)
-        self.path = [str(folder)]
-
-    def write(self, name: str, text: str) -> Path:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("HERE", str(self.folder)), encoding="utf-8")
-        old = time.time() - 100
-        os.utime(path, (old, old))
-        return path
-
-    def memo(self, **options: Any) -> Memo:
-        roots = Roots({"suite": self.folder, "python": sys.prefix, "store": self.store})
-        return Memo(self.store, "test", roots, environ=self.environ, **options)
-
-    def do(self, module: str = "net", *, files: bool = False, **options: Any) -> tuple[Any, str]:
-        """The result, and why the work was done; empty when it was remembered."""
-        memo = self.memo(**options)
-        key = {"module": module}
-        answer = memo.find(module, key)
-        if isinstance(answer, Entry):
-            memo.close()
-            return answer.result["value"], ""
-        into = memo.scratch() if files else None
-        order = {"module": module, "path": self.path, "into": str(into) if into else ""}
-        reply = self.worker.ask(order)
-        # What the worker of all tests imported never changes, and is long.
-        common = None if self.worker is self.shared_worker else Touched.of(self.worker.touched)
-        entry = memo.remember(
-            module, key, {"value": reply["value"]}, Touched.of(reply["touched"]), into, common
-        )
-        memo.close()
-        return reply["value"], answer.why + (
-            f"; not remembered: {entry.not_remembered}" * bool(entry.not_remembered)
-        )
-
-
-def start(logs: Path, environ: Mapping[str, str] = os.environ, before: str = "") -> Worker:
-    return Worker(Setup(("-c", before + WORKER), environ, logs, 20, "nothing", "", forks=True))
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +50,6 @@ def place(tmp_path: Path, worker: Worker) -> Iterator[Place]:
         one.worker.end()
 
 
-def later(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
 def repoint(link: Path, target: str) -> None:
     link.unlink()
     link.symlink_to(target)
@@ -131,10 +65,6 @@ Change = tuple[dict[str, str], Callable[[Place], object], str]
 
 def of_file(code: str) -> Change:
     return {"net.py": code, "w.bin": "1"}, lambda place: later(place.folder / "w.bin", "2"), "w.bin changed"
-
-
-def of_width(code: str, why: str = "environment variable NET_WIDTH changed") -> Change:
-    return {"net.py": code}, lambda place: place.environ.update(NET_WIDTH="2"), why
 
 
 CHANGES: dict[str, Change] = {
@@ -168,15 +98,6 @@ CHANGES: dict[str, Change] = {
         {"net.py": "import os\ndef work(): return os.path.exists('HERE/flag')"},
         lambda place: place.write("flag", ""),
         "flag is there now",
-    ),
-    "an environment variable": of_width("import os\ndef work(): return os.environ.get('NET_WIDTH', '1')"),
-    "a variable that a child process has": of_width(
-        "from subprocess import getoutput\ndef work(): return getoutput('echo $NET_WIDTH')",
-        "other variables are set",
-    ),
-    "a new one of all variables": of_width(
-        "import os\ndef work(): return [each for each in os.environ if each[:4] == 'NET_']",
-        "other variables are set",
     ),
     "a module that shadows another": (
         {"net.py": "import part\ndef work(): return part.x", "lib/part.py": "x = 1"},
@@ -283,15 +204,6 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write("over/base/one/__init__.py", "x = 2"),
         "other files are in over/base",
     ),
-    "a variable that a native library of its own reads": (
-        {
-            "net.py": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.getenv.restype = ctypes.c_char_p\n"
-            "def work(): return str(libc.getenv(open('HERE/own.so').read().split('\\0')[1].encode()))",
-            "own.so": "\x7fELF\0NET_WIDTH\0",
-        },
-        lambda place: place.environ.update(NET_WIDTH="2"),
-        "environment variable NET_WIDTH changed",
-    ),
     "which program it finds": (
         {
             "net.py": "from subprocess import check_output\n"
@@ -324,17 +236,6 @@ NO_INPUTS: dict[str, tuple[dict[str, str], Callable[[Place], object]]] = {
         },
         lambda place: None,
     ),
-    "a variable of ours that a child process has": (
-        {"net.py": "from subprocess import getoutput\ndef work(): return getoutput('echo 1')"},
-        lambda place: place.environ.update(QNN_CI_RUN="2"),
-    ),
-    "a variable that a library copies with all others": (
-        {
-            "net.py": "from library import work",
-            "venv/site-packages/library.py": "import os\ndef work(): return len(dict(os.environ)) > 0",
-        },
-        lambda place: place.environ.update(NET_WIDTH="2"),
-    ),
 }
 
 
@@ -361,7 +262,7 @@ def start_if_need_be(place: Place) -> None:
     """A worker of its own, where the environment is another."""
     if place.worker is not place.shared_worker:
         place.worker.end()
-    if place.environ == os.environ:
+    if place.environ == closed(os.environ):
         return
     search = ":".join(f"{place.folder}/{each}" for each in ("none", "search", "over"))
     added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
@@ -479,16 +380,6 @@ def test_what_cannot_be_seen_is_not_remembered(code: str, place: Place) -> None:
     assert "never done" in place.do()[1]
 
 
-def test_a_value_of_the_environment_is_never_written(place: Place) -> None:
-    place.environ["NET_TOKEN"] = "hunter2-and-more"
-    place.worker = start(place.store / "logs", place.environ)
-    place.write("net.py", "import os\ndef work(): return len(os.environ['NET_TOKEN'])")
-    place.do()
-    kept = list(place.store.rglob("*.json"))
-    assert kept
-    assert not any("hunter2" in path.read_text(encoding="utf-8") for path in kept)
-
-
 def test_no_cache_does_the_work_and_remembers_it(place: Place) -> None:
     place.write("net.py", "def work(): return 1")
     assert place.do(reuse=False)[1] == "--no-cache"
@@ -499,7 +390,8 @@ def test_no_cache_does_the_work_and_remembers_it(place: Place) -> None:
 def test_a_failure_removes_what_was_remembered_of_the_same_work(place: Place) -> None:
     place.write("net.py", "def work(): return 1")
     place.do()
-    place.memo().forget({"module": "net"})
+    memo = place.memo()
+    memo.forget(place.key(memo))
     assert place.do()[1] == "its remembered result is gone"
 
 
@@ -530,7 +422,7 @@ def test_a_result_keeps_its_files_and_is_gone_with_any_of_them(place: Place) -> 
     place.write("net.py", "def work(): return 1")
     place.do(files=True)
     memo = place.memo()
-    entry = memo.find("net", {"module": "net"})
+    entry = memo.find("net", place.key(memo))
     assert isinstance(entry, Entry)
     assert entry.folder
     assert (entry.folder / "out.txt").read_text(encoding="utf-8") == "1"
@@ -628,17 +520,6 @@ def test_a_file_that_another_environment_links_is_as_installed_until_its_bytes_c
     assert as_installed(str(module))
     module.write_text("WIDTH = 5\n")
     assert not as_installed(str(module))
-
-
-def test_variables_that_native_code_reads_are_in_keys_and_places_are_not() -> None:
-    environ = {
-        "QNN_LOG": "5",
-        "LD_PRELOAD": "x.so",
-        "QNN_SDK_ROOT": "/sdk",
-        "QNN_CI_RUN": "1",
-        "HOME": "/root",
-    }
-    assert native_variables(environ) == {"LD_PRELOAD": "x.so", "QNN_LOG": "5"}
 
 
 @pytest.mark.parametrize("name", ["net.pth", "__editable___net_finder.py"])

@@ -24,7 +24,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def ran(request):
-    with open(os.environ["RAN"], "a") as ran:
+    with open(os.environ["QNN_SDK_ROOT"] + "/../ran", "a") as ran:
         ran.write(request.node.originalname + "\\n")
 
 

@@ -14,7 +14,7 @@ from ci.engine.watch import stamp_of
 
 KEY = {"module": "net"}
 OURS = Ed25519PrivateKey.generate()
-COMMON = Touched(environment={"MODE": "unset"})
+COMMON = Touched(looked={"/nowhere/settings": "absent"})
 
 
 class Machine:

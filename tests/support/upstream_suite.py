@@ -39,7 +39,7 @@ class Values(list):
 
 class TestOps(TestQNN):
     def setUp(self):
-        with open(os.environ["RAN"], "a") as ran:
+        with open(os.environ["QNN_SDK_ROOT"] + "/../ran", "a") as ran:
             ran.write(self._testMethodName + "\\n")
 
     def test_abs(self):
@@ -56,7 +56,7 @@ class TestOps(TestQNN):
             blocks.append(bytes(1 << 28))
 
     def test_aborts(self):
-        Path(os.environ.get("READ", __file__)).read_text()
+        Path(os.environ["QNN_SDK_ROOT"] + "/../read").read_text()
         print("libc++.so.1: cannot open shared object file", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -173,6 +173,7 @@ class Bench:
         self.runner = root / "dist" / "bin" / "qnn_executor_runner"
         self.logs = root / "reports" / "delegate"
         self.ran = root / "ran"
+        self.write(root / "read", "1")
         for name, text in FILES.items():
             self.write(self.package / name, text)
         self.write(self.package / "torch/__init__.py", "from . import _dynamo\n" + FILES["torch/__init__.py"])
@@ -188,7 +189,6 @@ class Bench:
             "PYTHONPATH": self.package,
             "QNN_SDK_ROOT": self.sdk,
             "QNN_EXECUTOR_RUNNER": self.runner,
-            "RAN": self.ran,
         }.items():
             monkeypatch.setenv(name, str(value))
 

@@ -47,6 +47,7 @@ def reply(message):
     replies.flush()
 reply({"touched": {}})
 facts = json.loads(os.environ["FACTS"])
+sys.stdin.readline()
 for line in sys.stdin:
     order = json.loads(line)
     with open(os.environ["ORDERS"], "a") as orders:

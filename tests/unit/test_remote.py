@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from ci.engine import remote
+from ci.engine.closed import closed
 from ci.engine.memo import Entry, Miss
-from ci.engine.remote import action_result, files_of, remote_of, without_secrets
+from ci.engine.remote import action_result, files_of, remote_of
 from provisioning.base.errors import UsageError
 from tests.support.cache_machines import KEY, OURS, Machine
 from tests.support.cache_server import SLOW, CacheServer, serving
@@ -319,7 +320,7 @@ def test_a_remote_cache_that_nobody_could_trust_is_a_usage_error(variables: dict
 
 def test_users_models_do_not_see_the_keys() -> None:
     secrets = {remote.TOKEN: "x", f"{remote.SIGNING_KEY}_FILE": "x"}
-    assert without_secrets({**secrets, "PATH": "y"}) == {"PATH": "y"}
+    assert not closed({**secrets, "PATH": "y"}).keys() & secrets
 
 
 def test_an_action_result_is_read_as_it_was_written_and_nonsense_is_empty() -> None:

@@ -33,7 +33,10 @@ WARM = "QNN_CI_WORKER_WARM"
 """Whether to do a small piece of work first, which halves the time of all others."""
 
 THREADS = "QNN_CI_WORKER_THREADS"
-"""How many threads numeric libraries may use. It differs from run to run: the user's code must not see it."""
+"""How many threads numeric libraries may use."""
+
+hidden: dict[str, str] = {}
+"""What the stage says to this worker alone (manifests/variables.toml): the user's code must not see it."""
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
 """What they read it from."""
@@ -61,6 +64,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
             stream.reconfigure(line_buffering=True)
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
     orders = _take_orders()
+    hidden.update(json.loads(orders.readline()))
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     with _threads_for_libraries():
         answer = start()
@@ -92,7 +96,7 @@ def _take_orders() -> TextIO:
 @contextlib.contextmanager
 def _threads_for_libraries() -> Iterator[None]:
     """Libraries read the number when they are loaded; the user's code then finds the user's own value."""
-    before, number = os.environ.get(FOR_LIBRARIES), os.environ.get(THREADS)
+    before, number = os.environ.get(FOR_LIBRARIES), hidden.get(THREADS)
     if number:
         os.environ[FOR_LIBRARIES] = number
     yield
@@ -104,7 +108,7 @@ def _threads_for_libraries() -> Iterator[None]:
 
 def threads(default: int = 1) -> int:
     """How many threads a piece of work may use."""
-    return int(os.environ.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
+    return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
 
 
 def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from ci.engine.closed import without_hidden
 from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
-from ci.engine.remote import without_secrets
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
 from ci.engine.workers.orders import folders_of
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
@@ -114,12 +114,15 @@ class Worker:
     """What its orders touched, the failed ones too; for the caller to empty."""
     written: list[Path]
     """The folders that these orders wrote to."""
+    asked: Mapping[str, str]
+    """The variables that the last order asked for and did not have (`Touched.asked`)."""
     resident: int = 0
     """Its memory after the last order, in bytes."""
     gone: bool = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.asked = {}
         try:
             setup.logs.mkdir(parents=True, exist_ok=True)
             log = setup.logs / f"worker-{os.getpid()}-{threading.get_ident()}.log"
@@ -132,11 +135,12 @@ class Worker:
                 fix="choose another directory",
             ) from error
         receive, send = os.pipe()
+        environment, hidden = without_hidden(setup.environment)
         with errors:
             self._process = subprocess.Popen(
                 [setup.python, *setup.command, str(send)],
                 cwd=ROOT,
-                env=without_secrets(setup.environment),
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
@@ -149,6 +153,7 @@ class Worker:
         self._pending = b""
         self._temporary = ""
         self._ending = threading.Lock()
+        self._send(hidden)
         try:
             self.touched = self._reply(setup.start_seconds).get("touched", {})
         except Gone as gone:
@@ -175,7 +180,6 @@ class Worker:
     def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """The reply to an order. Raises Refused, and Gone if the process, or the fork that did the order,
         ended."""
-        assert self._process.stdin is not None
         timeout = self.setup.timeout if timeout is None else timeout
         if self.setup.forks:
             # Made here, because a worker that is killed cannot remove it.
@@ -184,13 +188,11 @@ class Worker:
             patience = timeout + GRACE_SECONDS
         else:
             patience = timeout
-        with contextlib.suppress(BrokenPipeError):
-            # If it has gone, the code below notices, with how it ended.
-            self._process.stdin.write((json.dumps(order) + "\n").encode())
-            self._process.stdin.flush()
+        self._send(order)
         self.written += folders_of(order)
         reply = self._reply(patience)
         self.seen |= Touched.of(reply.get("touched", {}))
+        self.asked = reply.get("touched", {}).get("asked", {})
         self.resident = int(reply.get("resident", 0))
         trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:
@@ -204,6 +206,13 @@ class Worker:
         if "error" in reply:
             raise Refused(reply["error"])
         return reply
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            # If it has gone, whoever waits for the reply notices, with how it ended.
+            self._process.stdin.write((json.dumps(message) + "\n").encode())
+            self._process.stdin.flush()
 
     def end(self, grace: float = 0) -> str:
         """End the process and everything it started; returns how it ended.

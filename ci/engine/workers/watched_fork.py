@@ -48,19 +48,23 @@ def in_watched_fork(
     before = _processor_seconds()
     receive, send = os.pipe()
     ours, theirs = socket.socketpair()
+    notes = os.memfd_create("qnn-ci-notes")
     child = os.fork()
     if not child:
         os.close(receive)
         ours.close()
-        _work(work, theirs, send, temporary)
+        _work(work, theirs, send, temporary, notes)
     os.close(send)
     theirs.close()
     try:
-        supervisor, reason = _supervisor(ours)
+        supervisor, reason = _supervisor(ours, temporary)
         text, code = _wait(child, receive, supervisor, timeout)
         # Now: it may be full only until the temporary files are removed.
         full = of_places([*places, Path(temporary)]) if code else None
+        left = supervisor.seen.left() if supervisor else []
+        asked = interpreter.asked(notes)
     finally:
+        os.close(notes)
         ours.close()
         os.close(receive)
         _end_children()
@@ -74,22 +78,25 @@ def in_watched_fork(
         reply = json.loads(text)
         path, homes, absent = reply["touched"].pop("modules")
         reply["touched"]["unoffered"] = interpreter.unoffered(path, homes, absent)
+    reply["touched"]["asked"] = asked
     if supervisor is None:
         reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
     else:
         supervisor.close()
-        seen = _seen(supervisor, temporary)
+        seen = _seen(supervisor)
         listed = {**reply["touched"].get("listed", {}), **seen["listed"]}
-        reply["touched"] |= {**seen, "listed": listed}
+        reply["touched"] |= {**seen, "listed": listed, "left": left}
     return reply
 
 
-def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int, temporary: str) -> None:
+def _work(
+    work: Callable[[], dict[str, Any]], channel: socket.socket, send: int, temporary: str, notes: int
+) -> None:
     """The child's whole life."""
     try:
         _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
-        interpreter.forget()
+        interpreter.forget(notes)
         try:
             # A descriptor number that no later file gets.
             number = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _CHANNEL)
@@ -111,10 +118,10 @@ def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int,
     os._exit(_UNFORESEEN)
 
 
-def _supervisor(channel: socket.socket) -> tuple[Supervisor | None, str]:
+def _supervisor(channel: socket.socket, temporary: str) -> tuple[Supervisor | None, str]:
     message, listeners, _, _ = socket.recv_fds(channel, 1000, 1)
     if listeners:
-        return Supervisor(listeners[0]), ""
+        return Supervisor(listeners[0], temporary), ""
     return None, message[1:].decode() or "the process ended at once"
 
 
@@ -178,10 +185,6 @@ def _children() -> Iterator[int]:
             yield from map(int, (task / "children").read_text(encoding="ascii").split())
 
 
-def _seen(supervisor: Supervisor, temporary: str) -> dict[str, Any]:
+def _seen(supervisor: Supervisor) -> dict[str, Any]:
     seen = asdict(supervisor.seen)
-    for name in ("opened", "digests", "looked", "listed"):
-        seen[name] = {
-            path: state for path, state in seen[name].items() if not f"{path}/".startswith(f"{temporary}/")
-        }
-    return {**seen, "unseen": list(seen["unseen"]), "written": {}}
+    return {**seen, "unseen": list(seen["unseen"]), "written": {}, "again": {}}

@@ -92,7 +92,7 @@ class Lower(Step[Program]):
         return f"programs for QNN {self.plan.basis.build_id}"
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return {**self.plan.environment, "PYTHONWARNINGS": "ignore", **own.variables}
+        return {**self.plan.environment, **own.variables}
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
         work = self.plan.work
@@ -160,7 +160,7 @@ def setup_of(
     """For workers that fork for each order, with this many threads."""
     return Setup(
         command=command,
-        environment={**environment, THREADS: str(threads), "PYTHONWARNINGS": "ignore"},
+        environment={**environment, THREADS: str(threads)},
         logs=plan.logs,
         timeout=timeout,
         imports=imports,

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, Program
@@ -33,7 +34,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
     with tempfile.TemporaryDirectory(prefix="qnn-ci-divergence-") as scratch:
         order = {**program.order, "runner": str(runner), "least": least}
         (Path(scratch) / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        environ = {**environment.merged(os.environ), "PYTHONWARNINGS": "ignore"}
+        environ = closed(environment.merged(os.environ)) | program.needs.environment(os.environ)
         done = captured_module(CHILD, [scratch], environ, model.work.timeout, program.name, cwd=scratch)
         answer = Path(scratch) / "answer.json"
         if not answer.is_file():

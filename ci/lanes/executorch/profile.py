@@ -14,6 +14,7 @@ from typing import Any
 
 from ci.artifacts.protobuf import Malformed
 from ci.artifacts.trace import events_of
+from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.trouble import how_it_ended
@@ -54,7 +55,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Mea
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
             about = {"precision": wanted.run.scheme, "soc": selection.soc}
-        environment = {**qnn_environment.merged(os.environ), "OMP_NUM_THREADS": "1"}
+        environment = {**closed(qnn_environment.merged(os.environ)), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, timeout)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
+from ci.engine.closed import closed
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
@@ -56,7 +57,7 @@ def plan_of(programs: Sequence[Program], selection: Selection, work: Work, name:
     return Plan(
         selection=selection,
         programs=tuple(programs),
-        environment=environment.merged(os.environ),
+        environment=closed(environment.merged(os.environ)),
         sdk=sdk,
         basis=basis,
         work=work,

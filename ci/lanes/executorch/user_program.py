@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ci.lanes.executorch.compile import Plan
 from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.stage import plan_of
 from ci.lanes.executorch.suite import Case, Program, Run
+from ci.pipeline.findings import not_passed
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
@@ -98,13 +100,20 @@ def program_named(model: OneModel) -> Program:
     """The program of MODEL, --precision and --calibrate."""
     named, selection = pytorch_model(model.typed), model.selection
     scheme, samples = scheme_of(named, model.precision), samples_folder(model.calibrate)
-    return program_of(named, scheme, selection.soc, selection, samples=samples)
+    return passing(program_of(named, scheme, selection.soc, selection, samples=samples), model)
+
+
+def passing(program: Program, model: OneModel) -> Program:
+    """The program with what --variable names."""
+    names = dict.fromkeys((*program.needs.variables, *model.variables))
+    return replace(program, needs=replace(program.needs, variables=tuple(names)))
 
 
 def plan_of_model(
     model: OneModel, name: str, programs: Sequence[Program], *, quantize_only: bool = False
 ) -> Plan:
     """The plan for a model that no suite has."""
+    programs = [passing(program, model) for program in programs]
     plan = plan_of(programs, model.selection, model.work, name)
     return replace(plan, errors_follow=True, quantize_only=quantize_only)
 
@@ -114,6 +123,8 @@ def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -
         fix = "leave --backend out" if program.backend == "gpu" else refused.fix
         raise CheckFailed(refused.message, fix=fix)
     result = compiled[program.name]
+    for finding in not_passed([program], compiled):
+        sys.stderr.write(f"warning: {finding.message}: {finding.fix}\n")
     if failure := result.failure:
         message, fix = failure_in_words(program, failure)
         if failure.kind == "factory" and not failure.fix:

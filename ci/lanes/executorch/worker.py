@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import WARM, Answer, reporting, serve, threads
+from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
@@ -19,7 +19,7 @@ MEMORY = "QNN_CI_WORKER_MEMORY"
 
 
 def start() -> Answer:
-    if limit := int(os.environ.get(MEMORY, "0")):
+    if limit := int(hidden.get(MEMORY, "0")):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     importlib.import_module("ci.lanes.executorch.lower")
     import torch
@@ -27,7 +27,7 @@ def start() -> Answer:
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
     make_exports_faster()
-    if os.environ.get(WARM):
+    if hidden.get(WARM):
         _warm_up()
     return reporting(work, error_of)
 

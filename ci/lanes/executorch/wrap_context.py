@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.artifacts.against_sdk import against
     from ci.artifacts.program import Context, read
+    from ci.engine.closed import closed
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
     from provisioning.manifest import load_socs
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     soc = next((name for name in contents.socs if name in known), selection.soc)
     with replacing(args.output.absolute()) as part:
         arguments = [str(args.context.absolute()), soc, str(part)]
-        environ = environment.merged(os.environ)
+        environ = closed(environment.merged(os.environ))
         done = captured_module(__name__, arguments, environ, args.timeout, args.context)
         if done.returncode or not part.is_file():
             subject = f"{args.context}: ExecuTorch cannot take it"

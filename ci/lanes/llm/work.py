@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ci.engine.closed import closed
 from ci.engine.inputs import Digests, Roots, search_key
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
@@ -41,9 +42,7 @@ def require_installed() -> None:
 def environment() -> dict[str, str]:
     """The workers' environment."""
     variables = {
-        **os.environ,
-        "PYTHONWARNINGS": "ignore",
-        "ORT_DISABLE_TELEMETRY": "1",
+        **closed(os.environ),
         "HF_HUB_OFFLINE": "1",
         # More threads would add in another order, and so train another model.
         "OMP_NUM_THREADS": "1",
@@ -76,7 +75,7 @@ def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = No
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     basis: dict[str, Metric] = {
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
-        **search_key(roots, variables, ["PYTHONPATH"]),
+        **search_key(roots, variables),
     }
     if qnn_environment:
         basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, "compiles for the HTP", store))

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ci.engine.closed import closed
 from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
@@ -50,8 +51,7 @@ FAILED = ("failed", "message")
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
     """Of the workers, and of what a model reads there."""
-    # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
-    variables = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
+    variables = closed(os.environ)
     # The provider brings its own QNN libraries, and no other SDK's may be found first.
     variables.pop("LD_LIBRARY_PATH", None)
     return {**variables, **(own.variables if own else {})}
@@ -105,7 +105,7 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         **request,
         "python": python_name(),
         "suite": roots.name(str(program.search_path)),
-        **search_key(roots, environ, ["PYTHONPATH"]),
+        **search_key(roots, environ),
         "files of options": named,
         "working folder": roots.name(str(program.working_folder)),
     }
@@ -147,7 +147,7 @@ class Compile(Step[Program]):
         )
 
     def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return key(program, memo.roots, os.environ)
+        return key(program, memo.roots, environ)
 
     @cached_property
     def groups(self) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -79,7 +78,7 @@ class OneModelStep(Step[Program]):
         return setup_of(self.plan.logs, threads=threads, timeout=self.plan.work.timeout, forks=True)
 
     def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return key(program, memo.roots, os.environ)
+        return key(program, memo.roots, environ)
 
     def cost(self, program: Program) -> Job:
         return Job(program.name, SECONDS_PREPARE, WORKER_MEMORY)

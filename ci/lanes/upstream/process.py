@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import PATH_VARIABLES, Touched
+from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.trouble import of_text
@@ -42,18 +42,6 @@ def tests_of(worker: Worker) -> list[str]:
             f"the tests could not be listed ({gone.how})", fix=worker.setup.fix
         ) from gone
     return [str(name) for name in reply["tests"]]
-
-
-def worker_of(setup: Setup) -> Worker:
-    worker = Worker(setup)
-    _forget_places(worker.touched)
-    return worker
-
-
-def _forget_places(touched: Mapping[str, Any]) -> None:
-    """Another clone has its files in other places. The files count, by their place below the roots."""
-    for name in PATH_VARIABLES:
-        touched.get("environment", {}).pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +82,6 @@ class TestTask:
             return Failure.of(trouble, self.log)
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
-        _forget_places(reply["touched"])
         facts = {name: reply[name] for name in FACTS}
         return Done(facts, Touched.of(reply["touched"]), own=(self.logs,))
 

@@ -32,7 +32,7 @@ from ci.lanes.upstream.ledger import (
 )
 from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
-from ci.lanes.upstream.process import TestTask, of_machine, setup_of, tests_of, verdict_of, worker_of
+from ci.lanes.upstream.process import TestTask, of_machine, setup_of, tests_of, verdict_of
 from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.pipeline.expression import matcher
@@ -97,7 +97,7 @@ class Workers:
     def _start(self, *, warm: bool) -> Worker:
         variables = {**self._setup.environment, WARM: "1" if warm else ""}
         try:
-            return worker_of(replace(self._setup, environment=variables))
+            return Worker(replace(self._setup, environment=variables))
         except EnvironmentLacking:
             if not warm:
                 raise

@@ -176,6 +176,7 @@ class Machinery:
     def key(self, roots: Roots) -> dict[str, Metric]:
         """The inputs of a verdict that are known before the test runs. A folder that is new on PYTHONPATH is
         nothing that a test touched before."""
+        from ci.engine.closed import key_of_declared, table
         from ci.engine.inputs import search_key
 
         return {
@@ -183,6 +184,7 @@ class Machinery:
             "sdk": self.build_id,
             "python": self.versions["python"],
             **search_key(roots, self.environment),
+            "variables": dict(key_of_declared(table().declared.upstream, self.environment)),
         }
 
     def measured_with(self) -> str:
@@ -231,15 +233,17 @@ def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """The variables that ExecuTorch's QNN tests are run with."""
+    from ci.engine.closed import closed, declared, table
+
     return {
-        **qnn_environment.merged(environ),
+        **closed(qnn_environment.merged(environ)),
+        **declared(table().declared.upstream, environ),
         "QNN_DELEGATE_TEST": "1",
         "QNN_SOC_MODEL": qnn_environment.soc,
         "QNN_EXECUTOR_RUNNER": str(runner),
         "QNN_BUILD_FOLDER": str(runner.parent.parent),
         # The workers share the cores.
         "OMP_NUM_THREADS": str(max(1, default_slots() // slots)),
-        "PYTHONWARNINGS": "ignore",
     }
 
 

@@ -76,15 +76,17 @@ Child = tuple[str, list[str], dict[str, str]]
 
 
 def _of_onnx(named: UserModel, model: OneModel) -> Child:
+    from ci.engine.closed import closed
     from ci.lanes.onnx.compile import require_installed
     from provisioning.manifest import soc_named
 
     require_installed()
     soc = soc_named(model.selection.soc)
-    return ONNX_DUMP, [str(named.file), str(soc.id), str(soc.arch)], dict(os.environ)
+    return ONNX_DUMP, [str(named.file), str(soc.id), str(soc.arch)], closed(os.environ)
 
 
 def _of_pytorch(named: UserModel, model: OneModel) -> Child:
+    from ci.engine.closed import closed
     from ci.lanes.executorch.user_program import program_of, scheme_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
@@ -92,7 +94,7 @@ def _of_pytorch(named: UserModel, model: OneModel) -> Child:
     scheme, selection = scheme_of(named, model.precision), model.selection
     program = program_of(named, scheme, selection.soc, selection)
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
-    return EXECUTORCH_DUMP, [json.dumps(program.order)], environment.merged(os.environ)
+    return EXECUTORCH_DUMP, [json.dumps(program.order)], closed(environment.merged(os.environ))
 
 
 def move(source: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Protocol
 
+from ci.engine.closed import declared, key_of_declared
 from provisioning import lock_files, pip_settings
 from provisioning.base.commands import captured
 from provisioning.base.errors import (
@@ -46,7 +47,9 @@ LOCKED = "QNN_CI_LOCKED_PACKAGES"
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
 
 LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
+PROJECT_NAME = re.compile(r"""^\s*name\s*=\s*["']?([A-Za-z0-9._-]+)""", re.MULTILINE)
 INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
+NAMED = re.compile(r"[\w./-]+\.(?:txt|in)\b")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
@@ -58,13 +61,19 @@ WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The suite's needs: a file of requirements, and a project to install editable."""
+    """The suite's needs: a file of requirements, a project to install editable, and the user's variables."""
 
     requirements: Path | None = None
     project: Path | None = None
+    variables: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
+        """Whether there are packages among them."""
         return bool(self.requirements or self.project)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return declared((*self.variables, *self.secrets), environ)
 
 
 NONE = Needs()
@@ -72,12 +81,14 @@ NONE = Needs()
 
 @dataclass(frozen=True, slots=True)
 class OwnPackages:
-    """An environment with a suite's own packages."""
+    """What a suite's programs have beside those of others: an environment with packages, and variables."""
 
     folder: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Its own packages, without the locked ones."""
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the declared variables' values."""
     lock: str = ""
     """The digest of the resolved packages: a part of every key."""
     without_hash: tuple[str, ...] = ()
@@ -88,7 +99,8 @@ class OwnPackages:
         return str(self.folder / "bin" / "python") if self.folder else sys.executable
 
     def key(self) -> dict[str, Metric]:
-        return {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
+        parts: dict[str, Metric] = {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
+        return parts | ({"variables": dict(self.declared)} if self.declared else {})
 
 
 NO_PACKAGES = OwnPackages()
@@ -132,7 +144,15 @@ class AnyNeeding(Protocol):
     def suite(self) -> Path: ...
 
 
-def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str, str] = os.environ) -> Needs:
+def needs_of(
+    suite: Path,
+    requirements: str,
+    project: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    variables: Iterable[str] = (),
+    secrets: Iterable[str] = (),
+) -> Needs:
     """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
     file = suite.parent / requirements if requirements else None
     if file is None and environ.get(VARIABLE):
@@ -147,14 +167,15 @@ def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str,
             f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}",
             fix="name the folder of pyproject.toml, relative to the suite",
         )
-    return Needs(file, folder)
+    return Needs(file, folder, tuple(variables), tuple(secrets))
 
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
     """The environment with these packages. If it does not exist it is created, and only then the package
     index is asked."""
+    passed, values = needs.environment(os.environ), key_of_declared(needs.variables, os.environ)
     if not needs:
-        return NO_PACKAGES
+        return OwnPackages(variables=passed, declared=values)
     texts = list(_texts(needs))
     pins = locked_versions()
     # The project's path too: what is installed editable points at one clone.
@@ -182,7 +203,8 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     hashed = {one.name for _, each in texts for one in _hashed(each)}
     return OwnPackages(
         folder=home / "environment",
-        variables={LOCKED: sysconfig.get_paths()["purelib"]},
+        variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
+        declared=values,
         versions={one.name: one.line.partition("==")[2].partition(" ")[0] for one in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
         without_hash=tuple(sorted({one.name for one in entries} - hashed)),
@@ -200,6 +222,10 @@ def locked_versions() -> dict[str, str]:
 def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     """Every file that decides what is installed, including those that it includes."""
     waiting = [needs.requirements] if needs.requirements else []
+    for file in _project_files(needs):
+        yield file.name, file.read_text(encoding="utf-8")
+    named = set(_named_by_project(needs))
+    waiting += sorted(named)
     seen: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -211,7 +237,7 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}: {error}", fix="name a text file of requirements") from error
         for line in map(str.strip, text.splitlines()):
-            if LOCAL.match(line):
+            if LOCAL.match(line) and file not in named:
                 raise UsageError(
                     f"{file}: {line}: a package of this machine, whose changes nobody would see",
                     fix='say project = "FOLDER" in the suite, which installs it editable',
@@ -219,9 +245,20 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
             if include := INCLUDE.match(line):
                 waiting.append(file.parent / include[1])
         yield str(file.name), text
-    for name in PROJECT_FILES if needs.project else ():
-        if needs.project and (file := needs.project / name).is_file():
-            yield name, file.read_text(encoding="utf-8")
+
+
+def _project_files(needs: Needs) -> list[Path]:
+    if needs.project is None:
+        return []
+    return [file for name in PROJECT_FILES if (file := needs.project / name).is_file()]
+
+
+def _named_by_project(needs: Needs) -> Iterator[Path]:
+    """Files that the project's own name, such as one with its dynamic dependencies."""
+    for file in _project_files(needs):
+        for name in NAMED.findall(file.read_text(encoding="utf-8")):
+            if (other := file.parent / name).is_file():
+                yield other
 
 
 def _hashed(text: str) -> list[lock_files.Entry]:
@@ -260,6 +297,9 @@ def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
     command = ["pip", "compile", "wanted.in", "--constraint", "locked.txt", "--output-file", "compiled.txt"]
     command += ["--quiet", "--generate-hashes", "--no-header", "--annotation-style", "line"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
+    if name := _project_name(needs):
+        # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
+        command += ["--refresh-package", name]
     done = _uv([*command, *more], home)
     if done.returncode == 0:
         return (home / "compiled.txt").read_text(encoding="utf-8")
@@ -274,6 +314,13 @@ def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
         f"the packages of {named} could not be resolved: {answer}",
         fix="check the package index that pip or uv is set to",
     )
+
+
+def _project_name(needs: Needs) -> str:
+    for file in _project_files(needs):
+        if match := PROJECT_NAME.search(file.read_text(encoding="utf-8")):
+            return match[1]
+    return ""
 
 
 def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:

@@ -1,0 +1,104 @@
+"""The environment of a process that does a user's work: what manifests/variables.toml lets in, and no more.
+
+Little can reach the work, then, and all of that is in its key or no input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Literal
+
+from pydantic import Field
+
+from ci.engine.interpreter import digest_of_value
+from provisioning.base.documents import Model, load
+from provisioning.base.settings import MANIFESTS
+
+
+class Place(Model):
+    passed: tuple[str, ...]
+    search: tuple[str, ...]
+    roots: dict[str, str]
+
+
+class Transport(Model):
+    passed: tuple[str, ...]
+    in_key: tuple[str, ...]
+
+
+class Hidden(Model):
+    names: tuple[str, ...]
+
+
+class Declared(Model):
+    upstream: tuple[str, ...]
+
+
+class Asked(Model):
+    by_libraries: tuple[str, ...]
+    secrets: tuple[str, ...]
+
+
+class Variables(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    fixed: dict[str, str]
+    place: Place
+    transport: Transport
+    hidden: Hidden
+    declared: Declared
+    asked: Asked
+
+
+@cache
+def table() -> Variables:
+    return load(MANIFESTS / "variables.toml", Variables)
+
+
+def closed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker whose stage has `environ`. What its lane and suite declare comes on top."""
+    place, transport = table().place, table().transport
+    names = (*place.passed, *place.search, *transport.passed, *transport.in_key)
+    return {**table().fixed, **{name: environ[name] for name in names if name in environ}}
+
+
+def without_hidden(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What the process finds in its environment, and what only its worker is told."""
+    hidden = {name: value for name, value in environ.items() if name in table().hidden.names}
+    return {name: value for name, value in environ.items() if name not in hidden}, hidden
+
+
+def key_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of a closed environment that work may depend on, as digests."""
+    names = (*table().fixed, *table().transport.in_key)
+    return {name: digest_of_value(environ[name])[:16] for name in sorted(names) if name in environ}
+
+
+def homes(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The user's folders by the variable that names them, so that another home means other files."""
+    folders: dict[str, str] = {}
+    for name, usual in table().place.roots.items():
+        folders[name] = environ.get(name) or os.path.expanduser(usual.format_map(folders))  # noqa: PTH111
+        if folders[name].strip("/"):
+            yield name, folders[name]
+
+
+def not_passed(asked: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables that the work asked for, did not find, and that are set for the user: each with the field
+    that passes it. `asked` says whose code asked: `user` or `library`."""
+    known = table().asked
+    for name, reader in sorted(asked.items()):
+        told = reader == "user" or name in known.by_libraries
+        if told and name in environ and not name.startswith("QNN_CI_"):
+            secret = any(fnmatchcase(name, each) for each in known.secrets)
+            yield name, "secrets" if secret else "variables"
+
+
+def declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of these names that are set."""
+    return {name: environ[name] for name in names if name in environ}
+
+
+def key_of_declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest_of_value(environ.get(name))[:16] for name in sorted(names)}

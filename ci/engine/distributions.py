@@ -1,0 +1,167 @@
+"""What is installed in this interpreter: part of every key, by what installers recorded of it.
+
+A distribution counts by its name, its version and its RECORD. A file is read only if it may differ from
+its row: another size, or changed after the RECORD was written. Files that no RECORD names count by their
+bytes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import hashlib
+import json
+import marshal
+import os
+import site
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from provisioning.base.files import hash_file, replace_text
+
+Stat = tuple[int, int, int, int]
+"""Size, mtime, ctime and inode."""
+
+OF_INSTALLERS = (
+    *("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"),
+    "RECORD.jws",
+)
+"""Files of a .dist-info that say how it was installed; they have paths of this machine."""
+STARTED = (".pth", "sitecustomize.py", "usercustomize.py")
+"""Files that Python runs when it starts: they count by their bytes, recorded or not."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The content of one folder, and when it was looked at."""
+
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The digests of files that are not as a RECORD says, by path."""
+    started: tuple[str, ...] = ()
+    time: int = 0
+
+
+def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
+    """Where this interpreter has its distributions; those of `packages`, an environment beside it, first."""
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    own = sorted(map(str, Path(packages).glob("lib/python*/site-packages"))) if packages else []
+    return tuple(each for each in (*own, *site.getsitepackages(), *user) if Path(each).is_dir())
+
+
+def installed(
+    folders: tuple[str, ...], search: list[str], store: Path | None, named: Callable[[str], str]
+) -> dict[str, str]:
+    """What every key has of these folders of distributions, and of the folders of PYTHONPATH.
+
+    `named` gives a text a name for each root, since files that Python starts name places."""
+    found: dict[str, str] = {}
+    others: list[list[str]] = []
+    for number, folder in enumerate(folders):
+        sweep = swept(folder, store)
+        found |= {name: version for name, version in sweep.distributions.items() if name not in found}
+        others += [[str(number), *row] for row in sweep.others.items()]
+        others += [[str(number), name, _text(Path(folder, name), named)] for name in sweep.started]
+    for number, folder in enumerate(search):
+        for name in STARTED[1:]:
+            if (path := Path(folder, name)).exists():
+                others.append([f"PYTHONPATH {number}", name, _text(path, named)])
+    # No distribution has this name.
+    return {**found, "(files)": _digest(json.dumps(sorted(others)))}
+
+
+@cache
+def swept(folder: str, store: Path | None) -> Sweep:
+    """Once in a process; from the store if no file's stamp has changed."""
+    began = time.time_ns()
+    files, stamps = _files(folder)
+    name = _digest(folder)
+    kept = store / "cache" / "memo" / "installed" / name[:2] / f"{name}.json" if store else None
+    if kept:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(kept.read_text(encoding="utf-8"))
+            if known["stamps"] == stamps:
+                os.utime(kept)
+                return Sweep(known["distributions"], known["others"], tuple(known["started"]), began)
+    sweep = _looked_at(folder, files, began)
+    if kept:
+        document = {"stamps": stamps, "distributions": sweep.distributions, "others": sweep.others}
+        with contextlib.suppress(OSError):
+            replace_text(kept, json.dumps({**document, "started": sweep.started}))
+    return sweep
+
+
+def _looked_at(folder: str, files: Mapping[str, Stat], began: int) -> Sweep:
+    distributions, others, recorded = {}, {}, set()
+    for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
+        written, rows = files[record][2], []
+        for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
+            recorded.add(name)
+            if name.endswith(STARTED) or name.rpartition("/")[2] in OF_INSTALLERS:
+                continue
+            rows.append(f"{name} {algorithm} {digest}")
+            stat = files.get(name)
+            if stat is None:
+                others[name] = "absent"
+            elif (size and stat[0] != int(size)) or max(stat[1], stat[2]) > written:
+                found = hash_file(Path(folder, name))
+                if algorithm != "sha256" or _as_in_records(found) != digest:
+                    others[name] = found
+        title, _, version = record.partition(".dist-info")[0].rpartition("-")
+        distributions[title.lower().replace("_", "-")] = (
+            f"{version} {_digest(chr(10).join(sorted(rows)))[:12]}"
+        )
+    for name in files.keys() - recorded:
+        if not name.endswith((*STARTED, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
+            with contextlib.suppress(OSError):
+                others[name] = hash_file(Path(folder, name))
+    started = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTED)))
+    return Sweep(distributions, others, started, began)
+
+
+def _files(folder: str) -> tuple[dict[str, Stat], str]:
+    """Every file below a folder without bytecode, with its stamp, and the digest of all of that."""
+    files: dict[str, Stat] = {}
+    waiting, skipped = [folder], len(folder) + 1
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    if entry.name != "__pycache__":
+                        waiting.append(entry.path)
+                else:
+                    info = entry.stat()
+                    files[entry.path[skipped:]] = (
+                        info.st_size,
+                        info.st_mtime_ns,
+                        info.st_ctime_ns,
+                        info.st_ino,
+                    )
+    return files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest()
+
+
+def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:
+    """Name, algorithm, digest and size of each file in this folder that a RECORD has a digest of."""
+    with Path(record).open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        for row in csv.reader(stream):
+            if len(row) == 3 and row[1] and not row[0].startswith(("/", "../")):
+                algorithm, _, digest = row[1].partition("=")
+                yield row[0], algorithm, digest, row[2]
+
+
+def _as_in_records(digest: str) -> str:
+    return base64.urlsafe_b64encode(bytes.fromhex(digest)).decode().rstrip("=")
+
+
+def _text(path: Path, named: Callable[[str], str]) -> str:
+    try:
+        return _digest(named(os.fsdecode(path.read_bytes())))
+    except OSError as error:
+        return error.strerror or "unreadable"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

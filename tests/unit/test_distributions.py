@@ -1,0 +1,87 @@
+"""What is installed in an interpreter, as it is in every key."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ci.engine import distributions
+from ci.engine.distributions import installed
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "site-packages"
+    install(folder, "part", "1.0", {"part/__init__.py": "x = 1"})
+    (folder / "own.pth").write_text(f"{tmp_path}/src\n")
+    yield folder
+    distributions.swept.cache_clear()
+
+
+def install(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
+    rows = []
+    for file, text in files.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        rows.append(f"{file},sha256={digest},{len(text)}")
+    record = folder / f"{name}-{version}.dist-info" / "RECORD"
+    record.parent.mkdir(exist_ok=True)
+    # As an installer does: it writes the RECORD last.
+    time.sleep(0.02)
+    record.write_text("\n".join([*rows, f"../../../bin/{name},sha256=x,5", f"{record.parent.name}/RECORD,,"]))
+
+
+def seen(site: Path, *search: Path, store: Path | None = None) -> dict[str, str]:
+    distributions.swept.cache_clear()
+    return installed((str(site),), [str(each) for each in search], store, str)
+
+
+def later(path: Path, text: str) -> None:
+    time.sleep(0.02)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "another package": lambda site: install(site, "models", "1.0", {"models/__init__.py": ""}),
+    "another version": lambda site: install(site, "part", "2.0", {"part/__init__.py": "x = 2"}),
+    "the same version made anew": lambda site: install(site, "part", "1.0", {"part/__init__.py": "x = 2"}),
+    "an edit in place": lambda site: later(site / "part/__init__.py", "x = 3"),
+    "a file that no RECORD has": lambda site: later(site / "part/more.py", ""),
+    "a file that is gone": lambda site: (site / "part/__init__.py").unlink(),
+    "sitecustomize": lambda site: later(site / "sitecustomize.py", ""),
+    "a .pth": lambda site: later(site / "more.pth", "import os"),
+    "a .pth's text": lambda site: later(site / "own.pth", "/elsewhere"),
+    "sitecustomize on PYTHONPATH": lambda site: later(site.parent / "path/sitecustomize.py", ""),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_an_installation_changes_is_seen(change: str, site: Path, tmp_path: Path) -> None:
+    """Stale cases 9 to 11."""
+    places = {"store": tmp_path / "store"}
+    before = seen(site, tmp_path / "path", **places)
+    assert seen(site, tmp_path / "path", **places) == before
+    CHANGES[change](site)
+    assert seen(site, tmp_path / "path", **places) != before
+
+
+def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "site-packages"
+    install(other, "part", "1.0", {"part/__init__.py": "x = 1"})
+    (other / "own.pth").write_text((site / "own.pth").read_text())
+    (other / "part-1.0.dist-info" / "direct_url.json").write_text('{"url": "file:///elsewhere"}')
+    (other / "part" / "__pycache__").mkdir()
+    (other / "part" / "__pycache__" / "x.pyc").write_text("x")
+    # As uv does for another environment: that changes the file's ctime and nothing else.
+    time.sleep(0.02)
+    os.link(other / "part/__init__.py", tmp_path / "linked.py")
+    assert seen(other) == seen(site)
