@@ -114,7 +114,7 @@ class StandIn:
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: Gone | None = None
         self.touched: dict[str, Any] = {}
-        self.seen, self.written = Touched(), list[Path]()
+        self.seen, self.written, self.asked = Touched(), list[Path](), dict[str, str]()
         self.ended = self.unusable = False
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
