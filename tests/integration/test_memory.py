@@ -78,7 +78,7 @@ def same(): return Net().eval()
 
 CASES = {
     "on_pythonpath": "netpack.model:net",
-    **{name: f"loads:{name}" for name in ("native", "tensors", "variable", "packaged", "same")},
+    **{name: f"loads:{name}" for name in ("native", "tensors", "packaged", "same")},
 }
 
 WHY = {
