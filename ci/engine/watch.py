@@ -388,6 +388,9 @@ class Supervisor:
                 path = f"{self._base(process, directory, arguments)}/{path}"
             paths.append(_followed(process, os.path.normpath(path)))
         source, target = paths
+        if _ignored(source):
+            # As the name of a semaphore is made.
+            return
         if os.path.lexists(source) and not self._own(source):
             what = "was moved" if call.what == "move" else "got a second name,"
             self._unseen(f"{source} {what} to {target}: copy it below tempfile.gettempdir()")

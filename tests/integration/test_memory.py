@@ -63,7 +63,6 @@ def native(): return Net(1 + torch.from_file(str(HERE / "native.bin"), size=4).s
 def tensors():
     from safetensors.torch import load_file
     return Net(load_file(HERE / "w.safetensors")["scale"]).eval()
-def variable(): return Net(os.environ.get("NET_SCALE", "1")).eval()
 def packaged():
     import scales
     return Net(scales.SCALE).eval()
@@ -79,14 +78,13 @@ def same(): return Net().eval()
 
 CASES = {
     "on_pythonpath": "netpack.model:net",
-    **{name: f"loads:{name}" for name in ("native", "tensors", "variable", "packaged", "same")},
+    **{name: f"loads:{name}" for name in ("native", "tensors", "packaged", "same")},
 }
 
 WHY = {
     "on_pythonpath": "src/netpack/part.py changed",
     "native": "ci/native.bin changed",
     "tensors": "ci/w.safetensors changed",
-    "variable": "environment variable NET_SCALE changed",
 }
 
 
@@ -153,12 +151,11 @@ def clone(base: Path) -> Clone:
 
 
 def test_of_some_programs_those_whose_inputs_changed_are_done_again(tmp_path: Path) -> None:
-    cases = ("on_pythonpath", "native", "tensors", "variable", "same")
+    cases = ("on_pythonpath", "native", "tensors", "same")
     clone = remembered(tmp_path, "test_lowering", cases)
     (clone.folder / "src/netpack/part.py").write_text("WIDTH = 3\n")
     (clone.folder / "ci/native.bin").write_bytes(b"\x00\x00\x80\x3f" * 4)
     save_file({"scale": torch.tensor(2.0)}, clone.folder / "ci/w.safetensors")
-    clone.more["NET_SCALE"] = "2"
     (why,) = reasons(clone.run(tmp_path, "test_lowering").err)
     assert why == WHY
 

@@ -231,6 +231,13 @@ def test_a_file_that_is_only_written_is_no_reason(place: Place) -> None:
     assert place.do()[1] == ""
 
 
+def test_a_semaphore_is_no_reason(place: Place) -> None:
+    """Its name is made by a link."""
+    place.write("net.py", "import multiprocessing\ndef work(): return bool(multiprocessing.Lock())")
+    place.do()
+    assert place.do()[1] == ""
+
+
 def test_processes_that_meet_in_the_temporary_folder_are_followed(place: Place) -> None:
     """As DataLoader's do."""
     place.write(
