@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ci.builds.programs import Program
 from ci.engine.inputs import Touched
+from ci.engine.interpreter import as_installed
 from ci.engine.watch import listing_of, stamp_of
 
 LINKED = "linked.d"
@@ -31,10 +32,19 @@ def inputs_of(
             touched.unseen.append(f"{path}: {error.strerror}")
             continue
         touched.opened[str(path)] = stamp
-        if max(stamp[1], stamp[2]) / 1e9 > started and not path.is_relative_to(tree):
+        if not path.is_relative_to(tree) and changed_since(path, started):
             touched.unseen.append(f"{path} changed while it was built")
     touched.listed |= {str(folder): listing_of(str(folder)) for folder in folders}
     return touched
+
+
+def changed_since(path: Path, started: float) -> bool:
+    """Whether a file may have other content than at that time. An installer that shares its file with another
+    environment by a hard link changes nothing."""
+    _, modified, changed, *_ = stamp_of(path.stat())
+    if max(modified, changed) / 1e9 <= started:
+        return False
+    return modified / 1e9 > started or not as_installed(str(path))
 
 
 def _absolute(tree: Path, name: str) -> Path:

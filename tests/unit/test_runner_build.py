@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from ci.builds import emulator_runner, qemu_check
 from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import Program
 from ci.builds.qemu_check import judge
+from ci.builds.runner_inputs import changed_since
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 
@@ -85,3 +90,22 @@ def test_a_build_from_source_for_this_machine_is_not_replaced_to_compare_another
         (tmp_path / "dist" / "x86_64-linux" / "manifest.json").touch()
     output: object = emulator_runner._plan_here(replace(SELECTION, target="aarch64-linux"), ())
     assert output == (tmp_path / "build" / "runner" / "dist" if from_source else None)
+
+
+def test_a_file_that_another_environment_shares_since_has_not_changed(tmp_path: Path) -> None:
+    site = tmp_path / "lib/site-packages"
+    (site / "tool-1.dist-info").mkdir(parents=True)
+    file = site / "tool.cmake"
+    file.write_text("set(A 1)\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).decode().rstrip("=")
+    (site / "tool-1.dist-info/RECORD").write_text(f"tool.cmake,sha256={digest},9\n")
+    os.utime(file, (1e9, 1e9))
+    started = time.time() - 60
+    (tmp_path / "other.cmake").hardlink_to(file)
+    assert not changed_since(file, started)
+    # With the time that it had before.
+    file.write_text("set(A 2)\n")
+    os.utime(file, (1e9, 1e9))
+    assert changed_since(file, started)
+    file.write_text("set(A 1)\n")
+    assert changed_since(file, started)

@@ -62,9 +62,9 @@ def compile_model(options: Compile) -> int:
         done = [require_done(results[each.name]) for each in plan.programs]
         files = [sorted(result.folder.iterdir()) for result in done if result.folder]
         copies = [Path(shutil.copy(each, scratch)) for mine in files for each in mine]
-        written = {path.name: path for path in publish(copies)}
+        written = publish(copies)
         for each, result, mine in zip(plan.programs, done, files, strict=True):
-            _say(options, each, names[each.soc], result.facts, [written[path.name] for path in mine])
+            _say(options, each, names[each.soc], result.facts, _named(written, mine))
     if suite:
         _extend(suite, program, options.model)
     return 0
@@ -112,6 +112,12 @@ def _require_fitting(options: Compile) -> None:
     if not options.verify and (options.and_socs or options.profile_run):
         flag = "--and-soc" if options.and_socs else "--profile-run"
         raise UsageError(f"{flag} runs the model, and --verify none does not", fix="leave out one of them")
+
+
+def _named(written: Sequence[Path], files: Sequence[Path]) -> list[Path]:
+    """Those of the written files that have the names of these, in the order of writing."""
+    names = {path.name for path in files}
+    return [path for path in written if path.name in names]
 
 
 def _whose(facts: Mapping[str, Any]) -> str:
