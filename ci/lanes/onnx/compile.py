@@ -210,7 +210,7 @@ class Compile(Step[Program]):
         except Gone as gone:
             if not gone.by_itself or program.run.refused or gone.trouble(ask.log):
                 return self._crash(program, ask, gone)
-            crash = self.ended(program, gone, ask.log).message
+            crash = explained_end(gone, ask.log).message
         try:
             return {**ask(**request, trace=False, into=str(empty_folder(ask.into))), "trace_crash": crash}
         except Gone as gone:
@@ -221,15 +221,20 @@ class Compile(Step[Program]):
         if not (program.case.recorded and gone.by_itself) or gone.trouble(ask.log):
             raise gone
         ask.touched |= Touched.of(gone.touched or {})
-        return {"failed": "crash", "message": self.ended(program, gone, ask.log).message}
+        return {"failed": "crash", "message": explained_end(gone, ask.log).message}
 
     def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
-        message = gone.sentence(log)
-        fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
-        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        if known := explain(text):
-            message, fix = f"{message}. {known[0]}", fix or known[0].fix
-        return Failure(gone.kind, message, fix or session("diagnose", log), log)
+        return explained_end(gone, log)
+
+
+def explained_end(gone: Gone, log: Path) -> Failure:
+    """How a worker ended, with what is known of its last words."""
+    message = gone.sentence(log)
+    fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if known := explain(text):
+        message, fix = f"{message}. {known[0]}", fix or known[0].fix
+    return Failure(gone.kind, message, fix or session("diagnose", log), log)
 
 
 def cwd() -> str:

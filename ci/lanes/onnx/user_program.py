@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
@@ -16,10 +16,10 @@ from ci.engine.workers.parent import Gone, Setup
 from ci.lanes.onnx.compile import (
     SECONDS_PREPARE,
     WORKER_MEMORY,
-    Compile,
     Plan,
     cwd,
     environment,
+    explained_end,
     key,
     plan_of,
     require_installed,
@@ -88,7 +88,7 @@ class OneModelStep(Step[Program]):
         return failed(result.failure.kind) if result.failure else line_of(result)
 
     def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
-        return Compile.ended(cast(Compile, self), program, gone, log)
+        return explained_end(gone, log)
 
 
 def prepared(
