@@ -319,6 +319,8 @@ class Memo:
         }
         for path, state in touched.looked.items():
             ours = f"{path}/".startswith(own) or path.endswith("/__pycache__")
+            # Python writes the bytecode of a module that it reads.
+            ours = ours or source_of(path) in touched.opened
             kind, _, details = state.partition(" ") if state.startswith("file ") else (state, "", "")
             if details and not ours and os.path.dirname(path) in compared and self._is_users(path):
                 yield "details", name(path), details
