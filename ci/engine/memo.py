@@ -423,7 +423,12 @@ class Memo:
         if not root or root == str(self.roots.named.get("toolkit", "")):
             return
         spelt = {root, os.path.realpath(root)}
-        inside = (path for path in touched.opened if path.startswith(tuple(f"{each}/" for each in spelt)))
+        # Bytecode always names its source, which counts in its place.
+        inside = (
+            path
+            for path in touched.opened
+            if self.roots.name(path).startswith("{suite}/") and not source_of(path)
+        )
         if any(each in json.dumps(key) for each in spelt) or any(_names(path, spelt) for path in inside):
             yield "place", "suite", os.path.realpath(root)
 
