@@ -1,1 +1,1 @@
-"""Suites of programs, for both lanes: ExecuTorch's and ONNX Runtime's."""
+"""The one way of a program through every lane: suite, plan, steps, judgement, accepted results."""
