@@ -31,7 +31,7 @@ class Harmless(Model):
     reason: Annotated[str, Field(min_length=1)]
 
 
-class Row(Model):
+class CiJob(Model):
     stage: str
     minutes: Annotated[int, Field(gt=0, le=360)]
     arguments: str = ""
@@ -58,7 +58,7 @@ class GateTable(Model):
     """Sessions that print GitHub's annotations themselves, unless they are called with --no-annotations."""
     stage: tuple[GateStage, ...] = ()
     harmless: dict[str, Harmless] = Field(default_factory=dict)
-    row: dict[str, Row] = Field(default_factory=dict)
+    row: dict[str, CiJob] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_exist(self) -> GateTable:
@@ -77,7 +77,7 @@ class GateTable(Model):
             earlier.append(stage.name)
         return self
 
-    def ignored_by(self, row: Row) -> tuple[str, ...]:
+    def ignored_by(self, row: CiJob) -> tuple[str, ...]:
         """Patterns of the files that a row does not depend on."""
         return tuple(pattern for group in row.ignores for pattern in self.harmless[group].paths)
 

@@ -28,7 +28,7 @@ from provisioning.overlay import OVERLAY, tree_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
-    from provisioning.store import Tree, Want
+    from provisioning.store import FileSelection, Tree
 
 HOST_LIBRARIES = "x86_64-linux-clang"
 """The directory under the SDK's lib/ and bin/ that runs on the host."""
@@ -103,7 +103,7 @@ class Environment:
 class Trees(Protocol):
     """The part of the store that resolving needs."""
 
-    def find(self, component_name: str, component: Component, want: Want) -> Tree | None: ...
+    def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None: ...
 
 
 def resolve(
@@ -295,14 +295,14 @@ def _from_store(
     component: str, variable: str, pin: Component, selection: Selection, trees: Trees
 ) -> Root | None:
     from provisioning.manifest import soc_named
-    from provisioning.store import Want
+    from provisioning.store import FileSelection
 
     arches = frozenset({soc_named(soc).arch for soc in selection.socs})
     # Every target needs the host's part to lower models. A tree without it is enough for building.
     for targets in dict.fromkeys(
         (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))
     ):
-        tree = trees.find(component, pin, Want(targets=targets, arches=arches))
+        tree = trees.find(component, pin, FileSelection(targets=targets, arches=arches))
         if tree is not None:
             return Root(tree.root / KINDS[component].inside, "store", variable, tree.version)
     return None

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ci.artifacts.compiled_onnx import CompiledModel
-from ci.artifacts.program import Context, Program
+from ci.artifacts.program import CompiledProgram, ContextStrings
 from provisioning.base.errors import CheckFailed, UsageError
 
-Inside: TypeAlias = Program | Context | CompiledModel
+Inside: TypeAlias = CompiledProgram | ContextStrings | CompiledModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoadedPart:
     """A part of a file that QNN must load."""
 
     name: str
-    context: Context
+    context: ContextStrings
     arches: tuple[int, ...]
     needs_arch: bool = True
     online: bool = False
@@ -55,15 +55,15 @@ def against(contents: Inside, sdk: Path) -> Answer:
     )
 
 
-def _parts(contents: Inside) -> Iterator[Part]:
-    if isinstance(contents, Context):
-        yield Part("context", contents, contents.arches)
-    elif isinstance(contents, Program):
+def _parts(contents: Inside) -> Iterator[LoadedPart]:
+    if isinstance(contents, ContextStrings):
+        yield LoadedPart("context", contents, contents.arches)
+    elif isinstance(contents, CompiledProgram):
         for index, delegate in enumerate(contents.delegates):
             if delegate.context is None:
                 continue
             options = delegate.options
-            yield Part(
+            yield LoadedPart(
                 f"delegate {index}",
                 delegate.context,
                 delegate.context.arches or ((options.arch,) if options and options.arch else ()),
@@ -73,10 +73,10 @@ def _parts(contents: Inside) -> Iterator[Part]:
     else:
         for index, node in enumerate(contents.nodes):
             if node.context:
-                yield Part(f"context {index}", node.context, node.context.arches)
+                yield LoadedPart(f"context {index}", node.context, node.context.arches)
 
 
-def _judge_builds(part: Part, builds: Sequence[str]) -> Iterator[tuple[bool, str]]:
+def _judge_builds(part: LoadedPart, builds: Sequence[str]) -> Iterator[tuple[bool, str]]:
     for build in part.context.build_ids:
         if build in builds:
             yield True, f"both are QNN {build}"
@@ -98,7 +98,7 @@ def _judge_builds(part: Part, builds: Sequence[str]) -> Iterator[tuple[bool, str
         yield False, f"it names no QNN build ({why}), so this cannot be judged: run it to be sure"
 
 
-def _judge_arches(part: Part, arches: Sequence[int]) -> Iterator[tuple[bool, str]]:
+def _judge_arches(part: LoadedPart, arches: Sequence[int]) -> Iterator[tuple[bool, str]]:
     if not arches or not part.needs_arch:
         return
     names = ", ".join(f"v{each}" for each in arches)

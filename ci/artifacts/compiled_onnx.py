@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.artifacts.program import Context, TensorInfo, bytes_of, context_of
+from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_of
 from ci.artifacts.protobuf import Malformed, Message
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
@@ -35,7 +35,7 @@ class ContextNode:
     main: bool
     file: str
     """The file beside the model that holds the context; empty if the node holds it."""
-    context: Context | None
+    context: ContextStrings | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CompiledModel:
     nodes: tuple[ContextNode, ...]
 
     @property
-    def contexts(self) -> list[Context]:
+    def contexts(self) -> list[ContextStrings]:
         return [node.context for node in self.nodes if node.context]
 
     @property

@@ -63,7 +63,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ContextStrings:
     """What the strings in a QNN context binary say; each may occur more than once."""
 
     size: int
@@ -78,7 +78,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DelegateOptions:
     """The options that a delegate was compiled with, as ExecuTorch's QNN backend reads them."""
 
     soc_id: int
@@ -97,8 +97,8 @@ class Delegate:
     """None: the data is inside the flatbuffer, so it cannot be mapped or freed alone."""
     offset: int
     size: int
-    options: Options | None
-    context: Context | None
+    options: DelegateOptions | None
+    context: ContextStrings | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CompiledProgram:
     size: int
     version: int
     methods: tuple[Method, ...]
@@ -132,7 +132,7 @@ class Program:
     segments: tuple[Segment, ...]
 
 
-def read(path: Path) -> Program | Context:
+def read(path: Path) -> CompiledProgram | ContextStrings:
     """A program or a context binary: any file with a QNN build id that is no library. Raises CheckFailed."""
     data = bytes_of(path)
     try:
@@ -166,7 +166,7 @@ def bytes_of(path: Path) -> bytes:
         ) from error
 
 
-def parse(data: bytes) -> Program | Context:
+def parse(data: bytes) -> CompiledProgram | ContextStrings:
     if data[4:8] == IDENTIFIER:
         return _program(data)
     if data[:4] == ELF:
@@ -178,8 +178,8 @@ def parse(data: bytes) -> Program | Context:
     return context
 
 
-def context_of(data: memoryview) -> Context:
-    return Context(
+def context_of(data: memoryview) -> ContextStrings:
+    return ContextStrings(
         size=len(data),
         build_ids=tuple(sorted({build_id.decode() for build_id in BUILD_ID.findall(data)})),
         socs=tuple(sorted({name.decode() for name in SOC.findall(data)})),
@@ -194,7 +194,7 @@ def _half_floats(flags: Sequence[bytes]) -> bool | None:
     return b"false" not in flags if flags else None
 
 
-def _program(data: bytes) -> Program:
+def _program(data: bytes) -> CompiledProgram:
     whole = memoryview(data)
     program_size, base = len(data), 0
     if data[8:12] == EXTENDED_HEADER:
@@ -216,7 +216,7 @@ def _program(data: bytes) -> Program:
         delegates += [_delegate(each, method.name, segments, inline, whole) for each in plan.tables(7)]
     if not methods:
         raise Malformed("a program without methods")
-    return Program(len(data), root.number(0, "I"), tuple(methods), tuple(delegates), segments)
+    return CompiledProgram(len(data), root.number(0, "I"), tuple(methods), tuple(delegates), segments)
 
 
 def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
@@ -289,13 +289,13 @@ def _delegate(
     )
 
 
-def _options(data: memoryview) -> Options:
+def _options(data: memoryview) -> DelegateOptions:
     root = Reader(data).root()
     soc, backend = root.table(0), root.table(1)
     htp_info = soc.table(1) if soc else None
     htp = backend.table(1) if backend else None
     precision = htp.number(2, "i") if htp else -1
-    return Options(
+    return DelegateOptions(
         soc_id=soc.number(0, "i") if soc else 0,
         arch=htp_info.number(0, "i") if htp_info else 0,
         vtcm_mb=htp_info.number(1, "I") if htp_info else 0,

@@ -16,7 +16,7 @@ IDENTIFIER = b"ED00"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     name: str
     """Of an event inside a delegate, the delegate's own name for it."""
     delegated: bool
@@ -24,7 +24,7 @@ class Event:
     """In each inference, in the unit of whoever measured: nanoseconds, and cycles inside a delegate."""
 
 
-def events_of(path: Path) -> list[Event]:
+def events_of(path: Path) -> list[TraceEvent]:
     """What the inferences of a trace have in common, in the order of the first. Raises Malformed."""
     data = memoryview(path.read_bytes())
     if data[8:12] == IDENTIFIER:
@@ -32,7 +32,7 @@ def events_of(path: Path) -> list[Event]:
         data = data[4:]
     if data[4:8] != IDENTIFIER:
         raise Malformed(f"{path} is no ETDump")
-    found: dict[tuple[str, int, int, bool], Event] = {}
+    found: dict[tuple[str, int, int, bool], TraceEvent] = {}
     for run in Reader(data).root().tables(1):
         seen: dict[tuple[str, int, bool], int] = {}
         for profiled in _profiled(run):
@@ -42,7 +42,7 @@ def events_of(path: Path) -> list[Event]:
             same = (name, profiled.number(2, "i", -1), delegated)
             # An operator can be called several times in one inference.
             seen[same] = nth = seen.get(same, 0) + 1
-            event = found.setdefault((*same[:2], nth, delegated), Event(name, delegated))
+            event = found.setdefault((*same[:2], nth, delegated), TraceEvent(name, delegated))
             event.took.append(profiled.number(7, "Q") - profiled.number(6, "Q"))
     return list(found.values())
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from ci.builds.programs import Program
+from ci.builds.programs import BuildTool
 from provisioning.base import units
 from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
@@ -51,7 +51,7 @@ _FULL = "No space left on device"
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class BuildCommand:
     title: str
     argv: tuple[str, ...]
 
@@ -60,7 +60,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class ConfiguredProject:
     name: str
     source: Path
     tree: Path
@@ -72,7 +72,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FolderState:
     """The state of a folder that an earlier build used."""
 
     reasons: tuple[str, ...] = ()
@@ -86,9 +86,9 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Build:
     folder: Path
-    cmake: Program
-    ninja: Program
-    projects: tuple[Project, ...]
+    cmake: BuildTool
+    ninja: BuildTool
+    projects: tuple[ConfiguredProject, ...]
     jobs: int
     identity: Mapping[str, str] = field(default_factory=dict)
     """What everything in the folder was built from. Another value empties the folder."""
@@ -103,9 +103,9 @@ class Build:
     def log(self) -> Path:
         return self.folder / LOG
 
-    def run(self, *, clean: bool = False, prepare: Callable[[], None] = lambda: None) -> State:
+    def run(self, *, clean: bool = False, prepare: Callable[[], None] = lambda: None) -> FolderState:
         """Configure and build all projects; `prepare` makes what they need in the folder."""
-        state = State(("--clean",)) if clean else self.state()
+        state = FolderState(("--clean",)) if clean else self.state()
         if state.reasons:
             if not clean:
                 sys.stderr.write(f"building anew: {'; '.join(state.reasons)}\n")
@@ -118,15 +118,15 @@ class Build:
         self._record({})
         return state
 
-    def commands(self, options: Mapping[str, Sequence[str]] | None = None) -> Iterator[Command]:
+    def commands(self, options: Mapping[str, Sequence[str]] | None = None) -> Iterator[BuildCommand]:
         for project in self.projects:
             yield self.configuring(project, (options or {}).get(project.name, ()))
             yield self.building(project)
 
-    def configuring(self, project: Project, earlier: Sequence[str] = ()) -> Command:
+    def configuring(self, project: ConfiguredProject, earlier: Sequence[str] = ()) -> BuildCommand:
         """`earlier`: variables that an earlier run defined; those that this one does not are unset."""
         definitions = self._definitions(project)
-        return Command(
+        return BuildCommand(
             f"configuring {project.name}",
             (
                 str(self.cmake.path),
@@ -138,10 +138,10 @@ class Build:
             ),
         )
 
-    def building(self, project: Project) -> Command:
+    def building(self, project: ConfiguredProject) -> BuildCommand:
         targets = [word for target in project.targets for word in ("--target", target)]
         tree = os.path.normpath(project.tree)
-        return Command(
+        return BuildCommand(
             f"building {project.name}",
             (str(self.cmake.path), "--build", tree, "--parallel", str(self.jobs), *targets),
         )
@@ -150,18 +150,18 @@ class Build:
         kept = {name: value for name, value in environ.items() if name not in STEERING}
         return {**kept, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8", **self.variables}
 
-    def state(self) -> State:
+    def state(self) -> FolderState:
         if not self.folder.is_dir() or not any(self.folder.iterdir()):
-            return State()
+            return FolderState()
         try:
             record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(record["format"])
             identity, settings, options = record["identity"], record["settings"], record["options"]
         except (OSError, ValueError, KeyError, TypeError):
-            return State(("what it was built from is not known",))
+            return FolderState(("what it was built from is not known",))
         reasons = _differences(identity, self._identity())
-        return State(reasons, _differences(settings, self.settings), {} if reasons else options)
+        return FolderState(reasons, _differences(settings, self.settings), {} if reasons else options)
 
     def empty(self) -> None:
         """Remove what builds put there and nothing else."""
@@ -170,7 +170,7 @@ class Build:
             if (self.folder / name).exists():
                 shutil.rmtree(self.folder / name)
 
-    def _definitions(self, project: Project) -> dict[str, str]:
+    def _definitions(self, project: ConfiguredProject) -> dict[str, str]:
         return {"CMAKE_MAKE_PROGRAM": str(self.ninja.path), **project.definitions}
 
     def _identity(self) -> dict[str, str]:
@@ -231,7 +231,7 @@ class Ticker:
         self._out.flush()
 
 
-def execute(command: Command, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> None:
+def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> None:
     """Append all that the command prints to the log.
 
     Raises CheckFailed with the first error, or EnvironmentLacking when memory or disk ran out.
@@ -255,7 +255,9 @@ def execute(command: Command, log: Path, environ: Mapping[str, str], *, jobs: in
             raise failure(command, code, written.read(), log, jobs)
 
 
-def failure(command: Command, code: int, text: str, log: Path, jobs: int) -> CheckFailed | EnvironmentLacking:
+def failure(
+    command: BuildCommand, code: int, text: str, log: Path, jobs: int
+) -> CheckFailed | EnvironmentLacking:
     if _FULL in text:
         return EnvironmentLacking(
             f"{command.title}: the disk is full",
@@ -285,7 +287,7 @@ def first_error(log: str) -> str:
     return "\n".join(f"  {text}" for text in lines[-_CONTEXT_LINES:])
 
 
-def _stream(command: Command, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
+def _stream(command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
     with subprocess.Popen(
         command.argv,
         stdin=subprocess.DEVNULL,

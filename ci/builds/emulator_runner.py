@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ci.builds.cmake import RECORD, Build, Command, Project, execute
-from ci.builds.loadable import Built, check
+from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
+from ci.builds.loadable import LoadableFile, check
 from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_foreign, replace_build
-from ci.builds.programs import Program, find_cmake, find_compiler, find_ninja, find_program
+from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from ci.engine.inputs import Roots
-from ci.engine.memo import Entry, Memo, Miss
+from ci.engine.memo import CachedResult, Memo, Miss
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
@@ -60,9 +60,9 @@ class RunnerPlan:
     target: str
     build_type: str
     executorch: Executorch
-    compiler: Program
-    cmake: Program
-    ninja: Program
+    compiler: BuildTool
+    cmake: BuildTool
+    ninja: BuildTool
     remap: tuple[str, ...]
     folder: Path
     dist: Path
@@ -79,7 +79,7 @@ class RunnerPlan:
         return {**defined, "CMAKE_TOOLCHAIN_FILE": str(SOURCE / "cmake" / f"{self.target}.cmake")}
 
     def cmake_build(self, jobs: int = 1) -> Build:
-        project = Project(RUNNER.name, SOURCE, self.folder / "build", self.definitions())
+        project = ConfiguredProject(RUNNER.name, SOURCE, self.folder / "build", self.definitions())
         return Build(self.folder, self.cmake, self.ninja, (project,), jobs)
 
     @property
@@ -181,7 +181,7 @@ def find_executorch(named: Path | None, selection: Selection) -> Executorch:
 
 def _provisioned(selection: Selection) -> Executorch:
     from provisioning.manifest import load_profile, soc_named
-    from provisioning.store import Store, Want
+    from provisioning.store import FileSelection, Store
 
     profile = load_profile(selection.profile)
     pin = profile.components.get(EXECUTORCH_RUNTIME)
@@ -190,7 +190,9 @@ def _provisioned(selection: Selection) -> Executorch:
             f"the profile {profile.name} has no executorch wheel of {selection.target}",
             fix=f"--profile {DEFAULT_PROFILE}, or name an unpacked wheel with --executorch DIR",
         )
-    want = Want(targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch}))
+    want = FileSelection(
+        targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch})
+    )
     if tree := Store(selection.store).find(EXECUTORCH_RUNTIME, pin, want):
         return _package(tree.root)
     raise EnvironmentLacking(
@@ -229,11 +231,11 @@ def _memo(plan: RunnerPlan, *, reuse: bool = True) -> Memo:
     return Memo(plan.store, "runner", plan.roots(), environ=build.environ(os.environ), reuse=reuse)
 
 
-def _is_in_dist(plan: RunnerPlan, cached: Entry) -> bool:
+def _is_in_dist(plan: RunnerPlan, cached: CachedResult) -> bool:
     return bool(digests_below(plan.dist, FOLDERS) == cached.result["files"])
 
 
-def _copy(plan: RunnerPlan, cached: Entry, stage: StageRun, glibc: str) -> dict[str, str]:
+def _copy(plan: RunnerPlan, cached: CachedResult, stage: StageRun, glibc: str) -> dict[str, str]:
     """Put a cached build into dist/ if other files are there, and return its files with their digests."""
     assert cached.folder is not None
     files: dict[str, str] = cached.result["files"]
@@ -254,7 +256,7 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
         begun = time.monotonic()
         memo = _memo(plan, reuse=not clean)
         entry = memo.find(plan.subject, plan.key())
-        stage.metrics["cached"] = isinstance(entry, Entry)
+        stage.metrics["cached"] = isinstance(entry, CachedResult)
         if isinstance(entry, Miss):
             sys.stderr.write(f"building the runner: {entry.why}\n")
             files = _build_and_replace(plan, stage, memo, glibc, jobs)
@@ -293,7 +295,7 @@ def _build_and_replace(
         strip = ["--strip"] if plan.build_type == RUNNER_BUILD_TYPES[0] else []
         tree = str(plan.folder / "build")
         argv = (str(plan.cmake.path), "--install", tree, "--prefix", str(part), *strip)
-        execute(Command("installing the runner", argv), cmake_build.log, cmake_build.environ(os.environ))
+        execute(BuildCommand("installing the runner", argv), cmake_build.log, cmake_build.environ(os.environ))
         files = digests_below(part, FOLDERS)
         _check(plan, part, files, stage, glibc)
         if not _is_good(stage):
@@ -312,7 +314,7 @@ def _build_and_replace(
 
 def _check(plan: RunnerPlan, folder: Path, places: Iterable[str], stage: StageRun, glibc: str) -> None:
     private = (ROOT, plan.folder, plan.executorch.root, Path.home())
-    built = [Built(_kind(place), folder / place, place) for place in places]
+    built = [LoadableFile(_kind(place), folder / place, place) for place in places]
     stage.findings += check(built, plan.target, glibc, private)
     runner = elf.read(folder / RUNNER)
     needed = [elf.read(file.path).highest("GLIBC") or "0" for file in built]
@@ -350,7 +352,7 @@ def _plan_here(selection: Selection, remap: Sequence[str]) -> RunnerPlan:
 
 
 def _compare_with_this_machine(
-    plan: RunnerPlan, here: RunnerPlan, qemu: Program, stage: StageRun, glibc: str
+    plan: RunnerPlan, here: RunnerPlan, qemu: BuildTool, stage: StageRun, glibc: str
 ) -> None:
     """Build the same runner for this machine, and compare the outputs of both."""
     sysroot = sysroot_of(plan.compiler)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ci.builds.loadable import Built
+from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
 from ci.builds.recipes import Output
 from ci.builds.source_plan import SourcePlan
@@ -43,9 +43,9 @@ class DistFile:
     needed: tuple[str, ...]
 
 
-def collect(plan: SourcePlan, target_only: bool) -> list[Built]:
+def collect(plan: SourcePlan, target_only: bool) -> list[LoadableFile]:
     """The recipe's files in the build directory; raises CheckFailed for a missing one."""
-    built: list[Built] = []
+    built: list[LoadableFile] = []
     for output in plan.recipe.outputs:
         if target_only and output.kind == "adaptor":
             continue
@@ -58,7 +58,8 @@ def collect(plan: SourcePlan, target_only: bool) -> list[Built]:
             )
         for name in names:
             built += [
-                Built(output.kind, path, f"{output.to}/{path.name}") for path in _files(plan, output, name)
+                LoadableFile(output.kind, path, f"{output.to}/{path.name}")
+                for path in _files(plan, output, name)
             ]
     return built
 
@@ -78,7 +79,7 @@ def _files(plan: SourcePlan, output: Output, name: str) -> list[Path]:
     )
 
 
-def assemble(built: Sequence[Built], part: Path, strip: str) -> list[Built]:
+def assemble(built: Sequence[LoadableFile], part: Path, strip: str) -> list[LoadableFile]:
     """Copy the files to `part` and strip them if `strip` names a program; returns the copies."""
     moved = []
     for file in built:
@@ -88,7 +89,7 @@ def assemble(built: Sequence[Built], part: Path, strip: str) -> list[Built]:
         to.chmod(0o755)
         if strip:
             _strip(strip, to)
-        moved.append(Built(file.kind, to, file.place))
+        moved.append(LoadableFile(file.kind, to, file.place))
     return moved
 
 
@@ -109,7 +110,7 @@ def strip_program(build: Path) -> str:
     return strip.group(1) if strip and Path(strip.group(1)).is_file() else ""
 
 
-def describe(plan: SourcePlan, built: Sequence[Built], part: Path, profile: str) -> list[DistFile]:
+def describe(plan: SourcePlan, built: Sequence[LoadableFile], part: Path, profile: str) -> list[DistFile]:
     """Write licences, the bill of materials and the manifest beside the files."""
     files = [dist_file(file) for file in built]
     copy_licences(plan.tree.root, part / LICENCES)
@@ -144,7 +145,7 @@ def describe(plan: SourcePlan, built: Sequence[Built], part: Path, profile: str)
     return files
 
 
-def dist_file(file: Built) -> DistFile:
+def dist_file(file: LoadableFile) -> DistFile:
     artifact = Artifact.of(file.kind, file.path)
     header = elf.read(file.path)
     return DistFile(

@@ -51,7 +51,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class LoadableFile:
     """A file on its way to dist/."""
 
     kind: Kind
@@ -60,7 +60,7 @@ class Built:
     """Where it goes below dist/<target>/."""
 
 
-def check(built: Sequence[Built], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
+def check(built: Sequence[LoadableFile], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
     """`private`: folders of this machine whose names must not occur in any file."""
     demands = _demands(target, glibc)
     places = {file.place for file in built}
@@ -84,7 +84,7 @@ def _demands(target: str, glibc: str) -> Demands:
 
 
 def _wrong_with(
-    file: Built, target: str, demands: Demands, places: set[str], private: Sequence[Path]
+    file: LoadableFile, target: str, demands: Demands, places: set[str], private: Sequence[Path]
 ) -> Iterator[tuple[str, str]]:
     try:
         header = elf.read(file.path)
@@ -111,7 +111,7 @@ def _provided(name: str, target: str) -> bool:
     return name in tables.device_libraries().provides(target)
 
 
-def _reachable(name: str, target: str, file: Built, header: elf.Elf, places: set[str]) -> bool:
+def _reachable(name: str, target: str, file: LoadableFile, header: elf.Elf, places: set[str]) -> bool:
     """Whether the loader finds a library of this build.
 
     A library is searched for by the program that loads it; on Android LD_LIBRARY_PATH names the folder."""
@@ -123,7 +123,7 @@ def _reachable(name: str, target: str, file: Built, header: elf.Elf, places: set
     return any(posixpath.normpath(f"{each}/{name}") in places for each in folders)
 
 
-def _private_paths(file: Built, private: Sequence[Path]) -> Iterator[tuple[str, str]]:
+def _private_paths(file: LoadableFile, private: Sequence[Path]) -> Iterator[tuple[str, str]]:
     content = file.path.read_bytes()
     for folder in private:
         match = re.search(re.escape(os.fsencode(folder)) + rb"(?![\w.-])", content)

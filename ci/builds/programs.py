@@ -28,7 +28,7 @@ _VERSION = re.compile(r"\b(\d+(?:\.\d+)+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BuildTool:
     """`identity` is the first line that the program prints of itself."""
 
     path: Path
@@ -40,7 +40,7 @@ class Program:
         return version.group(1) if version else ""
 
 
-def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
+def find_program(name: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
     """The first program of that name on PATH that runs; else an error that names its package."""
     if program := next(_running(name, environ), None):
         return program
@@ -56,7 +56,7 @@ def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
     )
 
 
-def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
+def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
     """CXX if it is set, else g++, else clang++."""
     if named := environ.get("CXX"):
         return find_program(named, environ)
@@ -71,7 +71,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
     )
 
 
-def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
+def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
     """This interpreter's CMake or one on PATH, not older than `floor`."""
     old = []
     for cmake in _running("cmake", environ, beside_python=True):
@@ -85,7 +85,7 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
     )
 
 
-def find_ninja() -> Program:
+def find_ninja() -> BuildTool:
     if ninja := next(_running("ninja", os.environ, beside_python=True), None):
         return ninja
     raise EnvironmentLacking(
@@ -94,10 +94,10 @@ def find_ninja() -> Program:
     )
 
 
-def _running(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[Program]:
+def _running(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[BuildTool]:
     for path in _candidates(name, environ, beside_python=beside_python):
         if identity := _identity(path):
-            yield Program(path, identity)
+            yield BuildTool(path, identity)
 
 
 def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.programs import Program
+from ci.builds.programs import BuildTool
 from ci.engine.dist import RUNNER
 from ci.engine.runner_call import runner_command, write_inputs
 from provisioning.base.commands import captured, quoted
@@ -34,13 +34,13 @@ SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ProbeComparison:
     findings: tuple[Finding, ...]
     values: int
     largest_difference: float
 
 
-def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -> Comparison:
+def compare(dist: Path, here: Path, probe: Path, qemu: BuildTool, sysroot: Path) -> ProbeComparison:
     """Run the probe with the runner in `dist`, under qemu, and with the one in `here`."""
     with tempfile.TemporaryDirectory() as scratch:
         ours = outputs(here / RUNNER, probe, Path(scratch) / "here")
@@ -49,7 +49,7 @@ def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -
     return judge(ours, theirs, dist / RUNNER)
 
 
-def judge(ours: list[float], theirs: list[float], subject: Path) -> Comparison:
+def judge(ours: list[float], theirs: list[float], subject: Path) -> ProbeComparison:
     largest = max((abs(one - other) for one, other in zip(ours, theirs, strict=False)), default=0.0)
     findings: tuple[Finding, ...] = ()
     # Written so that a NaN on either side fails.
@@ -64,10 +64,10 @@ def judge(ours: list[float], theirs: list[float], subject: Path) -> Comparison:
         )
         fix = "compare the two runners on your own program, and report it with both outputs"
         findings = (Finding("runner-outputs", Severity.ERROR, str(subject), message, fix),)
-    return Comparison(findings, len(theirs), largest)
+    return ProbeComparison(findings, len(theirs), largest)
 
 
-def sysroot_of(compiler: Program) -> Path:
+def sysroot_of(compiler: BuildTool) -> Path:
     """The folder whose lib/ holds the target's loader and C library."""
     name = "libc.so.6"
     result = captured([str(compiler.path), f"-print-file-name={name}"])

@@ -25,7 +25,7 @@ Inside = Annotated[str, StringConstraints(pattern=rf"^(?:\.|{_PART}(?:/{_PART})*
 Options = dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], str]
 
 
-class Project(Model):
+class RecipeProject(Model):
     """One CMake project of the tree."""
 
     name: Name
@@ -84,7 +84,7 @@ class Recipe(Model):
     options: Options = Field(default_factory=dict)
     """For every project."""
     link_flags: tuple[str, ...] = ()
-    projects: tuple[Project, ...] = ()
+    projects: tuple[RecipeProject, ...] = ()
     outputs: tuple[Output, ...] = ()
     copies: tuple[Copy, ...] = ()
     written: tuple[Inside, ...] = ()
@@ -126,7 +126,7 @@ def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
 def for_tree(recipe: Recipe, tree: Path) -> Recipe:
     """The projects and outputs of a recipe that apply to this tree."""
 
-    def there(each: Project | Output) -> bool:
+    def there(each: RecipeProject | Output) -> bool:
         return each.only_with is None or (tree / each.only_with).is_file()
 
     return recipe.model_copy(

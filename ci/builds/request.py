@@ -15,7 +15,7 @@ from ci.builds.cmake import RECORD
 from ci.builds.output_folders import OURS, refuse_foreign
 from ci.builds.programs import find_cmake, find_ninja
 from ci.builds.recipes import Recipe, for_tree, load_recipe
-from ci.builds.source_plan import Sdk, SourcePlan, default_jobs
+from ci.builds.source_plan import LocatedSdk, SourcePlan, default_jobs
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import open_tree, unread_options
 from ci.engine.dist import RUNNER
@@ -121,7 +121,7 @@ def _has_headers(profile: Profile) -> bool:
     )
 
 
-def sdk_at(root: Path) -> Sdk:
+def sdk_at(root: Path) -> LocatedSdk:
     if not (root / HEADER).is_file():
         raise EnvironmentLacking(
             f"{root}: expected {HEADER} to compile against, found none: the libraries of wheels come without",
@@ -133,7 +133,7 @@ def sdk_at(root: Path) -> Sdk:
         raise EnvironmentLacking(
             f"{root}: no library below lib/ tells its build id", fix="name a whole SDK with QNN_SDK_ROOT"
         )
-    return Sdk(root, ids[0])
+    return LocatedSdk(root, ids[0])
 
 
 def notes_of(plan: SourcePlan, profile: Profile) -> list[Finding]:

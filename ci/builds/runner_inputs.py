@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ci.builds.programs import Program
+from ci.builds.programs import BuildTool
 from ci.engine.inputs import Touched
 from ci.engine.interpreter import as_installed
 from ci.engine.watch import listing_of, stamp_of
@@ -21,7 +21,7 @@ OWN_CODE = ("cmake.py", "emulator_runner.py", "output_folders.py", "programs.py"
 
 
 def inputs_of(
-    tree: Path, ninja: Program, compiler: Program, folders: Sequence[Path], started: float
+    tree: Path, ninja: BuildTool, compiler: BuildTool, folders: Sequence[Path], started: float
 ) -> Touched:
     """Everything that the build in `tree` read. New files in one of `folders` are a change too."""
     touched = Touched()
@@ -53,7 +53,7 @@ def _absolute(tree: Path, name: str) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _files(tree: Path, ninja: Program, compiler: Program, unseen: list[str]) -> Iterator[str]:
+def _files(tree: Path, ninja: BuildTool, compiler: BuildTool, unseen: list[str]) -> Iterator[str]:
     yield from (str(Path(__file__).parent / name) for name in OWN_CODE)
     yield from _tools(compiler)
     # Sources and headers, by the compiler's own lists.
@@ -74,7 +74,7 @@ def _files(tree: Path, ninja: Program, compiler: Program, unseen: list[str]) -> 
         yield re.sub(r"\\(.)", r"\1", line.strip().removesuffix("\\").strip()).replace("$$", "$")
 
 
-def _tools(compiler: Program) -> Iterator[str]:
+def _tools(compiler: BuildTool) -> Iterator[str]:
     """The compiler's own programs: two may differ though they have the same version."""
     yield os.path.realpath(compiler.path)
     for name in ("cc1plus", "as", "ld", "collect2", "ar", "strip"):

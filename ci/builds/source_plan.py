@@ -8,10 +8,9 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.cmake import Build
-from ci.builds.cmake import Project as CMakeProject
-from ci.builds.programs import Program
-from ci.builds.recipes import Project, Recipe, filled
+from ci.builds.cmake import Build, ConfiguredProject
+from ci.builds.programs import BuildTool
+from ci.builds.recipes import Recipe, RecipeProject, filled
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree
 from ci.engine.jobs import available_memory
@@ -32,7 +31,7 @@ _DEFINITION = re.compile(r"(?:-D)?(\w+)(?::\w+)?=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Sdk:
+class LocatedSdk:
     root: Path
     build_id: str
 
@@ -42,10 +41,10 @@ class SourcePlan:
     target: str
     recipe: Recipe
     tree: SourceTree
-    sdk: Sdk
+    sdk: LocatedSdk
     toolchain: Toolchain
-    cmake: Program
-    ninja: Program
+    cmake: BuildTool
+    ninja: BuildTool
     python: Path
     python_identity: str
     build_type: str
@@ -102,7 +101,7 @@ class SourcePlan:
         folders |= {self.source: OWN_NAME, self.build: "build"}
         return folders
 
-    def definitions(self, project: Project) -> dict[str, str]:
+    def definitions(self, project: RecipeProject) -> dict[str, str]:
         options = {**self.recipe.options, **project.options}
         defined = {name: filled(value, self.values()) for name, value in options.items()}
         defined |= {
@@ -141,8 +140,8 @@ class SourcePlan:
             owned=("build", LINKS),
         )
 
-    def _cmake_project(self, project: Project) -> CMakeProject:
-        return CMakeProject(
+    def _cmake_project(self, project: RecipeProject) -> ConfiguredProject:
+        return ConfiguredProject(
             project.name,
             self.source / project.source,
             self.build / project.build,

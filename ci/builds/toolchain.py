@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.builds.programs import Program, find_compiler, find_program
+from ci.builds.programs import BuildTool, find_compiler, find_program
 from ci.builds.recipes import Recipe
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
@@ -98,7 +98,7 @@ def c_compiler_of(cxx: Path) -> Path:
     raise EnvironmentLacking(f"{cxx}: no C compiler is known to belong to it", fix="set CC as well as CXX")
 
 
-def _compilers(cc: Program, cxx: Program) -> Toolchain:
+def _compilers(cc: BuildTool, cxx: BuildTool) -> Toolchain:
     return Toolchain(
         identity=f"{cxx.path}: {cxx.identity}",
         definitions={"CMAKE_C_COMPILER": str(cc.path), "CMAKE_CXX_COMPILER": str(cxx.path)},

@@ -41,10 +41,10 @@ SCHEMAS = {
     ),
     "checks": ("provisioning.validation.tables:RuleTexts", "The rules of validate, in words"),
     "operators": (
-        "ci.operators.table:Table",
+        "ci.operators.table:OperatorTable",
         "What each operator does on HTP in each scheme, as measured",
     ),
-    "values": ("ci.lanes.upstream.value_cases:Values", "Values and shapes that operators are tried with"),
+    "values": ("ci.lanes.upstream.value_cases:ValueTable", "Values and shapes that operators are tried with"),
     "onnx_tests": (
         "ci.lanes.onnx.operator_suite:Rules",
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",
@@ -62,7 +62,7 @@ SCHEMAS = {
         "Which Buck and CMake targets are the same, and what differs on purpose",
     ),
     "suite": (
-        "ci.lanes.executorch.suite:Suite",
+        "ci.lanes.executorch.suite:ExecutorchSuite",
         "A suite: which models are lowered, how, and what is expected",
     ),
     "suggestions": (
@@ -74,10 +74,10 @@ SCHEMAS = {
         "How much worse than its baseline a program may become",
     ),
     "onnx_suite": (
-        "ci.lanes.onnx.suite:Suite",
+        "ci.lanes.onnx.suite:OnnxSuite",
         "A suite for ONNX Runtime: models, precisions, chips, thresholds",
     ),
-    "llm_suite": ("ci.lanes.llm.suite:Suite", "A suite of language models: precisions, chips, limits"),
+    "llm_suite": ("ci.lanes.llm.suite:LlmSuite", "A suite of language models: precisions, chips, limits"),
     "lint_tools": ("ci.dev.lint_tools:LintTools", "Programs for lint, as archives by hash"),
     "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (

@@ -52,7 +52,7 @@ LEFT_BEHIND = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Linter:
     """A program that exits with 0 if all is well. `fixer` is the same program when it fixes what it can."""
 
     command: Sequence[str]
@@ -68,25 +68,25 @@ def _github_files(pattern: str) -> list[str]:
 
 
 TOOLS = {
-    "style": Tool(
+    "style": Linter(
         ["ruff", "check", "--output-format", "concise", "."],
         "nox -s lint -- --fix",
         ["ruff", "check", "--fix", "."],
     ),
-    "format": Tool(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
-    "types": Tool(["mypy"], "correct the types named above"),
-    "generated": Tool(
+    "format": Linter(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
+    "types": Linter(["mypy"], "correct the types named above"),
+    "generated": Linter(
         [PYTHON, "-m", "ci", "generate", "--check"],
         "nox -s generate",
         [PYTHON, "-m", "ci", "generate"],
     ),
-    "locks": Tool([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
+    "locks": Linter([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
     # The strictest persona; a comment beside a line answers a false alarm.
-    "zizmor": Tool(
+    "zizmor": Linter(
         ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
         "fix what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
     ),
-    "workflows": Tool(
+    "workflows": Linter(
         [
             "check-jsonschema",
             "--builtin-schema",
@@ -95,7 +95,7 @@ TOOLS = {
         ],
         "fix the keys named above",
     ),
-    "actions": Tool(
+    "actions": Linter(
         [
             "check-jsonschema",
             "--builtin-schema",
@@ -104,7 +104,7 @@ TOOLS = {
         ],
         "fix the keys named above",
     ),
-    "dependabot": Tool(
+    "dependabot": Linter(
         ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
         "fix the keys named above",
     ),
@@ -221,7 +221,7 @@ def shell_findings(root: Path, files: Sequence[Path]) -> list[Finding]:
             scripts.append(path)
             places[str(path)] = where
         command = ["shellcheck", "--severity=style", "--external-sources", "--format=gcc"]
-        tool = Tool([*command, *map(str, scripts)], "fix what is named above")
+        tool = Linter([*command, *map(str, scripts)], "fix what is named above")
         return _run_tool("shell", tool, places) if scripts else []
 
 
@@ -257,7 +257,7 @@ def gitlab_findings() -> list[Finding]:
         for file, text in zip(files, texts.values(), strict=True):
             file.write_text(text, encoding="utf-8")
         command = ["check-jsonschema", "--builtin-schema", "vendor.gitlab-ci", *map(str, files)]
-        return _run_tool("gitlab", Tool(command, f"fix {page} or ci/github/matrix.py"))
+        return _run_tool("gitlab", Linter(command, f"fix {page} or ci/github/matrix.py"))
 
 
 def actionlint_findings(store: Path) -> list[Finding]:
@@ -274,7 +274,7 @@ def actionlint_findings(store: Path) -> list[Finding]:
         program = program or str(lint_tools.program("actionlint", store))
     except ToolkitError as error:
         return [_finding("lint-did-not-run", "actionlint", error.message, error.fix or "nox -s lint")]
-    return _run_tool("actionlint", Tool([program, *ACTIONLINT], "fix what is named above"))
+    return _run_tool("actionlint", Linter([program, *ACTIONLINT], "fix what is named above"))
 
 
 def _first_line(path: Path) -> str:
@@ -289,7 +289,7 @@ def _finding(rule: str, subject: str, message: str, fix: str) -> Finding:
 _COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<message>.+)")
 
 
-def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) -> list[Finding]:
+def _run_tool(name: str, tool: Linter, places: Mapping[str, str] | None = None) -> list[Finding]:
     """Findings from a tool's output: one for each line that names a file and line, else one with the whole
     output.
 

@@ -21,14 +21,14 @@ MANIFEST = MANIFESTS / "lint_tools.toml"
 REQUIRED = "QNN_CI_LINT_TOOLS"
 
 
-class Tool(Model):
+class DownloadedTool(Model):
     url: Https
     sha256: Sha256
 
 
 class LintTools(Model):
     schema_: Annotated[Literal[1], Field(alias="schema")]
-    tools: dict[str, Tool]
+    tools: dict[str, DownloadedTool]
 
 
 def required(environ: Mapping[str, str] = os.environ) -> bool:

@@ -52,7 +52,7 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DeviceRun:
     bundle: Bundle
     folder: Path
     where: str
@@ -99,7 +99,7 @@ def wrong_chip(device: Device, wanted: str) -> Finding | None:
     )
 
 
-def _job(options: DeviceOptions, selection: Selection) -> Job:
+def _job(options: DeviceOptions, selection: Selection) -> DeviceRun:
     """The job. Everything that can be refused is refused before anything is sent."""
     folder = options.bundle or the_bundle(BUNDLES, _kind(options, selection), selection.named_socs)
     bundle = read_bundle(folder)
@@ -107,7 +107,9 @@ def _job(options: DeviceOptions, selection: Selection) -> Job:
     if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
         raise UsageError(f"--device-dir: expected a folder from / on without quotes or `;`, found {where!r}")
     flags = () if options.push_only else _flags(options, bundle)
-    return Job(bundle, folder, where, flags, (options.output or selection.reports / "device").absolute())
+    return DeviceRun(
+        bundle, folder, where, flags, (options.output or selection.reports / "device").absolute()
+    )
 
 
 def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
@@ -136,7 +138,7 @@ def _kind(options: DeviceOptions, selection: Selection) -> str:
     )
 
 
-def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> None:
+def _push(device: Device, job: DeviceRun, listed: Path | None, stage: StageRun) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         inputs = session.stage_inputs(listed, Path(scratch)) if listed else {}
         pushed = session.push(device, job.where, session.files_of(job.bundle, job.folder, inputs))
@@ -149,7 +151,7 @@ def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> Non
     }
 
 
-def _run(device: Device, job: Job, stage: StageRun, *, wrapper: str, seconds: float) -> None:
+def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, seconds: float) -> None:
     try:
         ran = session.run(device, job.where, job.flags, wrapper=wrapper, seconds=seconds)
     except transport.Lost as lost:

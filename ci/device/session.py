@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from ci.device.bundle.manifest import Bundle
 from ci.device.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
-from ci.device.transport import SECONDS, Answer, Device, Lost, TimedOut, batches
+from ci.device.transport import SECONDS, CommandResult, Device, Lost, TimedOut, batches
 from provisioning.base.errors import ToolkitError, UpstreamError, UsageError
 from provisioning.base.findings import Artifact
 
@@ -196,7 +196,7 @@ def _below(folder: str, places: Sequence[str]) -> str:
     return " ".join(shlex.quote(f"{folder}/{place}") for place in places)
 
 
-def _expect(answer: Answer, device: Device, what: str) -> Answer:
+def _expect(answer: CommandResult, device: Device, what: str) -> CommandResult:
     if answer.code != 0:
         reason = answer.out.strip().splitlines()[-1:] or ["no reason given"]
         raise UpstreamError(

@@ -64,7 +64,7 @@ class TimedOut(Lost):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     code: int
     out: str
     """Standard output and standard error, in the order they came."""
@@ -74,7 +74,7 @@ class Device(Protocol):
     @property
     def name(self) -> str: ...
 
-    def shell(self, script: str, *, seconds: float = SECONDS) -> Answer: ...
+    def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult: ...
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         """`files`: place below `folder` → local file. The folders exist."""
@@ -98,7 +98,7 @@ class Adb:
     def name(self) -> str:
         return self.serial or "the device"
 
-    def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
+    def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult:
         # adb gives no exit code for devices before Android 7, so the script prints it.
         output = self._adb(["shell", _with_exit_code(script)], seconds).replace("\r\n", "\n")
         return _answer(output, self.name, "see `adb devices`")
@@ -160,7 +160,7 @@ class Ssh:
         if done.returncode != 0:
             raise self._error(done.returncode, errors.read_bytes(), b"")
 
-    def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
+    def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult:
         output = self._ssh(_with_exit_code(script), None, seconds).decode("utf-8", "replace")
         return _answer(output, self.name, quoted("ssh", self.destination))
 
@@ -233,7 +233,7 @@ def _with_exit_code(script: str) -> str:
     return f"( {script}\n) 2>&1; echo {_EXIT}$?"
 
 
-def _answer(output: str, name: str, look: str) -> Answer:
+def _answer(output: str, name: str, look: str) -> CommandResult:
     out, mark, code = output.rpartition(_EXIT)
     if not mark or not code.strip().isdecimal():
         raise Lost(
@@ -241,7 +241,7 @@ def _answer(output: str, name: str, look: str) -> Answer:
             f"{look}, then run it again: what was pushed is not pushed again",
             output,
         )
-    return Answer(int(code), out)
+    return CommandResult(int(code), out)
 
 
 def _program(name: str, fix: str) -> str:

@@ -17,7 +17,7 @@ from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
 
-class Place(Model):
+class PlaceVariables(Model):
     passed: tuple[str, ...]
     search: tuple[str, ...]
     roots: dict[str, str]
@@ -44,7 +44,7 @@ class Asked(Model):
 class Variables(Model):
     schema_: Literal[1] = Field(alias="schema")
     fixed: dict[str, str]
-    place: Place
+    place: PlaceVariables
     transport: Transport
     hidden: Hidden
     declared: Declared

@@ -21,9 +21,17 @@ from typing import Any
 from ci.engine.closed import homes, key_of_environment, table
 from ci.engine.distributions import installed, site_folders
 from ci.engine.interpreter import digest_of_value
-from ci.engine.packages import Package, packages_in
+from ci.engine.packages import DistributionMetadata, packages_in
 from ci.engine.repository import repository_of
-from ci.engine.watch import LOADER_CACHE, Stamp, absence_of, details_of, is_young, listing_of, stamp_of
+from ci.engine.watch import (
+    LOADER_CACHE,
+    Stamp,
+    absence_of,
+    changed_too_recently,
+    details_of,
+    listing_of,
+    stamp_of,
+)
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -128,7 +136,7 @@ class Touched:
     listed: dict[str, str] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)
     """Variables that were not there: no inputs, for messages alone."""
-    unoffered: dict[str, list[str]] = field(default_factory=dict)
+    absent_modules: dict[str, list[str]] = field(default_factory=dict)
     queries: dict[str, list[str]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -140,7 +148,7 @@ class Touched:
     def of(cls, data: Mapping[str, Any]) -> Touched:
         """From a worker's reply."""
         opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
-        names = ("digests", "looked", "listed", "asked", "unoffered", "queries")
+        names = ("digests", "looked", "listed", "asked", "absent_modules", "queries")
         rest = {name: dict(data.get(name, {})) for name in names}
         unseen, left, suspect = (list(data.get(name, ())) for name in ("unseen", "left", "suspect"))
         return cls(opened=opened, unseen=unseen, left=left, suspect=suspect, **rest)
@@ -218,7 +226,7 @@ class Digests:
         if self._images and os.path.realpath(path).startswith(self._images):
             return ""
         known = self._known.get(path)
-        return str(known[4]) if known and known[:4] == list(stamp) and not is_young(stamp) else ""
+        return str(known[4]) if known and known[:4] == list(stamp) and not changed_too_recently(stamp) else ""
 
     def _read(self, path: str, stamp: Stamp) -> str:
         """Empty if it changed meanwhile. A hard link to it, as a backup makes one, also changes its stamp."""
@@ -226,7 +234,7 @@ class Digests:
         if stamp_of(os.stat(path)) != stamp:
             return ""
         self._first.setdefault(path, digest)
-        if not is_young(stamp):
+        if not changed_too_recently(stamp):
             # Moved to the end, as the most recently used.
             self._known.pop(path, None)
             self._known[path] = [*stamp, digest]
@@ -243,14 +251,14 @@ class Digests:
             self._changed = False
 
 
-class State:
+class CurrentState:
     """The current state of inputs; each is computed once."""
 
     def __init__(self, roots: Roots, digests: Digests, environ: Mapping[str, str]) -> None:
         self.roots, self._digests, self._environ = roots, digests, environ
         self._known: dict[tuple[str, str], str] = {}
         self.folders: dict[str, str] = {}
-        self._packages_in: dict[str, list[Package]] = {}
+        self._packages_in: dict[str, list[DistributionMetadata]] = {}
 
     def of(self, kind: str, name: str) -> str:
         state = self._known.get((kind, name))

@@ -141,7 +141,7 @@ def touched() -> dict[str, Any]:
     """What was touched since `begin`: the files of modules, opened files and loaded libraries with their
     stamps.
 
-    `unoffered` has for each directory of the search path the top-level names that must stay absent from it.
+    `absent_modules` has for each directory of the search path the top-level names that must stay absent.
     """
     opened: dict[str, list[int]] = {}
     changed = []
@@ -161,7 +161,7 @@ def touched() -> dict[str, Any]:
             changed.append(path)
     return {
         "opened": opened,
-        "unoffered": unoffered(sys.path, _homes(), _absent_modules),
+        "absent_modules": absent_modules(sys.path, _homes(), _absent_modules),
         "queries": _queries_made(),
         "listed": {folder: listing_of(folder) for folder in _package_folders()},
         "suspect": changed,
@@ -197,7 +197,7 @@ def forget(notes: int) -> None:
 
 
 def touched_since() -> dict[str, Any]:
-    """The arguments of `unoffered` since `forget`, and queries. No files: the fork is watched."""
+    """The arguments of `absent_modules` since `forget`, and queries. No files: the fork is watched."""
     if "pkg_resources" in sys.modules.keys() - _known:
         for folder in sys.path:
             _queries.setdefault(os.path.abspath(folder), set()).add(ALL)
@@ -215,7 +215,9 @@ def all_that_may_be_touched() -> dict[str, Any]:
     }
 
 
-def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]) -> dict[str, list[str]]:
+def absent_modules(
+    path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]
+) -> dict[str, list[str]]:
     """By directory of the search path, the modules that would shadow what was imported if they were added
     there.
 

@@ -45,7 +45,7 @@ class Observer(Protocol[R_contra]):
     def ended(self, job: Job, result: R_contra, seconds: float) -> None: ...
 
 
-class Calls(Generic[R]):
+class FunctionSlot(Generic[R]):
     """A slot that calls a function."""
 
     def __init__(self, function: Callable[[Job], R]) -> None:

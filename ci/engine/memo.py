@@ -25,10 +25,10 @@ from ci.engine.inputs import (
     INSTALLED,
     ORDER,
     PACKAGES,
+    CurrentState,
     Digests,
     Input,
     Roots,
-    State,
     Touched,
     change_in_words,
     key_of,
@@ -59,7 +59,7 @@ RETIRED = ("programs", "lowering", "emulator", "figures")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedResult:
     """The result of work, with the folder of its files if it has any."""
 
     result: dict[str, Any]
@@ -99,7 +99,7 @@ class Memo:
         self._kind = self._top / kind
         self.roots, self._reuse = roots.of_user(environ), reuse
         self._environ, self._digests = environ, Digests(store)
-        self._state = self._today()
+        self._state = self._current_state()
         self.remote = remote_of(os.environ)
         self._restored: tuple[str, frozenset[str]] | None = None
         self._sets: dict[str, tuple[Input, ...] | None] = {}
@@ -116,7 +116,7 @@ class Memo:
         named = self.roots.named.items()
         return str(self._kind), tuple(sorted((name, os.path.realpath(path)) for name, path in named))
 
-    def find(self, subject: str, key: Mapping[str, Json]) -> Entry | Miss:
+    def find(self, subject: str, key: Mapping[str, Json]) -> CachedResult | Miss:
         """The remembered result for this key, or why there is none; `subject` names the work in `Miss.why`.
 
         With `--no-cache` there is none."""
@@ -133,7 +133,9 @@ class Memo:
                     for used in filter(None, (path, folder)):
                         with contextlib.suppress(OSError):
                             os.utime(used)
-                    return Entry(entry["result"], folder, origin=self._origin(path), asked=entry["asked"])
+                    return CachedResult(
+                        entry["result"], folder, origin=self._origin(path), asked=entry["asked"]
+                    )
                 why = damage
             why = why or change
         return self._shared_entry(key) or Miss(why or self._new_key(subject, key))
@@ -147,7 +149,7 @@ class Memo:
         folder: Path | None = None,
         common: Touched | None = None,
         own: Sequence[Path] = (),
-    ) -> Entry:
+    ) -> CachedResult:
         """Keep a result; `folder`, from `scratch`, moves into the store.
 
         `common` is what a worker touched before any work; entries share it. Files in `own`, other folders
@@ -156,11 +158,13 @@ class Memo:
         below = [*own, *([folder] if folder else ())]
         inputs, shared, reasons = self._all_inputs(key, touched, common, below)
         if reasons:
-            return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
+            return CachedResult(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
             return self._write(subject, key, result, inputs, shared, folder, touched.asked)
         except OSError as error:
-            return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
+            return CachedResult(
+                dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}"
+            )
 
     def forget(
         self,
@@ -278,11 +282,11 @@ class Memo:
         name = hashlib.sha256(subject.encode("utf-8", "surrogateescape")).hexdigest()
         return self._kind / "subjects" / f"{name}.json"
 
-    def _today(self) -> State:
-        return State(self.roots, self._digests, self._environ)
+    def _current_state(self) -> CurrentState:
+        return CurrentState(self.roots, self._digests, self._environ)
 
     def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
-        name, today = self.roots.name, self._today()
+        name, today = self.roots.name, self._current_state()
         # Compare with where links to folders led before the work: a link that changes during the work leads
         # to another file than the one that was read.
         today.folders = self._folders
@@ -339,7 +343,7 @@ class Memo:
                 continue
             named = f"{name(path)}: {' '.join(queries)}"
             yield "packages", named, today.of("packages", named)
-        for path, names in touched.unoffered.items():
+        for path, names in touched.absent_modules.items():
             if f"{path}/".startswith(own):
                 continue
             named = f"{name(path)}: {' '.join(names)}"
@@ -407,7 +411,7 @@ class Memo:
         for name in sorted(
             {file for path in paths for folder, file in [os.path.split(path)] if folder in folders}
         ):
-            yield "program", name, self._today().of("program", name)
+            yield "program", name, self._current_state().of("program", name)
 
     def _is_users(self, path: str) -> bool:
         """Whether its time may mean something: what is installed has other times on other machines."""
@@ -456,7 +460,7 @@ class Memo:
         shared: Sequence[Input],
         product: Path | None,
         asked: Mapping[str, str],
-    ) -> Entry:
+    ) -> CachedResult:
         names = [self._write_set(shared)] if shared else []
         name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
         top = self._folder(key)
@@ -491,7 +495,7 @@ class Memo:
             if folder:
                 blobs |= {digest: folder / file for file, digest in files.items()}
             self.remote.offer(self._remote_key(key), document, blobs)
-        return Entry(dict(result), folder, cached=False)
+        return CachedResult(dict(result), folder, cached=False)
 
     def _origin(self, path: Path) -> str:
         if self._restored is None:
@@ -505,7 +509,7 @@ class Memo:
     def _remote_key(self, key: Mapping[str, Json]) -> str:
         return hashlib.sha256(f"{self._kind.name} {key_of(key)}".encode()).hexdigest()
 
-    def _shared_entry(self, key: Mapping[str, Json]) -> Entry | None:
+    def _shared_entry(self, key: Mapping[str, Json]) -> CachedResult | None:
         """What another machine remembers, put into our own store; nothing for work that failed since, here or
         there."""
         if self.remote is None or any(
@@ -532,7 +536,9 @@ class Memo:
                 del self._sets[name]
         return not self._change(document)
 
-    def _take(self, key: Mapping[str, Json], document: Mapping[str, Any], remote: Remote) -> Entry | None:
+    def _take(
+        self, key: Mapping[str, Json], document: Mapping[str, Any], remote: Remote
+    ) -> CachedResult | None:
         files: dict[str, str] = dict(document["files"])
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
             return None
@@ -551,7 +557,7 @@ class Memo:
             scratch.rename(folder)
         kept = {each: document[each] for each in ("inputs", "sets", "result", "files", "asked")}
         _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None})
-        return Entry(dict(document["result"]), folder, origin="remote", asked=document["asked"])
+        return CachedResult(dict(document["result"]), folder, origin="remote", asked=document["asked"])
 
     def _set_file(self, name: str) -> Path:
         return self._top / "sets" / name[:2] / f"{name}.json"

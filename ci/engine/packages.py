@@ -15,7 +15,7 @@ from ci.engine.interpreter import ALL
 
 
 @dataclass(frozen=True)
-class Package:
+class DistributionMetadata:
     """The metadata of a distribution, from its folder `name-version.dist-info`."""
 
     folder: Path
@@ -48,8 +48,10 @@ class Package:
             return self._entry_points
 
 
-def packages_in(directory: str) -> list[Package]:
-    return [Package(each) for each in Path(directory).glob("*.*-info") if each.suffix in _METADATA]
+def packages_in(directory: str) -> list[DistributionMetadata]:
+    return [
+        DistributionMetadata(each) for each in Path(directory).glob("*.*-info") if each.suffix in _METADATA
+    ]
 
 
 _METADATA = (".dist-info", ".egg-info")

@@ -197,7 +197,7 @@ def _stamp(path: str) -> Stamp | None:
         return None
 
 
-def is_young(stamp: Stamp, now: float | None = None) -> bool:
+def changed_too_recently(stamp: Stamp, now: float | None = None) -> bool:
     """Whether the stamp is too recent to be trusted; true of a stamp in the future as well."""
     return max(stamp[1], stamp[2]) / 1e9 > (time.time() if now is None else now) - YOUNG_SECONDS
 
@@ -447,7 +447,7 @@ class Supervisor:
             seen.looked.setdefault(path, f"file {details_of(path)}" if details else "file")
         elif path not in seen.opened:
             seen.opened[path] = stamp = stamp_of(info)
-            if is_young(stamp):
+            if changed_too_recently(stamp):
                 with contextlib.suppress(OSError):
                     seen.digests[path] = hash_file(Path(path))
             if source := source_of(path):

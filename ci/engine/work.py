@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
-from ci.engine.memo import Entry, Memo
+from ci.engine.memo import CachedResult, Memo
 from ci.engine.progress import Line, failed, progress
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
-from ci.engine.workers.parent import Gone, Refused, Worker, WorkerSlot
+from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
@@ -73,7 +73,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Finished:
     """The outcome of work: facts as JSON, and what it touched."""
 
     facts: Mapping[str, Any]
@@ -112,10 +112,10 @@ class Task(Protocol):
     def log(self) -> Path:
         """What the work prints."""
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
         """Do the work. May raise `Gone`."""
 
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+    def ended(self, gone: WorkerDied, shared: Mapping[str, Any]) -> Failure:
         """How the process that did the work ended, as text."""
 
     def refused(self, refused: Refused, shared: Mapping[str, Any]) -> Failure:
@@ -123,7 +123,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class RunOptions:
     """The settings that are the same for all tasks."""
 
     title: str
@@ -147,7 +147,7 @@ def line_of(result: Result) -> Line:
 
 def do(
     tasks: Sequence[Task],
-    how: How,
+    how: RunOptions,
     *,
     accept: Callable[[str, Result], bool] = lambda name, result: True,
     line: Callable[[str, Result], Line] = lambda group, result: line_of(result),
@@ -186,7 +186,7 @@ def _remembered(
     todo: list[tuple[Task, str]] = []
     for task in tasks:
         answer = task.memo.find(task.name, task.key)
-        if not isinstance(answer, Entry):
+        if not isinstance(answer, CachedResult):
             todo.append((task, answer.why))
             continue
         result = Result(answer.result, answer.folder, None, True, answer.origin, asked=answer.asked)
@@ -204,7 +204,10 @@ def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
 
 
 def _announce(
-    how: How, cached: Mapping[str, Result], reasons: Mapping[str, str], line: Callable[[str, Result], Line]
+    how: RunOptions,
+    cached: Mapping[str, Result],
+    reasons: Mapping[str, str],
+    line: Callable[[str, Result], Line],
 ) -> None:
     origins = Counter(result.origin for result in cached.values() if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
@@ -221,7 +224,7 @@ def _announce(
 
 def _run(
     groups: Mapping[str, Sequence[Task]],
-    how: How,
+    how: RunOptions,
     reasons: Mapping[str, str],
     accept: Callable[[str, Result], bool],
     line: Callable[[str, Result], Line],
@@ -310,11 +313,11 @@ def _run(
     return results
 
 
-def _work(task: Task, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+def _work(task: Task, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
     """The work's outcome; what the machine is to blame for is told from what the work is, for all lanes."""
     try:
         return task.work(worker, shared)
-    except Gone as gone:
+    except WorkerDied as gone:
         try:
             # First: it puts the log in its place.
             ended = task.ended(gone, shared)

@@ -190,7 +190,7 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
     """A file that a factory imports affects its cases; a file that is not known to be harmless
     affects all."""
     from ci.gate_table import gate_table
-    from ci.lanes.executorch.suite import Program
+    from ci.lanes.executorch.suite import ExecutorchProgram
     from ci.pipeline.models.imports import closure
 
     @cache
@@ -200,7 +200,7 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
     owners: dict[Path, set[str]] = {}
     suites: set[Path] = set()
     for program in programs:
-        assert isinstance(program, Program)
+        assert isinstance(program, ExecutorchProgram)
         suites.add(program.suite)
         files = {program.search_path / name for name in (*program.case.files, program.case.factory)}
         for dotted in (program.case.factory, *program.run.annotations):
@@ -241,12 +241,12 @@ def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
 
 def _differing_cases(suite: Path, ref: str) -> set[str] | None:
     """Cases whose definition changed; None if the earlier suite cannot be read."""
-    from ci.lanes.executorch.suite import Suite, load_suite
+    from ci.lanes.executorch.suite import ExecutorchSuite, load_suite
     from provisioning.base.documents import parse
 
     try:
         text = _git(suite.parent, "show", f"{ref}:./{suite.name}")
-        then = parse(toml.loads(text), Suite, suite).cases
+        then = parse(toml.loads(text), ExecutorchSuite, suite).cases
     except (UsageError, ManifestError, ValueError):
         return None
     now = load_suite(suite).cases

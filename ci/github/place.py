@@ -19,7 +19,7 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SetupInputs:
     """The inputs of setup-qnn and setup-ndk, from the environment."""
 
     profile: str
@@ -28,7 +28,7 @@ class Wanted:
     socs: tuple[str, ...]
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Wanted:
+    def of(cls, environ: Mapping[str, str]) -> SetupInputs:
         def several(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys(environ.get(name, "").replace(",", " ").split()))
 
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def run(environ: Mapping[str, str]) -> int:
-    wanted = Wanted.of(environ)
+    wanted = SetupInputs.of(environ)
     store = store_of(environ)
     export({"QNN_CI_STORE": str(store)}, environ)
     key = cache_key(wanted)
@@ -87,7 +87,7 @@ def store_of(environ: Mapping[str, str]) -> Path:
     return store_path(None, environ)
 
 
-def cache_key(wanted: Wanted, manifests: Path = MANIFESTS) -> str:
+def cache_key(wanted: SetupInputs, manifests: Path = MANIFESTS) -> str:
     digest = hashlib.sha256()
     selection = [sorted(names) for names in (wanted.components, wanted.targets, wanted.socs)]
     digest.update(json.dumps(selection).encode())
@@ -97,7 +97,7 @@ def cache_key(wanted: Wanted, manifests: Path = MANIFESTS) -> str:
     return f"qnn-ci-store-{SCHEMA}-{machine}-{wanted.profile}-{digest.hexdigest()[:32]}"
 
 
-def may_be_cached(wanted: Wanted) -> bool:
+def may_be_cached(wanted: SetupInputs) -> bool:
     """False if a component has a licence: everybody who can open a pull request can read the cache."""
     from provisioning.manifest import load_profile
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.gate_table import GateTable, Row, gate_table, matches
+from ci.gate_table import CiJob, GateTable, gate_table, matches
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
-from ci.github.place import Wanted, may_be_cached, saves
+from ci.github.place import SetupInputs, may_be_cached, saves
 from ci.stage_names import GATE_TABLE
 from provisioning.base import toml
 from provisioning.base.commands import captured, session
@@ -46,14 +46,14 @@ class Caller:
     keeps_programs: bool = False
     """Whether it wants the programs that passed."""
 
-    def lacks(self, row: Row) -> str:
+    def lacks(self, row: CiJob) -> str:
         if row.executorch and not self.executorch:
             return "the input executorch"
         if row.profiles and self.profile not in row.profiles:
             return f"the profile {' or '.join(row.profiles)}"
         return ""
 
-    def unwanted(self, row: Row) -> str:
+    def unwanted(self, row: CiJob) -> str:
         """Why another repository does not run the row unless it names it."""
         if self.own:
             return ""
@@ -142,7 +142,7 @@ def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(one.strip() for one in re.split(r"[,\n]", environ.get(name, "")) if one.strip())
 
 
-def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
+def named_only(rows: Mapping[str, CiJob], stages: str) -> dict[str, CiJob]:
     """The rows that an adopting repository names, by row or stage; all rows if it names none."""
     wanted = set(stages.replace(",", " ").split())
     known = {*rows, *(row.stage for row in rows.values())}
@@ -153,18 +153,18 @@ def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
 
 def choose(
     table: GateTable,
-    rows: Mapping[str, Row],
+    rows: Mapping[str, CiJob],
     occasion: str,
     changed: Sequence[str] | None,
     caller: Caller,
     *,
     named: bool = False,
-) -> tuple[dict[str, Row], dict[str, str]]:
+) -> tuple[dict[str, CiJob], dict[str, str]]:
     """The rows to run, and for every row the reason why it runs or not.
 
     `changed` is None if it is not known. A row that the caller names runs on any occasion and in any
     repository; if it cannot, that is an error."""
-    chosen: dict[str, Row] = {}
+    chosen: dict[str, CiJob] = {}
     reasons: dict[str, str] = {}
     for name, row in rows.items():
         lacking = caller.lacks(row)
@@ -200,7 +200,9 @@ def choose(
     return chosen, reasons
 
 
-def merge(chosen: dict[str, Row], reasons: dict[str, str], occasion: str, base: str, caller: Caller) -> None:
+def merge(
+    chosen: dict[str, CiJob], reasons: dict[str, str], occasion: str, base: str, caller: Caller
+) -> None:
     """One job where another machine takes longer to be ready than it would work."""
     for name, row in [(name, row) for name, row in chosen.items() if row.replaces]:
         split = [chosen[one].suite for one in row.replaces if one in chosen and chosen[one].suite]
@@ -212,7 +214,7 @@ def merge(chosen: dict[str, Row], reasons: dict[str, str], occasion: str, base: 
                 )
 
 
-def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> Iterator[dict[str, Any]]:
+def jobs_of(name: str, row: CiJob, occasion: str, base: str, caller: Caller) -> Iterator[dict[str, Any]]:
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.replaces:
@@ -251,7 +253,7 @@ def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
     """The targets that two jobs share, to provision once into the cache for the jobs that follow.
 
     None if a licence keeps components out of the cache."""
-    if not may_be_cached(Wanted(profile, (), (), ())):
+    if not may_be_cached(SetupInputs(profile, (), (), ())):
         return ""
     needed = Counter(job["targets"] for job in jobs if job["provision"])
     return next((target for target, count in needed.most_common(1) if count > 1), "")

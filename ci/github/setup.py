@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ci.github.files import annotate, export, set_outputs
-from ci.github.place import Wanted, store_of
+from ci.github.place import SetupInputs, store_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
@@ -20,7 +20,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "AND
 
 
 def run(environ: Mapping[str, str]) -> int:
-    wanted = Wanted.of(environ)
+    wanted = SetupInputs.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
     if environ.get("QNN_CI_RESTORED") == "true":
         # Provisioning proves trees and downloads. A verdict that came with them nobody proves.
@@ -76,14 +76,14 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
     """A component without the SDK: export its root under the names that other tools know."""
     from provisioning.components import COMPONENT_VARIABLES
     from provisioning.manifest import load_profile
-    from provisioning.store import Store, Want
+    from provisioning.store import FileSelection, Store
 
     variable = COMPONENT_VARIABLES[component]
     pin = load_profile(selection.profile).pins[component]
     if root := environ.get(variable):
         version = identity_of(component, Path(root)).version
     else:
-        tree = Store(selection.store).find(component, pin, Want(frozenset(), frozenset()))
+        tree = Store(selection.store).find(component, pin, FileSelection(frozenset(), frozenset()))
         if tree is None:
             raise UsageError(f"{component} was provisioned, but is not in {selection.store}")
         root, version = str(tree.root), tree.version

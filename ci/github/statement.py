@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.github.files import summarise
-from ci.inspect.attestation import PREDICATE, Verdict, Verdicts
+from ci.inspect.attestation import PREDICATE, AttestedProgram, Verdicts
 from ci.lanes.executorch import KEPT
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -49,7 +49,7 @@ def run(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def verdicts(file: Path) -> Iterator[Verdict]:
+def verdicts(file: Path) -> Iterator[AttestedProgram]:
     try:
         report = Report.read(file)
     except ValueError as error:
@@ -63,7 +63,7 @@ def verdicts(file: Path) -> Iterator[Verdict]:
         kept = file.parent / KEPT / f"{name}.pte"
         if kept.exists() and hash_file(kept) != row["sha256"]:
             raise CheckFailed(f"{kept} is not the program that was run: its digest differs")
-        yield Verdict.model_validate(
+        yield AttestedProgram.model_validate(
             {
                 "program": name,
                 "profile": report.profile,

@@ -54,7 +54,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltImage:
     """The parts of an image that are compared."""
 
     digest: str
@@ -85,12 +85,12 @@ class Docker:
         """A builder whose images share nothing with those of earlier builds."""
         return self
 
-    def build_apart(self, order: Order, engine: Engine) -> Built:
+    def build_apart(self, order: Order, engine: Engine) -> BuiltImage:
         self.build(order, engine, "--no-cache")
         attributes = engine.attributes(order.tag)
         compared = {name: attributes[name] for name in ("Architecture", "Os", "Config", "RootFS")}
         digest = hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()
-        return Built(f"sha256:{digest}", tuple(attributes["RootFS"]["Layers"]))
+        return BuiltImage(f"sha256:{digest}", tuple(attributes["RootFS"]["Layers"]))
 
     def save(self, order: Order, engine: Engine, archive: Path) -> None:
         """Write an image that was built apart as `docker save` does."""
@@ -130,7 +130,7 @@ class Buildah:
     def apart(self, folder: Path) -> Buildah:
         return replace(self, root=folder / "storage")
 
-    def build_apart(self, order: Order, engine: Engine) -> Built:
+    def build_apart(self, order: Order, engine: Engine) -> BuiltImage:
         """Every file gets the order's time."""
         with _scratch(order) as scratch:
             engine.save(order.base_id, scratch / "base.tar")
@@ -141,7 +141,7 @@ class Buildah:
             command = [*self._command, "build", *how, "--timestamp", str(order.epoch), *flags]
             _run([*command, str(order.context)], order.log, os.environ)
         image: dict[str, Any] = json.loads(self._output("inspect", "--type", "image", order.tag))
-        return Built(image["FromImageDigest"], tuple(image["OCIv1"]["rootfs"]["diff_ids"]))
+        return BuiltImage(image["FromImageDigest"], tuple(image["OCIv1"]["rootfs"]["diff_ids"]))
 
     def save(self, order: Order, engine: Engine, archive: Path) -> None:
         self._output("push", order.tag, f"docker-archive:{archive}:{order.tag}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ci.image.engine import Engine, Job
+from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import ImagePlan
 from provisioning.base.bill_of_materials import Item, package_url
 from provisioning.base.commands import quoted
@@ -26,7 +26,9 @@ def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
         for environment in plan.environments
     ]
     # One container for all, because starting it takes longest.
-    done = engine.run(Job(image, ["sh", "-ec", " && ".join([*pythons, LIST_PACKAGES])], read_only=True))
+    done = engine.run(
+        ContainerCommand(image, ["sh", "-ec", " && ".join([*pythons, LIST_PACKAGES])], read_only=True)
+    )
     if done.code:
         raise CheckFailed(
             f"{image} cannot list what it holds: {done.stderr.strip()}", fix="build the image again"

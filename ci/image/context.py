@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ci.image.engine import Engine, Job, Mount
-from ci.image.image_plan import DOCKER, ImagePlan, Package, PackageLock
+from ci.image.engine import ContainerCommand, Engine, Mount
+from ci.image.image_plan import DOCKER, DebianPackage, ImagePlan, PackageLock
 from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import licences
 from provisioning.base.commands import session
@@ -60,13 +60,13 @@ def assemble(
     plan: ImagePlan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT
 ) -> None:
     """Add to the context what the plan needs."""
-    from ci.image.wheelhouse import Wanted, fill
+    from ci.image.wheelhouse import WheelTarget, fill
 
     trees = trees_of(plan, store)
     context.mkdir(parents=True, exist_ok=True)
     _mirror_scripts(context / "docker")
     keep_packages(plan.system.packages, plan.debian, engine, base, apt, context / "packages")
-    wanted = Wanted(plan.system.python, plan.system.glibc)
+    wanted = WheelTarget(plan.system.python, plan.system.glibc)
     for environment in plan.environments:
         folder = context / "environments" / environment
         if fill(environment, folder, wanted):
@@ -108,7 +108,7 @@ def keep_packages(
     seal(folder, request)
 
 
-def check_packages(locked: Iterable[Package], fetched: Iterable[Package]) -> None:
+def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
     wanted = {one.name: one for one in locked}
     for one in fetched:
         pin = wanted.get(one.name)
@@ -153,7 +153,9 @@ def fetch_packages(
             mounts.append(Mount(str(pins), "/run/apt/pins", True))
         command = ["sh", "/run/fetch-packages", "/packages", *names]
         done = engine.run(
-            Job(base, command, user="0:0", mounts=mounts, environment=environment, network="host")
+            ContainerCommand(
+                base, command, user="0:0", mounts=mounts, environment=environment, network="host"
+            )
         )
     if done.code:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
@@ -166,17 +168,17 @@ def fetch_packages(
     return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])
 
 
-def _preference(package: Package) -> str:
+def _preference(package: DebianPackage) -> str:
     """For apt: this version, unless the base has a newer one."""
     return f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: 999\n"
 
 
-def packages_in(folder: Path) -> list[Package]:
+def packages_in(folder: Path) -> list[DebianPackage]:
     """Every package file of a folder, by its name as apt writes it: NAME_VERSION_ARCH.deb."""
     packages = []
     for path in sorted(folder.glob("*.deb")):
         name, version, _ = unquote(path.name).split("_")
-        packages.append(Package(name, version, hash_file(path)))
+        packages.append(DebianPackage(name, version, hash_file(path)))
     return packages
 
 

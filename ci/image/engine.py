@@ -31,7 +31,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ContainerCommand:
     """A command to run in a container that is removed afterwards."""
 
     image: str
@@ -46,7 +46,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandOutcome:
     code: int
     stdout: str
     stderr: str
@@ -110,7 +110,7 @@ class Engine:
         with translated(), suppress(docker.errors.ImageNotFound):
             self._client.images.remove(reference, force=True)
 
-    def run(self, job: Job) -> Done:
+    def run(self, job: ContainerCommand) -> CommandOutcome:
         """Run to the end. A failing command is returned; a failing engine raises."""
         with translated():
             container = self._client.containers.create(
@@ -130,7 +130,7 @@ class Engine:
                 container.start()
                 code = int(container.wait()["StatusCode"])
                 out, err = (container.logs(stdout=kind, stderr=not kind) for kind in (True, False))
-                return Done(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+                return CommandOutcome(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
             finally:
                 container.remove(force=True, v=True)
 

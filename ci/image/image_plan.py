@@ -66,7 +66,7 @@ class Images(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class DebianPackage:
     """A pinned Debian package."""
 
     name: str
@@ -78,7 +78,7 @@ class Package:
 class PackageLock:
     """The packages that any base may need, and the moment of Debian's archive that has them."""
 
-    packages: tuple[Package, ...]
+    packages: tuple[DebianPackage, ...]
     snapshot: str = ""
 
 
@@ -198,7 +198,7 @@ def load_packages(path: Path = PACKAGES) -> PackageLock:
         words = line.split()
         if len(words) != 3 or len(words[2]) != 64:
             raise ManifestError(path, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
-        packages.append(Package(*words))
+        packages.append(DebianPackage(*words))
     return PackageLock(tuple(packages), snapshot)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from ci.image.builders import Builder, Built, Order
+from ci.image.builders import Builder, BuiltImage, Order
 from ci.image.context import link_tree
 from ci.image.engine import Engine
 from provisioning.base.errors import ToolkitError
@@ -25,9 +25,9 @@ FIXES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    first: Built
-    second: Built
+class ImageComparison:
+    first: BuiltImage
+    second: BuiltImage
     differing: tuple[str, ...]
 
     @property
@@ -41,10 +41,10 @@ class Comparison:
             yield line, FIXES.get(line, FIX)
 
 
-def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -> Comparison:
+def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -> ImageComparison:
     """Build from two copies of the context with two builders that share nothing but the base."""
     shutil.rmtree(scratch, ignore_errors=True)
-    built: list[Built] = []
+    built: list[BuiltImage] = []
     places: list[tuple[Builder, Order]] = []
     try:
         for name in ("here", "elsewhere"):
@@ -60,7 +60,7 @@ def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -
             for (apart, own), archive in zip(places, archives, strict=True):
                 apart.save(own, engine, archive)
             differing = tuple(differences(*archives))
-        return Comparison(built[0], built[1], differing)
+        return ImageComparison(built[0], built[1], differing)
     finally:
         for apart, own in places:
             # An error here must not hide why the build failed.
@@ -71,7 +71,7 @@ def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LayerEntry:
     """One file of a layer."""
 
     kind: bytes
@@ -97,13 +97,13 @@ def differences(first: Path, second: Path) -> Iterator[str]:
                 yield f"the settings: {name}"
 
 
-def _differing(first: dict[str, Entry], second: dict[str, Entry]) -> Iterator[str]:
+def _differing(first: dict[str, LayerEntry], second: dict[str, LayerEntry]) -> Iterator[str]:
     for name in sorted({*first, *second}):
         if name not in first or name not in second:
             yield f"/{name}: only in the {'first' if name in first else 'second'}"
             continue
         one, other = first[name], second[name]
-        what = [f.name for f in fields(Entry) if getattr(one, f.name) != getattr(other, f.name)]
+        what = [f.name for f in fields(LayerEntry) if getattr(one, f.name) != getattr(other, f.name)]
         if what:
             yield f"/{name}: {', '.join(what)}"
 
@@ -114,10 +114,10 @@ def _image(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[str]]:
     return json.load(_member(archive, manifest["Config"])), manifest["Layers"]
 
 
-def _entries(archive: tarfile.TarFile, layer: str) -> dict[str, Entry]:
+def _entries(archive: tarfile.TarFile, layer: str) -> dict[str, LayerEntry]:
     with tarfile.open(fileobj=_member(archive, layer)) as files:
         return {
-            one.name.removeprefix("./"): Entry(
+            one.name.removeprefix("./"): LayerEntry(
                 one.type, one.mode, one.uid, one.gid, one.mtime, _content(files, one)
             )
             for one in files

@@ -242,12 +242,12 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
     import tempfile
 
-    from ci.image.engine import Job, Mount
+    from ci.image.engine import ContainerCommand, Mount
     from provisioning.base.errors import CheckFailed
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
         done = engine.run(
-            Job(
+            ContainerCommand(
                 plan.tag,
                 ["nox", "-s", "validate", "--", "--reports", "/reports"],
                 user=engine.owner,

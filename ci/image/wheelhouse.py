@@ -26,7 +26,7 @@ LOCK = "lock.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WheelTarget:
     """What the distributions must run on: `python` and `glibc` as in "3.11" and "2.36"."""
 
     python: str
@@ -45,7 +45,7 @@ class Wanted:
         return flags
 
 
-def fill(environment: str, into: Path, wanted: Wanted) -> bool:
+def fill(environment: str, into: Path, wanted: WheelTarget) -> bool:
     """Fill `into` with the environment's distributions and its lock; returns whether it had to fetch."""
     lock = lock_path(environment)
     text = lock.read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def fill(environment: str, into: Path, wanted: Wanted) -> bool:
     return True
 
 
-def _fetch_torch(into: Path, wanted: Wanted) -> None:
+def _fetch_torch(into: Path, wanted: WheelTarget) -> None:
     try:
         _download(["--require-hashes", "-r", str(torch_builds.CPU)], into, wanted)
     except UpstreamError as error:
@@ -78,7 +78,7 @@ def _fetch_torch(into: Path, wanted: Wanted) -> None:
         ) from error
 
 
-def _download(what: Sequence[str], into: Path, wanted: Wanted) -> None:
+def _download(what: Sequence[str], into: Path, wanted: WheelTarget) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into)]
     environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = captured([*command, *wanted.flags, *what], env=environ)

@@ -21,7 +21,7 @@ LARGEST = 64 << 20
 """In bytes. GitHub takes predicates of up to 16 MB."""
 
 
-class Verdict(Model):
+class AttestedProgram(Model):
     """One program that passed. Figures and costs are those of the report."""
 
     program: str
@@ -45,7 +45,7 @@ class Verdicts(Model):
     run: str
     workflow: str
     """The one that has it signed."""
-    programs: tuple[Verdict, ...]
+    programs: tuple[AttestedProgram, ...]
 
 
 class Subject(Model):
@@ -81,7 +81,9 @@ def facts(program: Path, attestation: Path) -> dict[str, object]:
     )
 
 
-def _shown(program: Path, attestation: Path, predicate: Verdicts, verdict: Verdict) -> dict[str, object]:
+def _shown(
+    program: Path, attestation: Path, predicate: Verdicts, verdict: AttestedProgram
+) -> dict[str, object]:
     def listed(values: Mapping[str, float]) -> list[str]:
         return [f"{name} {value:g}" for name, value in values.items()]
 

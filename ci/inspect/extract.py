@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.artifacts.compiled_onnx import CompiledModel, context_binaries
 from ci.artifacts.dlc import MARK
-from ci.artifacts.program import QNN_BACKEND, Program, bytes_of
+from ci.artifacts.program import QNN_BACKEND, CompiledProgram, bytes_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes
 
@@ -20,9 +20,9 @@ byte 256.
 _HEADER = 256
 
 
-def extract(path: Path, contents: Program | CompiledModel, into: Path) -> list[Path]:
+def extract(path: Path, contents: CompiledProgram | CompiledModel, into: Path) -> list[Path]:
     """Write each graph into the folder; nothing is written if one of them cannot be read."""
-    if isinstance(contents, Program):
+    if isinstance(contents, CompiledProgram):
         parts = list(_of_program(path, contents))
     else:
         parts = list(_of_model(path))
@@ -58,7 +58,7 @@ def context_in(data: bytes) -> tuple[str, bytes]:
     return ".bin", data[_HEADER:]
 
 
-def _of_program(path: Path, program: Program) -> Iterator[tuple[str, bytes]]:
+def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes]]:
     whole = bytes_of(path)
     counts: dict[str, int] = {}
     for delegate in program.delegates:

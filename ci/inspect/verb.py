@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from ci.artifacts.against_sdk import Inside, against
 from ci.artifacts.compiled_onnx import CompiledModel, read_model
 from ci.artifacts.dlc import MARK, Dlc, read_dlc
-from ci.artifacts.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
+from ci.artifacts.program import (
+    CompiledProgram,
+    ContextStrings,
+    Delegate,
+    DelegateOptions,
+    TensorInfo,
+    first_bytes,
+    read,
+)
 from ci.inspect.extract import extract
 from provisioning.base.errors import UsageError
 
@@ -30,7 +38,7 @@ EXAMPLES = """\
   python -m ci inspect libQnnHtpV73Skel.so
 """
 
-KINDS = {Program: "program", Context: "context", CompiledModel: "onnx"}
+KINDS = {CompiledProgram: "program", ContextStrings: "context", CompiledModel: "onnx"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     answer = against(contents, args.against) if args.against else None
     extracted: list[Path] = []
     if args.extract:
-        if isinstance(contents, Context):
+        if isinstance(contents, ContextStrings):
             raise UsageError(f"--extract: {args.file} is a context binary itself", fix="leave it out")
         extracted = extract(args.file, contents, args.extract)
     if args.json:
@@ -128,7 +136,7 @@ def _dlc(contents: Dlc) -> dict[str, object]:
 
 
 def described(path: Path, contents: Inside) -> Iterator[str]:
-    if isinstance(contents, Context):
+    if isinstance(contents, ContextStrings):
         yield f"{path}: QNN context binary, {contents.size:,} bytes"
         yield from _context(contents, "  ")
         return
@@ -175,7 +183,7 @@ def _on_cpu(kernels: Mapping[str, int]) -> Iterator[str]:
         yield f"  on the CPU: {name} × {count}"
 
 
-def _processor(options: Options) -> str:
+def _processor(options: DelegateOptions) -> str:
     if options.processor != "htp":
         return options.processor.upper()
     return f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
@@ -219,7 +227,7 @@ def _known_faults(contents: Inside) -> list[Fault]:
     from provisioning.known_faults import faults_of_build
 
     lane: Lane = "any"
-    if isinstance(contents, Context):
+    if isinstance(contents, ContextStrings):
         contexts = [contents]
     elif isinstance(contents, CompiledModel):
         lane, contexts = "onnx", [node.context for node in contents.nodes if node.context]
@@ -229,7 +237,7 @@ def _known_faults(contents: Inside) -> list[Fault]:
     return list(dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane)))
 
 
-def _context(context: Context, indent: str) -> Iterator[str]:
+def _context(context: ContextStrings, indent: str) -> Iterator[str]:
     from provisioning.manifest import refused_by
 
     sizes = [f"{size / (1 << 20):g} MB" for size in context.vtcm_bytes]

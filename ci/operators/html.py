@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ci.operators.table import DIFFERS, FAILING, MEANINGS, PLAIN, Cell, Table, in_db
+from ci.operators.table import DIFFERS, FAILING, MEANINGS, PLAIN, Cell, OperatorTable, in_db
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.rendering.pages import render
 from provisioning.base.settings import DEFAULT_SOC
@@ -47,7 +47,7 @@ class OperatorRows:
     rows: Sequence[OperatorRow]
 
 
-def html_of(table: Table) -> str:
+def html_of(table: OperatorTable) -> str:
     places: dict[str, list[str]] = defaultdict(list)
     for place, versions in sorted([*table.measured.items(), *table.onnx.measured.items()]):
         places[versions].append(place)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
-from ci.operators.table import EXACT, MEANINGS, Cell, Onnx, Result
+from ci.operators.table import EXACT, MEANINGS, Cell, OnnxOperators, Result
 from ci.pipeline.accuracy import LEAST_DB, against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, baseline_path, load_baseline
 from ci.pipeline.precision import ONNX_PRECISIONS, OnnxPrecision
@@ -35,12 +35,12 @@ $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --accept   # the
 """
 
 
-def committed(profile: str) -> Onnx:
+def committed(profile: str) -> OnnxOperators:
     """What the committed baseline gives."""
     return onnx_of(load_baseline(baseline_path(SUITE, profile)).programs, node_tests())
 
 
-def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> Onnx:
+def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> OnnxOperators:
     """Programs whose case is no operator are left to the suite."""
     cells: dict[str, dict[str, dict[OnnxPrecision, Cell]]] = defaultdict(lambda: defaultdict(dict))
     measured: dict[str, str] = {}
@@ -50,7 +50,7 @@ def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> Onnx:
             if operator in chosen.operators and precision == run:
                 cells[operator][soc][precision] = cell_of(recorded)
                 measured[soc] = f"onnxruntime-qnn, QNN {recorded.build_id}"
-    return Onnx.model_validate(
+    return OnnxOperators.model_validate(
         {"opset": chosen.opset, "measured": measured, "cells": cells, "left_out": chosen.left_out}
     )
 
@@ -81,7 +81,7 @@ def _shown(figure: float | None) -> float | None:
     return None if figure is None else round(min(figure, EXACT), 1)
 
 
-def markdown(onnx: Onnx) -> Iterator[str]:
+def markdown(onnx: OnnxOperators) -> Iterator[str]:
     """The section of docs/operators.md."""
     yield ""
     yield HEAD.format(opset=onnx.opset, chips=" and ".join(onnx.measured), least=LEAST_DB)

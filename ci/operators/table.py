@@ -50,7 +50,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 """The word and the meaning of a result."""
 
 
-class Case(Model):
+class CaseResult(Model):
     """What one of our own cases gave."""
 
     result: Result
@@ -91,7 +91,7 @@ class Cell(Model):
     """Cases with another result: tests of ExecuTorch's suite, and our own plain one."""
     elsewhere: Mapping[str, Result] = {}
     """Ranges and shapes of manifests/upstream/values.toml that run elsewhere than the result says."""
-    bad: Mapping[str, Case] = {}
+    bad: Mapping[str, CaseResult] = {}
     """Ranges and shapes of manifests/upstream/values.toml that are wrong, die or crash."""
     default: Result | None = None
     """On another chip than SM8650: what the same cases give there, where it is another result."""
@@ -152,7 +152,7 @@ Rows = Annotated[Mapping[Chip, Row], Field(json_schema_extra=ONLY)]
 OnnxRows = Annotated[Mapping[Chip, Mapping[OnnxPrecision, Cell]], Field(json_schema_extra=ONLY)]
 
 
-class Onnx(Model):
+class OnnxOperators(Model):
     """Operators of ONNX's opset, by ONNX's names, compiled by ONNX Runtime."""
 
     opset: int = 0
@@ -164,7 +164,7 @@ class Onnx(Model):
     """Operators that are not measured, each with the reason."""
 
 
-class Table(Model):
+class OperatorTable(Model):
     """The file."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -174,7 +174,7 @@ class Table(Model):
     """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
     cells: Mapping[str, Rows]
     """By operator, chip and scheme."""
-    onnx: Onnx = Onnx()
+    onnx: OnnxOperators = OnnxOperators()
 
     def files(self, operator: str) -> tuple[str, ...]:
         """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
@@ -220,11 +220,11 @@ def _lines(key: str, values: Mapping[str, object], indent: int) -> str:
     return f"{margin}{json.dumps(key)}: {{\n" + ",\n".join(rows) + f"\n{margin}}}"
 
 
-def read(path: Path = TABLE) -> Table:
+def read(path: Path = TABLE) -> OperatorTable:
     if not path.is_file():
-        return Table.model_validate({"schema": 1, "measured": {}, "upstream": {}, "cells": {}})
+        return OperatorTable.model_validate({"schema": 1, "measured": {}, "upstream": {}, "cells": {}})
     try:
-        return Table.model_validate_json(path.read_text(encoding="utf-8"))
+        return OperatorTable.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ManifestError(
             path,
@@ -236,7 +236,7 @@ def read(path: Path = TABLE) -> Table:
 
 
 @cache
-def shipped() -> Table:
+def shipped() -> OperatorTable:
     """The committed table."""
     return read()
 

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ci.parity.mapping import MACROS
-from ci.parity.model import Generated, Glob, Item, Library, Place, Side, Trouble, is_source
+from ci.parity.model import GeneratingRule, Glob, Library, NamedItem, NotEvaluated, Side, TreePlace, is_source
 from ci.parity.starlark_text import TOKEN, Literal, literals, nearest
 from ci.parity.tree import Tree, normal
 
@@ -436,7 +436,9 @@ class _Evaluation:
                 config.read_string(self.tree.read(".buckconfig"))
             except configparser.Error as error:
                 line = getattr(error, "lineno", None) or 1
-                self.side.troubles.append(Trouble(Place(".buckconfig", line), ".buckconfig", str(error)))
+                self.side.troubles.append(
+                    NotEvaluated(TreePlace(".buckconfig", line), ".buckconfig", str(error))
+                )
         return config
 
     def _record(self, stack: str, kind: str, arguments: dict[str, object]) -> None:
@@ -451,7 +453,7 @@ class _Evaluation:
         library.namespace = namespace if isinstance(namespace, str) else ""
         for attribute, value in arguments.items():
             for label, text in _labels_within(attribute, value):
-                self.side.labels.append(Item(self._label(label), self._place(stack, text)))
+                self.side.labels.append(NamedItem(self._label(label), self._place(stack, text)))
             try:
                 self._attribute(library, attribute, value, stack)
             except ValueError as error:
@@ -470,7 +472,7 @@ class _Evaluation:
                 labels = tuple(
                     self._label(one) for one in _elements_of(arguments.get("srcs")) if _is_label(one)
                 )
-                self.side.generated.append(Generated(tuple(library.files), tuple(words), place, labels))
+                self.side.generated.append(GeneratingRule(tuple(library.files), tuple(words), place, labels))
             return
         known = self.side.libraries.get(library.name)
         if known is None:
@@ -485,10 +487,10 @@ class _Evaluation:
                 self._add_file(library, path, stack)
             for alias, path in _renamed(value, library.namespace):
                 full = normal(posixpath.join(self.package, path))
-                library.renamed[alias] = Item(full, self._place(stack, path))
+                library.renamed[alias] = NamedItem(full, self._place(stack, path))
         elif attribute in DEPENDENCIES:
             for label in self._elements(library, attribute, value):
-                item = Item(self._label(label), self._place(stack, label))
+                item = NamedItem(self._label(label), self._place(stack, label))
                 library.dependencies.append(item)
                 self.side.labels.append(item)
         elif attribute in FLAGS:
@@ -519,34 +521,34 @@ class _Evaluation:
             else:
                 yield text
 
-    def _not_understood(self, place: Place, what: str, why: str) -> None:
-        self.side.troubles.append(Trouble(place, what, why))
+    def _not_understood(self, place: TreePlace, what: str, why: str) -> None:
+        self.side.troubles.append(NotEvaluated(place, what, why))
 
-    def _place_of_attribute(self, library: Library, attribute: str) -> Place:
+    def _place_of_attribute(self, library: Library, attribute: str) -> TreePlace:
         """The first line that names it, from the library's name on."""
         lines = self.tree.read(library.place.file).split("\n")
         at = library.place.line
         line_numbers = (
             at + more for more, line in enumerate(lines[at - 1 :]) if re.match(rf"\s*{attribute}\b", line)
         )
-        return Place(library.place.file, next(line_numbers, at))
+        return TreePlace(library.place.file, next(line_numbers, at))
 
     @cached_property
-    def _default_standard(self) -> Item | None:
+    def _default_standard(self) -> NamedItem | None:
         """The standard that .buckconfig sets for every C++ library."""
         flags = self._config.get("cxx", "cxxflags", raw=True, fallback="") or ""
         match = re.search(r"-std=\S*?(\d+)\b", flags)
         if match is None:
             return None
         before = self.tree.read(".buckconfig").partition(match[0])[0]
-        return Item(match[1], Place(".buckconfig", before.count("\n") + 1))
+        return NamedItem(match[1], TreePlace(".buckconfig", before.count("\n") + 1))
 
-    def _add_file(self, library: Library, path: str, stack: str, into: list[Item] | None = None) -> None:
+    def _add_file(self, library: Library, path: str, stack: str, into: list[NamedItem] | None = None) -> None:
         if _is_label(path):
-            self.side.labels.append(Item(self._label(path), self._place(stack, path)))
+            self.side.labels.append(NamedItem(self._label(path), self._place(stack, path)))
             return
         full = normal(posixpath.join(self.package, path))
-        item = Item(full, self._place_of_file(stack, path, full))
+        item = NamedItem(full, self._place_of_file(stack, path, full))
         if full in self.tree.files:
             (library.files if into is None else into).append(item)
         else:
@@ -563,15 +565,15 @@ class _Evaluation:
 
     # Where things were written
 
-    def _place(self, stack: str, value: str) -> Place:
+    def _place(self, stack: str, value: str) -> TreePlace:
         """The literal, in the file of any caller; else the line of the call."""
         frames = _frames(stack)
         for frame in frames:
             if literal := nearest(self._literals_of(frame.file), value, frame.line):
-                return Place(frame.file, literal.line)
+                return TreePlace(frame.file, literal.line)
         return frames[0]
 
-    def _place_of_file(self, stack: str, path: str, full: str) -> Place:
+    def _place_of_file(self, stack: str, path: str, full: str) -> TreePlace:
         for use in reversed(self.side.globs):
             if use.package == self.package and not use.exclude and full in use.matched:
                 frames = _frames(stack)
@@ -588,9 +590,9 @@ class _Evaluation:
         at = [_place_at(match) for match in _ERROR_AT.finditer(text)]
         at += _frames(text)
         why = _why(text)
-        place = next((place for place in at if place.file in self.tree.files), Place(path, 1))
+        place = next((place for place in at if place.file in self.tree.files), TreePlace(path, 1))
         lines = self.tree.read(place.file).count("\n") + 1
-        self.side.troubles.append(Trouble(Place(place.file, min(place.line, lines)), path, why))
+        self.side.troubles.append(NotEvaluated(TreePlace(place.file, min(place.line, lines)), path, why))
 
 
 def _why(text: str) -> str:
@@ -600,14 +602,14 @@ def _why(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _frames(stack: str) -> tuple[Place, ...]:
+def _frames(stack: str) -> tuple[TreePlace, ...]:
     """From the innermost call outwards, without our own functions."""
     places = [_place_at(match) for match in _FRAME.finditer(stack)]
     return tuple(place for place in reversed(places) if place.file != _PRELUDE)
 
 
-def _place_at(match: re.Match[str]) -> Place:
-    return Place(match["file"], max(int(match["line"]) - 1, 1))
+def _place_at(match: re.Match[str]) -> TreePlace:
+    return TreePlace(match["file"], max(int(match["line"]) - 1, 1))
 
 
 def _files_of(value: object) -> object:
@@ -680,7 +682,7 @@ def twins(label: str) -> set[str]:
     return {label, f"{label}{TWIN}"}
 
 
-def duplicates(library: Library) -> list[Item]:
+def duplicates(library: Library) -> list[NamedItem]:
     """Sources that a library names more than once, which Buck refuses."""
     seen: set[str] = set()
     repeated = []

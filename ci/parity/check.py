@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ci.parity import buck, compare, pins
 from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import Project
+from ci.parity.cmake.trace import ConfigureInput
 from ci.parity.differences import Difference, Findings, Source
 from ci.parity.mapping import Mapping, Variant
 from ci.parity.model import Side
@@ -45,8 +45,8 @@ def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
     return {variant.name: side for variant, side in zip(mapping.variants, sides, strict=True)}
 
 
-def _project(mapping: Mapping, variant: Variant) -> Project:
-    return Project(
+def _project(mapping: Mapping, variant: Variant) -> ConfigureInput:
+    return ConfigureInput(
         entries=(mapping.cmake.entry, *mapping.cmake.also),
         includes=mapping.cmake.includes,
         variables={**mapping.cmake.variables, **variant.cmake},

@@ -9,15 +9,15 @@ from fnmatch import fnmatchcase
 
 from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.differences import Findings
-from ci.parity.mapping import MACROS, Pair, Variant
+from ci.parity.mapping import MACROS, MappedPair, Variant
 from ci.parity.model import (
     SCHEMAS,
-    Generated,
+    GeneratingRule,
     Glob,
-    Item,
     Library,
-    Place,
+    NamedItem,
     Side,
+    TreePlace,
     first_places,
     is_buck,
     is_header,
@@ -33,9 +33,9 @@ OF_THEIR_OWN = frozenset({"module", "executable"})
 """CMake's kinds of target that are part of no other: a pair's pattern does not match them."""
 
 
-def reached(side: Side, library: Library) -> list[Item]:
+def reached(side: Side, library: Library) -> list[NamedItem]:
     """Files that a library gets from those it links: their PUBLIC and INTERFACE files, recursively."""
-    files: list[Item] = []
+    files: list[NamedItem] = []
     pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
     seen = {library.name}
     while pending:
@@ -119,10 +119,10 @@ def tree(
                 fix="name it in the exported_headers of its library, or delete it",
             )
         elif not is_python(path):
-            findings.report("parity-unknown-file", Place(path, 1), path, "tree")
+            findings.report("parity-unknown-file", TreePlace(path, 1), path, "tree")
 
 
-def _include_directories(findings: Findings, cmakes: Sequence[Side]) -> dict[str, Place]:
+def _include_directories(findings: Findings, cmakes: Sequence[Side]) -> dict[str, TreePlace]:
     """The directories below a root: CMake's targets can include any header there."""
     items = (item for side in cmakes for library in side.libraries.values() for item in library.includes)
     return first_places(item for item in items if findings.mapping.scope.holds(item.name))
@@ -145,7 +145,7 @@ def _unknown_modules(findings: Findings, tree: Tree, unknown: list[str], known: 
         if posixpath.dirname(path) in beside:
             findings.report(
                 "parity-unknown-file",
-                Place(path, 1),
+                TreePlace(path, 1),
                 path,
                 "tree",
                 message=f"no Buck library has {path}, though one has others of its directory",
@@ -159,7 +159,7 @@ def _unknown_modules(findings: Findings, tree: Tree, unknown: list[str], known: 
         files = paths[0] if len(paths) == 1 else f"any of the {len(paths)} Python files of {folder}"
         findings.report(
             "parity-unknown-file",
-            Place(paths[0], 1),
+            TreePlace(paths[0], 1),
             f"{folder}/{'**/' if deep else ''}*.py",
             "tree",
             message=f"no Buck library has {files}",
@@ -191,16 +191,16 @@ def _missing_files(findings: Findings, variant: str, side: Side) -> None:
         findings.report("parity-missing-file", item.place, item.name, item.place.file, variant)
 
 
-def _targets_exist(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+def _targets_exist(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     position = [one.name for one in findings.mapping.pairs].index(pair.name)
-    place = Place(findings.source.name, findings.source.line("pairs", position))
+    place = TreePlace(findings.source.name, findings.source.line("pairs", position))
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         for name in names:
             if name not in side.libraries:
                 findings.report("parity-target-missing", place, name, pair.name, variant, build=build)
 
 
-def _files(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     in_buck, in_cmake = (
         first_places(item for item in _native(side, names) if findings.mapping.scope.holds(item.name))
         for side, names in ((buck, pair.buck), (cmake, pair.cmake))
@@ -230,20 +230,20 @@ def _which_has(side: Side, names: Iterable[str], path: str) -> str:
     return next(one.name for one in libraries if any(item.name == path for item in one.files))
 
 
-def _native(side: Side, names: Iterable[str]) -> Iterator[Item]:
+def _native(side: Side, names: Iterable[str]) -> Iterator[NamedItem]:
     for name in names:
         if library := side.libraries.get(name):
             yield from (item for item in library.files if is_native(item.name))
 
 
 def _dependencies(
-    findings: Findings, variant: str, pair: Pair, pairs: Sequence[Pair], buck: Side, cmake: Side
+    findings: Findings, variant: str, pair: MappedPair, pairs: Sequence[MappedPair], buck: Side, cmake: Side
 ) -> None:
     of_pairs = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
     one_sided = {one.name for one in findings.mapping.dependencies if not (one.buck and one.cmake)}
-    sides: list[dict[str, Item]] = []
+    sides: list[dict[str, NamedItem]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
-        linked: dict[str, Item] = {}
+        linked: dict[str, NamedItem] = {}
         for name in names:
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
@@ -279,7 +279,7 @@ def _twin_of(side: Side, name: str) -> str:
     return name if name in side.libraries else name.removesuffix(TWIN) if name.startswith("//") else name
 
 
-def _dependencies_within(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+def _dependencies_within(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     """Dependencies between the Buck libraries of one pair, by their files: CMake links them where Buck has
     one library for several of its targets."""
     owner = {
@@ -294,7 +294,7 @@ def _dependencies_within(findings: Findings, variant: str, pair: Pair, buck: Sid
         for name in pair.cmake
         if name in cmake.libraries
     }
-    linked: dict[tuple[str, str], Item] = {}
+    linked: dict[tuple[str, str], NamedItem] = {}
     for name, owners in part.items():
         for item in cmake.libraries[name].dependencies:
             for dependent in owners:
@@ -315,7 +315,7 @@ def _dependencies_within(findings: Findings, variant: str, pair: Pair, buck: Sid
             )
 
 
-def _flags(findings: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+def _flags(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     buck_libraries = [buck.libraries[name] for name in pair.buck if name in buck.libraries]
     cmake_libraries = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
     if not buck_libraries or not cmake_libraries:
@@ -369,7 +369,7 @@ def _any_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _platforms(findings: Findings, variant: Variant, pair: Pair, buck: Side) -> None:
+def _platforms(findings: Findings, variant: Variant, pair: MappedPair, buck: Side) -> None:
     for name in pair.buck:
         library = buck.libraries.get(name)
         if library and library.platforms and variant.platform and variant.platform not in library.platforms:
@@ -387,9 +387,9 @@ def _platforms(findings: Findings, variant: Variant, pair: Pair, buck: Side) -> 
 def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> None:
     """The files that code is generated from, and by which program with which flags."""
 
-    def by_input(sides: Sequence[Side]) -> dict[str, Generated]:
+    def by_input(sides: Sequence[Side]) -> dict[str, GeneratingRule]:
         suffixes = tuple(one for one in findings.mapping.scope.suffixes if one in SCHEMAS)
-        inputs: dict[str, Generated] = {}
+        inputs: dict[str, GeneratingRule] = {}
         for side in sides:
             for rule in side.generated:
                 exported = (item for label in rule.labels for item in side.exported.get(label, ()))
@@ -398,7 +398,7 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
 
     in_buck, in_cmake = by_input(bucks), by_input(cmakes)
 
-    def report(place: Place, what: str, path: str, has: str, how: str) -> None:
+    def report(place: TreePlace, what: str, path: str, has: str, how: str) -> None:
         findings.report("parity-schema-differs", place, what, path, has=has, how=how)
 
     for path in sorted(in_buck.keys() | in_cmake.keys()):
@@ -417,7 +417,7 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
             report(one.place, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
 
 
-def _chosen(findings: Findings, rule: Generated) -> set[str]:
+def _chosen(findings: Findings, rule: GeneratingRule) -> set[str]:
     return {word for word in rule.command if _any_of(word, findings.mapping.flags.schemas)}
 
 
@@ -464,7 +464,7 @@ def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     for package in sorted({package for side in bucks for package in side.packages}):
         if not any(posixpath.join(package, name) in tree.files for name in names):
             path = posixpath.join(package, MACROS)
-            findings.report("parity-package-missing", Place(path, 1), path, "tree", **words)
+            findings.report("parity-package-missing", TreePlace(path, 1), path, "tree", **words)
 
 
 def _unmapped(findings: Findings, variant: str, buck: Side, cmake: Side) -> None:
@@ -556,5 +556,5 @@ def _lack(labels: tuple[str, ...]) -> str:
     return f"{labels[0]} lacks" if len(labels) == 1 else f"{' and '.join(labels)} lack"
 
 
-def _targets_file(pair: Pair) -> str:
+def _targets_file(pair: MappedPair) -> str:
     return posixpath.join(package_of(pair.buck[0]), MACROS)

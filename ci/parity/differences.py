@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ci.engine.rule_texts import parity_texts
 from ci.parity.mapping import Mapping
-from ci.parity.model import Place
+from ci.parity.model import TreePlace
 
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
 """Rules that find a file that Buck lacks."""
@@ -41,7 +41,7 @@ class Difference:
     """What and where identify it: a file, pattern or dependency, in a pair, library or file."""
 
     rule: str
-    place: Place
+    place: TreePlace
     what: str
     where: str
     message: str
@@ -49,7 +49,7 @@ class Difference:
     variants: list[str] = field(default_factory=list)
 
     @property
-    def key(self) -> tuple[str, Place, str, str]:
+    def key(self) -> tuple[str, TreePlace, str, str]:
         return self.rule, self.place, self.what, self.where
 
 
@@ -58,7 +58,7 @@ class Findings:
 
     def __init__(self, mapping: Mapping, source: Source) -> None:
         self.mapping, self.source = mapping, source
-        self._differences: dict[tuple[str, Place, str, str], Difference] = {}
+        self._differences: dict[tuple[str, TreePlace, str, str], Difference] = {}
         self._seen_dependencies: set[str] = set()
         self.nodes: dict[str, str] = {}
         """The dependency of the mapping that a name stands for, by the name."""
@@ -68,7 +68,7 @@ class Findings:
     def report(
         self,
         rule: str,
-        place: Place,
+        place: TreePlace,
         what: str,
         where: str,
         variant: str = "",
@@ -88,7 +88,7 @@ class Findings:
     def _difference(
         self,
         rule: str,
-        place: Place,
+        place: TreePlace,
         what: str,
         where: str,
         message: str = "",
@@ -148,7 +148,7 @@ class Findings:
                 yield self.stale("dependencies", position, name, "no mapped library depends on it")
 
     def stale(self, table: str, position: int, what: str, why: str) -> Difference:
-        place = Place(self.source.name, self.source.line(table, position))
+        place = TreePlace(self.source.name, self.source.line(table, position))
         return self._difference("parity-stale-entry", place, what, table, why=why)
 
 

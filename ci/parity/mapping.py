@@ -116,7 +116,7 @@ class Flags(Model):
     """Patterns of the flags of the programs that generate code."""
 
 
-class Pair(Model):
+class MappedPair(Model):
     name: Name
     buck: Annotated[tuple[Label, ...], Field(min_length=1)]
     cmake: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Pair(Model):
     """Whether what they depend on is compared too."""
 
     @model_validator(mode="after")
-    def _has_targets(self) -> Pair:
+    def _has_targets(self) -> MappedPair:
         if bool(self.cmake) == bool(self.like):
             raise ValueError("either cmake or like")
         return self
@@ -224,7 +224,7 @@ class Mapping(Model):
     cmake: CMake
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
     flags: Flags = Flags()
-    pairs: tuple[Pair, ...]
+    pairs: tuple[MappedPair, ...]
     alone: tuple[Alone, ...] = ()
     dependencies: tuple[Dependency, ...] = ()
     heavy: tuple[Heavy, ...] = ()
@@ -244,10 +244,10 @@ class Mapping(Model):
                 raise ValueError(f"pair {pair.name} like one of {sorted(own)}, not {pair.like!r}")
         return self
 
-    def pairs_of(self, variant: str, libraries: Iterable[str]) -> tuple[Pair, ...]:
+    def pairs_of(self, variant: str, libraries: Iterable[str]) -> tuple[MappedPair, ...]:
         """The pairs of a variant, patterns replaced by which of CMake's libraries they stand for."""
         named: set[str] = set()
-        entries: tuple[Pair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
+        entries: tuple[MappedPair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
         for entry in entries:
             named.update(entry.cmake)
         free = sorted(set(libraries) - named)

@@ -14,7 +14,7 @@ SCHEMAS = (".fbs", ".idl")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class TreePlace:
     """A line of a file of the tree; `str` is what findings carry."""
 
     file: str
@@ -25,21 +25,21 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class NamedItem:
     """A file or a dependency that a library names, and where."""
 
     name: str
-    place: Place
+    place: TreePlace
     scope: str = "PRIVATE"
     """CMake's: PUBLIC and INTERFACE ones reach whoever links the library."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class NotEvaluated:
     """Something that could not be evaluated. `what` names the construct, so that its identity survives moved
     lines."""
 
-    place: Place
+    place: TreePlace
     what: str
     why: str
 
@@ -51,49 +51,49 @@ class Library:
 
     name: str
     kind: str
-    place: Place
-    files: list[Item] = field(default_factory=list)
-    dependencies: list[Item] = field(default_factory=list)
-    renamed: dict[str, Item] = field(default_factory=dict)
+    place: TreePlace
+    files: list[NamedItem] = field(default_factory=list)
+    dependencies: list[NamedItem] = field(default_factory=list)
+    renamed: dict[str, NamedItem] = field(default_factory=dict)
     """Headers that are included by a name that is not the end of their path."""
     namespace: str = ""
     """Buck's `header_namespace`, before the names of headers."""
-    definitions: list[Item] = field(default_factory=list)
+    definitions: list[NamedItem] = field(default_factory=list)
     """Preprocessor definitions, `NAME` or `NAME=VALUE`, without `-D`."""
-    options: list[Item] = field(default_factory=list)
+    options: list[NamedItem] = field(default_factory=list)
     """Compile options, one flag each."""
-    standard: Item | None = None
+    standard: NamedItem | None = None
     """The C++ standard by its number, `17`; None where the target itself sets none."""
-    whole: Place | None = None
+    whole: TreePlace | None = None
     """Where the build says that users of this library link all of it."""
-    includes: list[Item] = field(default_factory=list)
+    includes: list[NamedItem] = field(default_factory=list)
     """Directories of the tree in which headers are searched."""
     platforms: tuple[str, ...] = ()
     """Buck's; empty where it names none."""
 
-    def add_flag(self, flag: str, place: Place, scope: str = "PRIVATE") -> None:
+    def add_flag(self, flag: str, place: TreePlace, scope: str = "PRIVATE") -> None:
         """A flag of the compiler: a definition, the standard or another option."""
         if flag.startswith("-D"):
-            self.definitions.append(Item(flag[2:].strip(), place, scope))
+            self.definitions.append(NamedItem(flag[2:].strip(), place, scope))
         elif flag.startswith("-std="):
-            self.standard = Item(re.sub(r"\D+", "", flag), place)
+            self.standard = NamedItem(re.sub(r"\D+", "", flag), place)
         else:
-            self.options.append(Item(flag, place, scope))
+            self.options.append(NamedItem(flag, place, scope))
 
     @property
-    def compiled(self) -> list[Item]:
+    def compiled(self) -> list[NamedItem]:
         return [item for item in self.files if is_source(item.name)]
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratingRule:
     """A rule that makes files of others: `add_custom_command` or `genrule`."""
 
-    inputs: tuple[Item, ...]
+    inputs: tuple[NamedItem, ...]
     """Files of the tree that it reads."""
     command: tuple[str, ...]
     """Its words, the program first; a program that a target builds has that target's name."""
-    place: Place
+    place: TreePlace
     labels: tuple[str, ...] = ()
     """Buck's targets that it reads."""
 
@@ -104,7 +104,7 @@ class Glob:
 
     pattern: str
     package: str
-    place: Place
+    place: TreePlace
     matched: frozenset[str]
     exclude: bool = False
 
@@ -114,20 +114,20 @@ class Side:
     """One build system's view of the tree for one variant."""
 
     libraries: dict[str, Library] = field(default_factory=dict)
-    generated: list[Generated] = field(default_factory=list)
-    named: list[Item] = field(default_factory=list)
+    generated: list[GeneratingRule] = field(default_factory=list)
+    named: list[NamedItem] = field(default_factory=list)
     """Files in rules that compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
-    exported: dict[str, tuple[Item, ...]] = field(default_factory=dict)
+    exported: dict[str, tuple[NamedItem, ...]] = field(default_factory=dict)
     """Of these, those that a label stands for."""
-    labels: list[Item] = field(default_factory=list)
+    labels: list[NamedItem] = field(default_factory=list)
     """Targets that Buck's rules name, by label."""
     declared: set[str] = field(default_factory=set)
     """Labels of every Buck rule, including those that compile nothing."""
     packages: set[str] = field(default_factory=set)
     """Directories that Buck evaluated."""
     globs: list[Glob] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
-    missing: list[Item] = field(default_factory=list)
+    troubles: list[NotEvaluated] = field(default_factory=list)
+    missing: list[NamedItem] = field(default_factory=list)
     """Files that are named but are not on disk."""
     failed: set[str] = field(default_factory=set)
     """Directories (of Buck) that could not be evaluated to their end."""
@@ -171,8 +171,8 @@ def is_native(path: str) -> bool:
     return path.endswith((*SOURCE_SUFFIXES, *HEADER_SUFFIXES))
 
 
-def first_places(items: Iterable[Item]) -> dict[str, Place]:
-    places: dict[str, Place] = {}
+def first_places(items: Iterable[NamedItem]) -> dict[str, TreePlace]:
+    places: dict[str, TreePlace] = {}
     for item in items:
         places.setdefault(item.name, item.place)
     return places

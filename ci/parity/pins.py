@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ci.parity.differences import Findings
 from ci.parity.mapping import Pin, PinPlace
-from ci.parity.model import Place
+from ci.parity.model import TreePlace
 from ci.parity.tree import Tree
 
 
@@ -16,7 +16,7 @@ class Mention:
     """A version where a file mentions it."""
 
     value: str
-    place: Place
+    place: TreePlace
     parts: int | None
 
 
@@ -27,7 +27,7 @@ def check(findings: Findings, tree: Tree) -> None:
             here = _mentions(tree, place)
             mentions += here
             if not here:
-                line = Place(findings.source.name, findings.source.line("pins", position))
+                line = TreePlace(findings.source.name, findings.source.line("pins", position))
                 pattern = repr(place.pattern)
                 findings.report("parity-pin-missing", line, place.file, pin.name, pattern=pattern)
         for one in mentions[1:]:
@@ -44,7 +44,7 @@ def _mentions(tree: Tree, where: PinPlace) -> list[Mention]:
         text = tree.read(path)
         for match in pattern.finditer(text):
             line = text.count("\n", 0, match.start("value")) + 1
-            mentions.append(Mention(match["value"], Place(path, line), where.parts))
+            mentions.append(Mention(match["value"], TreePlace(path, line), where.parts))
     return mentions
 
 

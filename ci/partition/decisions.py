@@ -22,7 +22,7 @@ from provisioning.base.diagnosis import with_names_of_data_types
 
 DELEGATE = "executorch_call_delegate"
 
-GLUE = ("getitem",)
+PASS_THROUGH = ("getitem",)
 """Takes one of a delegate's outputs: no work for the CPU."""
 
 LIBRARIES = tuple(
@@ -39,7 +39,7 @@ class Decision:
 
 
 @dataclass
-class Watch:
+class PartitionerSpy:
     """Collects decisions while it is installed; `printed` returns what native code printed meanwhile."""
 
     printed: Callable[[], str]
@@ -110,7 +110,7 @@ class CpuOperator:
     """Whether ExecuTorch has a CPU kernel for it. Without one the program cannot run at all."""
 
 
-def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuOperator]:
+def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> list[CpuOperator]:
     """The operators outside the delegates. Those without a decision were added after the partitioner ran."""
     operators = []
     for node in graph.nodes:
@@ -151,7 +151,7 @@ def is_volume_convolution(node: Any) -> bool:
 
 
 def is_glue(node: Any) -> bool:
-    return operator_name(node) in (DELEGATE, *GLUE)
+    return operator_name(node) in (DELEGATE, *PASS_THROUGH)
 
 
 def is_quantizer(node: Any) -> bool:
@@ -205,14 +205,16 @@ def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
     parts: list[dict[str, object]] = []
     delegates = 0
     for node in graph.nodes:
-        if node.op != "call_function" or operator_name(node) in GLUE:
+        if node.op != "call_function" or operator_name(node) in PASS_THROUGH:
             continue
         if operator_name(node) == DELEGATE:
             lowered = getattr(program.graph_module, node.args[0].target)
             inner = Counter(
                 operator_name(each)
                 for each in lowered.original_module.graph.nodes
-                if each.op == "call_function" and not is_quantizer(each) and operator_name(each) not in GLUE
+                if each.op == "call_function"
+                and not is_quantizer(each)
+                and operator_name(each) not in PASS_THROUGH
             )
             parts.append(
                 {

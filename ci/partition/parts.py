@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from ci.partition.decisions import GLUE, is_quantizer, operator_name
+from ci.partition.decisions import PASS_THROUGH, is_quantizer, operator_name
 
 
 class Partition:
@@ -51,11 +51,11 @@ class Partition:
         return [
             node
             for node in self.calls
-            if operator_name(node) not in GLUE
-            and (self.hands_out(node) or (node in self.live and not is_quantizer(node)))
+            if operator_name(node) not in PASS_THROUGH
+            and (self.is_output(node) or (node in self.live and not is_quantizer(node)))
         ]
 
-    def hands_out(self, node: Node) -> bool:
+    def is_output(self, node: Node) -> bool:
         return any(user.op == "output" for user in node.users)
 
     def constants_of(self, node: Node) -> list[Node]:
@@ -88,10 +88,12 @@ class Partition:
                 continue
             members.add(node)
             todo += [each for each in node.all_input_nodes if is_quantizer(each) or each not in self.live]
-            if operator_name(node) in GLUE:
+            if operator_name(node) in PASS_THROUGH:
                 todo += node.all_input_nodes
             if node in self.live:
-                todo += [user for user in node.users if operator_name(user) in GLUE or _ends(node, user)]
+                todo += [
+                    user for user in node.users if operator_name(user) in PASS_THROUGH or _ends(node, user)
+                ]
         return members
 
     def _program_of(self, chosen: Collection[Node]) -> Any:
@@ -145,16 +147,16 @@ def smallest_failing(
         middle = (low + high) // 2
         low, high = (low, middle) if fails(nodes[:middle]) else (middle, high)
     last = nodes[high - 1]
-    company = [last]
+    minimal_set = [last]
     for node in reversed(nodes[: high - 1]):
-        if fails(company):
+        if fails(minimal_set):
             break
-        company.insert(0, node)
-    for node in company[:-1]:
-        fewer = [each for each in company if each is not node]
+        minimal_set.insert(0, node)
+    for node in minimal_set[:-1]:
+        fewer = [each for each in minimal_set if each is not node]
         if fails(fewer):
-            company = fewer
-    return company
+            minimal_set = fewer
+    return minimal_set
 
 
 def _ends(node: Node, user: Node) -> bool:

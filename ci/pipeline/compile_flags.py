@@ -8,7 +8,7 @@ from typing import Any
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import RUN_TIMEOUT, Compile, Language, OneModel, Work
+from ci.pipeline.options import RUN_TIMEOUT, CompileOptions, Language, OneModel, WorkOptions
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
@@ -93,7 +93,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
 def plain_model_of(args: argparse.Namespace) -> OneModel:
     """MODEL of a command that has it, --scheme and a selection alone."""
     lane = lane_of(args.model, Parser.user_folder())
-    return OneModel(selection_of(args), args.model, lane, Work(args.timeout), args.scheme)
+    return OneModel(selection_of(args), args.model, lane, WorkOptions(args.timeout), args.scheme)
 
 
 def require_one_chip(selection: Selection) -> None:
@@ -175,8 +175,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
 
 
-def compile_of(args: argparse.Namespace) -> Compile:
-    return Compile(
+def compile_of(args: argparse.Namespace) -> CompileOptions:
+    return CompileOptions(
         model=one_model_of(args),
         output=args.output,
         verify=args.verify == "emulator",

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, StageOptions, Work
+from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, StageOptions, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -94,8 +94,8 @@ def add_work(
         group.add_argument("--why", action="store_true", help="say of each program why it is done again")
 
 
-def work_of(args: argparse.Namespace) -> Work:
-    return Work(
+def work_of(args: argparse.Namespace) -> WorkOptions:
+    return WorkOptions(
         timeout=args.timeout,
         jobs=args.jobs,
         cache=not args.no_cache,

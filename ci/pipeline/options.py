@@ -25,7 +25,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkOptions:
     """How work is done, and with what limits. Times are seconds, memory is bytes."""
 
     timeout: float = TIMEOUT
@@ -55,7 +55,7 @@ class StageOptions:
 
     selection: Selection
     choice: Choice
-    work: Work
+    work: WorkOptions
     accept: Accept
     list_only: bool
 
@@ -68,7 +68,7 @@ class OneModel:
     typed: str
     """As the user typed it; empty where `divergence` takes a suite's program."""
     lane: str
-    work: Work
+    work: WorkOptions
     precision: str | None = None
     calibrate: str | None = None
     python: Path | None = None
@@ -94,7 +94,7 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
-class Compile:
+class CompileOptions:
     """`compile` of any MODEL."""
 
     model: OneModel

@@ -32,7 +32,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class OperatorCost:
     """An operator's least cycles of all runs, and its share of all operators' cycles."""
 
     operator: str
@@ -66,10 +66,10 @@ class OnCpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProgramProfile:
     """A profile of a program, the slowest operators first."""
 
-    costs: Sequence[Cost]
+    costs: Sequence[OperatorCost]
     cpu: Sequence[OnCpu] = ()
 
     @property
@@ -109,7 +109,7 @@ class Share:
 Shares = Mapping[str, Share]
 
 
-def costs_of(runs: Mapping[str, Sequence[int]]) -> list[Cost]:
+def costs_of(runs: Mapping[str, Sequence[int]]) -> list[OperatorCost]:
     """The slowest operator first. `runs` has the cycles of each part (NAME:OpId_N) in every run."""
     cycles: dict[str, int] = defaultdict(int)
     for name, times in runs.items():
@@ -117,10 +117,10 @@ def costs_of(runs: Mapping[str, Sequence[int]]) -> list[Cost]:
             cycles[match["name"]] += min(times)
     total = sum(cycles.values())
     ranked = sorted(cycles.items(), key=lambda item: (-item[1], item[0]))
-    return [Cost(name, taken, taken / total) for name, taken in ranked if taken]
+    return [OperatorCost(name, taken, taken / total) for name, taken in ranked if taken]
 
 
-def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
+def merged(profiles: Sequence[Sequence[OperatorCost]]) -> list[OperatorCost]:
     """Several profiles of the same program as one: the least cycles, and the range of shares."""
     cycles: dict[str, int] = {}
     for cost in (cost for profile in profiles for cost in profile):
@@ -129,7 +129,7 @@ def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
     by_name = [{cost.operator: cost.share for cost in profile} for profile in profiles]
     ranked = sorted(cycles.items(), key=lambda item: (-item[1], item[0]))
     return [
-        Cost(
+        OperatorCost(
             name,
             taken,
             taken / total,
@@ -140,7 +140,9 @@ def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
     ]
 
 
-def located(unplaced: Sequence[Cost], places: Mapping[str, Mapping[str, str]], added: str) -> list[Cost]:
+def located(
+    unplaced: Sequence[OperatorCost], places: Mapping[str, Mapping[str, str]], added: str
+) -> list[OperatorCost]:
     """The same with line, module and kind of each operator by the name of its node; `added` stands for a
     place where the compiler added the node."""
     none = {"line": added, "module": added}
@@ -152,7 +154,7 @@ def located(unplaced: Sequence[Cost], places: Mapping[str, Mapping[str, str]], a
     return costs
 
 
-def totals(costs: Sequence[Cost], of: str) -> list[tuple[str, float]]:
+def totals(costs: Sequence[OperatorCost], of: str) -> list[tuple[str, float]]:
     """Shares summed by `line` or by `module`, largest first; operators without one are left out."""
     shares: dict[str, float] = defaultdict(float)
     for cost in costs:
@@ -161,7 +163,7 @@ def totals(costs: Sequence[Cost], of: str) -> list[tuple[str, float]]:
     return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
 
 
-def document(measured: Measured, about: Mapping[str, str]) -> str:
+def document(measured: ProgramProfile, about: Mapping[str, str]) -> str:
     body = {
         "schema": SCHEMA,
         **about,
@@ -189,7 +191,7 @@ def read_document(path: Path) -> Shares:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["schema"] != SCHEMA:
             raise ValueError(f"schema {body['schema']}")
-        return _shares(Cost(**each) for each in body["operators"])
+        return _shares(OperatorCost(**each) for each in body["operators"])
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", fix="name a file that profile --json wrote") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -199,7 +201,7 @@ def read_document(path: Path) -> Shares:
         ) from error
 
 
-def difference(costs: Sequence[Cost], earlier: Shares) -> list[Change]:
+def difference(costs: Sequence[OperatorCost], earlier: Shares) -> list[Change]:
     """What the ranges do not explain comes first, then the largest change."""
     later = _shares(costs)
     changes = []
@@ -212,7 +214,7 @@ def difference(costs: Sequence[Cost], earlier: Shares) -> list[Change]:
     )
 
 
-def _shares(operators: Iterable[Cost]) -> Shares:
+def _shares(operators: Iterable[OperatorCost]) -> Shares:
     """By names without the provider's numbers, which differ in every compile."""
     shares: dict[str, Share] = defaultdict(Share)
     for cost in operators:
@@ -226,7 +228,7 @@ def _shares(operators: Iterable[Cost]) -> Shares:
     return dict(shares)
 
 
-def as_text(measured: Measured, earlier: Shares | None, against: Path | None) -> Iterator[str]:
+def as_text(measured: ProgramProfile, earlier: Shares | None, against: Path | None) -> Iterator[str]:
     """A table of operators, sums by line and module, changes since an earlier profile, and the CPU's part."""
     costs = measured.costs
     yield f"{'share':>7}  {'range':>13}  {'cycles':>13}  operator"
@@ -253,7 +255,7 @@ def _first(rows: Sequence[str]) -> Iterator[str]:
         yield f"      …  {len(rows) - SHOWN} more, which --json and --page have"
 
 
-def _row(cost: Cost) -> str:
+def _row(cost: OperatorCost) -> str:
     between = f"{cost.lowest:.1%}-{cost.highest:.1%}"
     return f"{cost.share:>7.1%}  {between:>13}  {cost.cycles:>13,}  {cost.operator}  {cost.line}".rstrip()
 

@@ -18,7 +18,7 @@ from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, 
 from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
-from ci.pipeline.options import Accept, Choice, Work
+from ci.pipeline.options import Accept, Choice, WorkOptions
 from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.thresholds import low_figures, update_suite
 from provisioning.base.findings import Finding, Metric, Report, Severity
@@ -36,7 +36,7 @@ class AnyPlan(Generic[P]):
 
     programs: tuple[P, ...]
     selection: Selection
-    work: Work
+    work: WorkOptions
     logs: Path
     baselines: dict[Path, Baseline]
 

@@ -15,8 +15,8 @@ from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.work import Done, Failure, How, Result, do, empty_folder, line_of
-from ci.engine.workers.parent import Gone, Refused, Setup, Worker
+from ci.engine.work import Failure, Finished, Result, RunOptions, do, empty_folder, line_of
+from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
 from ci.pipeline.stage import AnyPlan, by_packages, memos_of
 from ci.pipeline.suite import AnyProgram
@@ -54,11 +54,11 @@ class Ask:
         """The reply to the first such request of the group, or its error; `into` is a folder of that part."""
         if part not in self.shared:
             before, self.touched = self.touched, Touched()
-            outcome: dict[str, Any] | Refused | Gone
+            outcome: dict[str, Any] | Refused | WorkerDied
             try:
                 into = empty_folder(self.scratch / part)
                 outcome = {**self(into=str(into), **request), "into": str(into)}
-            except (Refused, Gone) as error:
+            except (Refused, WorkerDied) as error:
                 outcome = error
             self.shared[part] = outcome, self.touched
             self.touched = before
@@ -97,7 +97,7 @@ class Step(ABC, Generic[P]):
         """Of its workers, and of what the user's code reads there."""
 
     @abstractmethod
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         """What starts a worker with so many threads for about so many programs."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class Step(ABC, Generic[P]):
     def line(self, program: P, result: Result) -> Line:
         return line_of(result)
 
-    def ended(self, program: P, gone: Gone, log: Path) -> Failure:
+    def ended(self, program: P, gone: WorkerDied, log: Path) -> Failure:
         """What it says of a program that its worker died of."""
         fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", log)
         return Failure(gone.kind, gone.sentence(log), fix, log)
@@ -165,7 +165,7 @@ class StepTask(Generic[P]):
     def log(self) -> Path:
         return self.step.log(self.program)
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
         step, logs, keep = self.step, self.step.plan.logs, self.step.plan.work.keep
         into = self.memo.scratch() if step.keeps_files else empty_folder(step.folder(self.program))
         shared[INTO] = into
@@ -177,10 +177,10 @@ class StepTask(Generic[P]):
         self.log.unlink(missing_ok=True)
         own = (logs, self.scratch, *step.reads(self.program))
         if step.keeps_files:
-            return Done(facts, ask.touched, into, own=own)
-        return Done(facts, ask.touched, evidence=None if keep else into, own=(into, *own))
+            return Finished(facts, ask.touched, into, own=own)
+        return Finished(facts, ask.touched, evidence=None if keep else into, own=(into, *own))
 
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+    def ended(self, gone: WorkerDied, shared: Mapping[str, Any]) -> Failure:
         self._put_log(shared)
         return self.step.ended(self.program, gone, self.log)
 
@@ -208,7 +208,7 @@ class StepTask(Generic[P]):
 
 
 @contextmanager
-def asking(setup: Setup, log: Path) -> Iterator[Asker]:
+def asking(setup: WorkerSpec, log: Path) -> Iterator[Asker]:
     """For commands whose result is not cached: asks one worker, which starts with the first request."""
     workers: list[Worker] = []
 
@@ -218,7 +218,7 @@ def asking(setup: Setup, log: Path) -> Iterator[Asker]:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             reply = workers[0].ask({"log": str(log.absolute()), **request})
-        except Gone as gone:
+        except WorkerDied as gone:
             if trouble := gone.trouble(log):
                 raise EnvironmentLacking(trouble.message, fix=trouble.fix) from gone
             late = "give it longer with --timeout" if gone.kind == "timeout" else ""
@@ -264,7 +264,7 @@ def _run_with(step: Step[P], own: OwnPackages, programs: Sequence[P]) -> dict[st
     with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as scratch:
         return do(
             tasks_of(step, own, programs, Path(scratch)),
-            How(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached),
+            RunOptions(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached),
             accept=lambda name, result: step.accepts(named[name], result),
             line=lambda name, result: step.line(named[name], result) if name in named else line_of(result),
         )

@@ -74,7 +74,7 @@ class Thresholds(Model):
 HELD = ("sqnr_db", "agreement")
 HELD_QUANTIZED = (*HELD, "reference_sqnr_db", "reference_agreement")
 
-NEAR = 8
+MAX_SUGGESTIONS = 8
 """Names that are suggested if one matches nothing."""
 
 NO_SUITE = "no-suite.toml"
@@ -308,7 +308,7 @@ class Suites(Generic[P]):
             "-k": {program.name for program in programs},
         }[flag]
         near = difflib.get_close_matches(value, names)
-        shown = list(dict.fromkeys([*near, *sorted(names)]))[:NEAR]
+        shown = list(dict.fromkeys([*near, *sorted(names)]))[:MAX_SUGGESTIONS]
         others = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]
         return UsageError(

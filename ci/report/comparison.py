@@ -21,7 +21,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedProgram:
     name: str
     judgement: str
     builds: Sequence[tuple[str, str, str]]
@@ -30,13 +30,13 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BuildComparison:
     base: str
     counts: Mapping[str, str]
-    programs: Sequence[Compared]
+    programs: Sequence[ComparedProgram]
 
 
-def comparison_of(reports: Sequence[Report]) -> Comparison | None:
+def comparison_of(reports: Sequence[Report]) -> BuildComparison | None:
     """None if builds were not compared."""
     report = next((each for each in reports if each.stage == STAGE), None)
     programs = mapping(report.metrics.get("comparison")) if report else {}
@@ -49,7 +49,7 @@ def comparison_of(reports: Sequence[Report]) -> Comparison | None:
         _title(build): ", ".join(f"{row.get(word, 0)} {word}" for word in ORDER)
         for build, row in _in_order(report.metrics.get("verdicts"), order).items()
     }
-    return Comparison(
+    return BuildComparison(
         _title(base),
         counts,
         sorted(compared, key=lambda each: (ORDER.index(each.judgement), each.name)),
@@ -62,7 +62,7 @@ def _in_order(builds: Metric, order: Sequence[str]) -> dict[str, Row]:
     return {build: mapping(rows[build]) for build in names}
 
 
-def _program(name: str, builds: Mapping[str, Row], base: str) -> Compared:
+def _program(name: str, builds: Mapping[str, Row], base: str) -> ComparedProgram:
     judgements = {row.get("judgement") for row in builds.values()}
     about = [
         (
@@ -74,7 +74,7 @@ def _program(name: str, builds: Mapping[str, Row], base: str) -> Compared:
     ]
     worst = next((word for word in ORDER if word in judgements), "same")
     figures = {title: _bars(builds, base, key) for key, title in FIGURES.items()}
-    return Compared(name, worst, about, figures)
+    return ComparedProgram(name, worst, about, figures)
 
 
 def _bars(builds: Mapping[str, Row], base: str, key: str) -> list[Bar]:

@@ -45,7 +45,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class LinkedFile:
     stage: str
     artifact: Artifact
     href: str
@@ -83,7 +83,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         finding_stages=dict.fromkeys(stage for stage, _ in findings),
         severities={severity.value: len(group) for severity, group in by_severity(every).items()},
         files=[
-            File(report.stage, each, _href(each.path, folder))
+            LinkedFile(report.stage, each, _href(each.path, folder))
             for report in reports
             for each in report.artifacts
         ],

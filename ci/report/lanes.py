@@ -21,7 +21,7 @@ class OnnxRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Onnx:
+class OnnxPage:
     rows: Sequence[OnnxRow]
     other_builds: str
     """The QNNs that baselines are of, if they are others."""
@@ -34,7 +34,7 @@ class Onnx:
     glance: Glance | None
 
 
-def onnx_of(reports: Iterable[Report]) -> Onnx | None:
+def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
     """None if ONNX Runtime's stage did not run."""
     every = [row for each in reports if each.stage == STAGE for row in rows_of(each, "programs").items()]
     programs = dict(every)
@@ -50,7 +50,7 @@ def onnx_of(reports: Iterable[Report]) -> Onnx | None:
     ]
     others = {str(row["baseline_build_id"]) for row in programs.values() if "baseline_build_id" in row}
     worst_first = sorted(shown, key=lambda each: each.passed)
-    return Onnx(
+    return OnnxPage(
         worst_first,
         ", ".join(sorted(others)),
         [each for each in shown if each.name in pairs],

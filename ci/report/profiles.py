@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.pipeline.profile import PROCESSES, RUNS, Cost, Measured
+from ci.pipeline.profile import PROCESSES, RUNS, OperatorCost, ProgramProfile
 from ci.report.bars import Bar, Mark
 from ci.report.values import Row, entries, mapping, number, rows_of, word
 from provisioning.base.findings import Report
@@ -23,7 +23,7 @@ DEEPEST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Operator(Bar):
+class OperatorBar(Bar):
     line: str = ""
 
 
@@ -35,15 +35,15 @@ class Module:
     total: float
     share: Bar
     modules: Sequence[Module]
-    operators: Sequence[Operator]
+    operators: Sequence[OperatorBar]
 
 
-def tree_of(costs: Sequence[Cost]) -> Module:
+def tree_of(costs: Sequence[OperatorCost]) -> Module:
     """The tree by module."""
     return _module("the model", [(_path(cost.module), cost) for cost in costs])
 
 
-def _module(name: str, costs: Sequence[tuple[list[str], Cost]]) -> Module:
+def _module(name: str, costs: Sequence[tuple[list[str], OperatorCost]]) -> Module:
     below = defaultdict(list)
     for path, cost in costs:
         if path:
@@ -59,7 +59,7 @@ def _module(name: str, costs: Sequence[tuple[list[str], Cost]]) -> Module:
     )
 
 
-def profile_page(title: str, measured: Measured) -> str:
+def profile_page(title: str, measured: ProgramProfile) -> str:
     """One profile as a page, for `profile --page`."""
     widest = max((cost.highest or cost.share for cost in measured.costs), default=1.0) or 1.0
     return render(
@@ -88,19 +88,19 @@ def _path(module: str) -> list[str]:
     return [*parts[:DEEPEST], *filter(None, [".".join(parts[DEEPEST:])])]
 
 
-def _operator(cost: Cost, widest: float = 1.0) -> Operator:
+def _operator(cost: OperatorCost, widest: float = 1.0) -> OperatorBar:
     low, high = (100 * each / widest for each in (cost.lowest, cost.highest))
     between = [Mark(low, high - low, y=9, height=2)] if high > low else []
     text = f"{cost.share:.1%}"
-    return Operator(cost.operator, text, text, "share", 100 * cost.share / widest, between, cost.line)
+    return OperatorBar(cost.operator, text, text, "share", 100 * cost.share / widest, between, cost.line)
 
 
-def _costs(profile: Row) -> list[Cost]:
+def _costs(profile: Row) -> list[OperatorCost]:
     """Operators of another form than expected are left out."""
     costs = []
     for row in map(mapping, entries(profile.get("operators"))):
         share, name = number(row, "share"), row.get("operator")
         if share is not None and isinstance(name, str):
             line, module = word(row, "line"), word(row, "module")
-            costs.append(Cost(name, 0, min(1.0, max(0.0, share)), line=line, module=module))
+            costs.append(OperatorCost(name, 0, min(1.0, max(0.0, share)), line=line, module=module))
     return costs

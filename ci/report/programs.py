@@ -43,7 +43,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramView:
     name: str
     case: str
     scheme: str
@@ -69,10 +69,10 @@ class Program:
 class Programs:
     schemes: Sequence[str]
     cases: Sequence[str]
-    cells: Mapping[tuple[str, str], Sequence[Program]]
+    cells: Mapping[tuple[str, str], Sequence[ProgramView]]
     """By case and scheme."""
     glance: Glance | None
-    worst_first: Sequence[Program]
+    worst_first: Sequence[ProgramView]
 
 
 def programs_of(reports: Iterable[Report]) -> Programs | None:
@@ -109,11 +109,11 @@ def anchor_of(name: str) -> str:
     return "program-" + quote(name, errors="replace")
 
 
-def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) -> Program:
+def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) -> ProgramView:
     lowered, ran = (rows.get(stage, {}) for stage in STAGES)
     first = next(iter(rows.values()))
     case, run, scheme, soc = (word(first, key) for key in ("case", "run", "scheme", "soc"))
-    return Program(
+    return ProgramView(
         name,
         case,
         scheme,

@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 100.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TrendLine:
     label: str
     values: str
     """Each commit with its value."""
@@ -28,7 +28,7 @@ class GlanceRow:
     anchor: str
     passed: bool
     accuracy: Bar | None
-    lines: Sequence[Line | None]
+    lines: Sequence[TrendLine | None]
     """One for each column."""
 
 
@@ -65,7 +65,7 @@ def _accuracy(rows: Sequence[Row]) -> Bar | None:
     return bar_of("", value, text, good=good, marks=[(threshold, 1.6), (baseline, 0.5)], label=label)
 
 
-def _line(history: Sequence[Row], key: str) -> Line | None:
+def _line(history: Sequence[Row], key: str) -> TrendLine | None:
     series = _series(history, key)
     if not series:
         return None
@@ -80,7 +80,7 @@ def _line(history: Sequence[Row], key: str) -> Line | None:
         points.append((WIDTH, points[0][1]))
     text = in_unit(key, values[-1])
     change = "" if values[0] == values[-1] else f", {in_unit(key, values[0])} {len(values)} commits ago"
-    return Line(
+    return TrendLine(
         f"{LINES[key]}: {text}{change}",
         "; ".join(f"{commit}: {in_unit(key, value)}" for commit, value in series),
         " ".join(f"{x:.1f},{y:.1f}" for x, y in points),

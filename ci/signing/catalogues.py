@@ -14,8 +14,8 @@ from ci.signing.checks import (
     SIGNATURE,
     STRUCTURE,
     TIME_STAMP,
-    Check,
-    Expected,
+    ExpectedSignature,
+    SignatureCheck,
     Status,
     Verification,
 )
@@ -28,12 +28,12 @@ _SAME_BUILD = dt.timedelta(days=3)
 """A build's catalogue is made within these."""
 
 
-def verify(path: Path, expected: Expected) -> Verification:
+def verify(path: Path, expected: ExpectedSignature) -> Verification:
     """The catalogue, and every file that it names beside it."""
     try:
         catalogue = catalogues.read(path)
     except Damaged as damage:
-        return _of(path, (Check(STRUCTURE, Status.FAILED, damage.message),))
+        return _of(path, (SignatureCheck(STRUCTURE, Status.FAILED, damage.message),))
     signs = catalogue.names
     present = sorted(each for each in path.parent.iterdir() if each.name.lower() in signs and each.is_file())
     checks = [check for each in present for check in _file(each, catalogue)]
@@ -41,40 +41,40 @@ def verify(path: Path, expected: Expected) -> Verification:
     checks += _renamed(path, catalogue, named)
     if not checks:
         message = f"none of the files that it signs is beside it: {', '.join(sorted(signs))}"
-        checks = [Check(FILES, Status.UNCHECKED, message)]
+        checks = [SignatureCheck(FILES, Status.UNCHECKED, message)]
     return _of(path, (*checks, *_authority(catalogue, expected)))
 
 
-def verify_library(library: Path, expected: Expected) -> Verification | None:
+def verify_library(library: Path, expected: ExpectedSignature) -> Verification | None:
     """The library by the catalogue beside it; None where there is none for it."""
     nearest = catalogues.beside(library)
     if nearest is None:
         return None
     path, catalogue = nearest
     if isinstance(catalogue, Damaged):
-        return _of(path, (Check(STRUCTURE, Status.FAILED, catalogue.message),))
+        return _of(path, (SignatureCheck(STRUCTURE, Status.FAILED, catalogue.message),))
     return _of(path, (*_file(library, catalogue), *_authority(catalogue, expected)))
 
 
-def _of(path: Path, checks: tuple[Check, ...]) -> Verification:
+def _of(path: Path, checks: tuple[SignatureCheck, ...]) -> Verification:
     return Verification(checks, catalogue=str(path))
 
 
-def _file(path: Path, catalogue: Catalogue) -> Iterator[Check]:
+def _file(path: Path, catalogue: Catalogue) -> Iterator[SignatureCheck]:
     member = catalogue.member(path.name, catalogues.sha256_of(path))
     if member is None:
-        yield Check(
+        yield SignatureCheck(
             FILES, Status.FAILED, f"{path.name} is not the file that was signed: {_why(path, catalogue)}"
         )
         return
-    yield Check(
+    yield SignatureCheck(
         FILES, Status.PASSED, f"{path.name} is the file that was signed, SHA-256 {member.sha256.hex()}"
     )
     if member.name != path.name.lower():
-        yield Check(NAME, Status.FAILED, f"expected the name {member.name}, found {path.name}")
+        yield SignatureCheck(NAME, Status.FAILED, f"expected the name {member.name}, found {path.name}")
 
 
-def _renamed(path: Path, catalogue: Catalogue, named: set[str]) -> Iterator[Check]:
+def _renamed(path: Path, catalogue: Catalogue, named: set[str]) -> Iterator[SignatureCheck]:
     """Files under other names that hold what was signed, where the file of the right name is missing."""
     if catalogue.names <= named:
         return
@@ -112,7 +112,7 @@ def _day(build: str) -> dt.datetime | None:
         return None
 
 
-def _authority(catalogue: Catalogue, expected: Expected) -> Iterator[Check]:
+def _authority(catalogue: Catalogue, expected: ExpectedSignature) -> Iterator[SignatureCheck]:
     """One check for each part; a part without a problem passed."""
     roots = (expected.root,) if expected.root is not None else catalogues.pinned_roots()
     problems: dict[str, list[str]] = {}
@@ -131,14 +131,14 @@ def _authority(catalogue: Catalogue, expected: Expected) -> Iterator[Check]:
     }
     for part, message in good.items():
         if part not in problems:
-            yield Check(part, Status.PASSED, message)
+            yield SignatureCheck(part, Status.PASSED, message)
     if stamp is not None and TIME_STAMP not in problems:
         at = f"signed at {stamp.moment.isoformat(timespec='seconds')}"
-        yield Check(TIME_STAMP, Status.PASSED, f"{at}, by {catalogues.common_name(stamp.chain[0])}")
+        yield SignatureCheck(TIME_STAMP, Status.PASSED, f"{at}, by {catalogues.common_name(stamp.chain[0])}")
     elif stamp is None:
         # Not essential by itself: where the certificate has expired since, validity fails.
         message = "there is none, so the signature ends with the signer's certificate"
-        yield Check("time stamp's absence", Status.UNCHECKED, message)
+        yield SignatureCheck("time stamp's absence", Status.UNCHECKED, message)
     for part, messages in problems.items():
         for message in messages:
-            yield Check(part, Status.FAILED, message)
+            yield SignatureCheck(part, Status.FAILED, message)

@@ -47,7 +47,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CertificateProblem:
     part: str
     message: str
 
@@ -152,7 +152,7 @@ def name_of(certificate: x509.Certificate) -> str:
 
 def check(
     certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
-) -> Iterator[Problem]:
+) -> Iterator[CertificateProblem]:
     """Everything wrong with a chain of at least one certificate.
 
     It must end in `root`; without a root, in a certificate that signs itself."""
@@ -167,11 +167,13 @@ def check(
         # The last certificate signs itself, so a changed root is noticed even if no root is named.
         issuer = full[index + 1] if index + 1 < len(full) else certificate
         if not is_issued_by(certificate, issuer):
-            yield Problem("chain", f"{name} is not signed by {name_of(issuer)}")
+            yield CertificateProblem("chain", f"{name} is not signed by {name_of(issuer)}")
         elif (weak := describe(certificate).signature_hash) in ("md5", "sha1"):
-            yield Problem("chain", f"{name} is signed with {weak}, which no longer proves anything")
+            yield CertificateProblem(
+                "chain", f"{name} is signed with {weak}, which no longer proves anything"
+            )
     if root is not None and full[-1] != root:
-        yield Problem(
+        yield CertificateProblem(
             "root",
             f"the chain ends in {name_of(full[-1])} (sha256 {_fingerprint(full[-1])}), "
             f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})",
@@ -189,40 +191,48 @@ def _reading(what: str) -> Iterator[None]:
         raise Malformed(what, f"not a certificate that can be read: {error}"[:200]) from error
 
 
-def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -> Iterator[Problem]:
+def _check_validity(
+    name: str, certificate: x509.Certificate, at: dt.datetime
+) -> Iterator[CertificateProblem]:
     if at < certificate.not_valid_before_utc:
-        yield Problem(
+        yield CertificateProblem(
             "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
         )
     if at > certificate.not_valid_after_utc:
-        yield Problem("validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}")
+        yield CertificateProblem(
+            "validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}"
+        )
 
 
-def _check_usage(name: str, certificate: x509.Certificate, *, attests: bool, below: int) -> Iterator[Problem]:
+def _check_usage(
+    name: str, certificate: x509.Certificate, *, attests: bool, below: int
+) -> Iterator[CertificateProblem]:
     """`below`: the number of CA certificates between this one and the attestation certificate."""
     constraints = _extension(certificate, x509.BasicConstraints)
     usage = _extension(certificate, x509.KeyUsage)
     if attests:
         if constraints is not None and constraints.ca:
-            yield Problem("usage", f"{name} is a CA's, so it may not sign libraries")
+            yield CertificateProblem("usage", f"{name} is a CA's, so it may not sign libraries")
         if usage is not None and not usage.digital_signature:
-            yield Problem("usage", f"{name} may not be used for digital signatures")
+            yield CertificateProblem("usage", f"{name} may not be used for digital signatures")
         extended = _extension(certificate, x509.ExtendedKeyUsage)
         allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
         if extended is not None and not allowed & set(extended):
-            yield Problem("usage", f"{name} may not be used for code signing")
+            yield CertificateProblem("usage", f"{name} may not be used for code signing")
     else:
         if constraints is None or not constraints.ca:
-            yield Problem("usage", f"{name} is not a CA's, so it may not issue certificates")
+            yield CertificateProblem("usage", f"{name} is not a CA's, so it may not issue certificates")
         elif constraints.path_length is not None and below > constraints.path_length:
-            yield Problem(
+            yield CertificateProblem(
                 "usage", f"{name} allows {constraints.path_length} CA certificates below it, not {below}"
             )
         if usage is not None and not usage.key_cert_sign:
-            yield Problem("usage", f"{name} may not be used to sign certificates")
+            yield CertificateProblem("usage", f"{name} may not be used to sign certificates")
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _KNOWN_EXTENSIONS):
-            yield Problem("usage", f"{name} has a critical extension that is not understood: {extension.oid}")
+            yield CertificateProblem(
+                "usage", f"{name} has a critical extension that is not understood: {extension.oid}"
+            )
 
 
 T = TypeVar("T", bound=x509.ExtensionType)

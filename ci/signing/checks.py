@@ -57,7 +57,7 @@ class Status(str, enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SignatureCheck:
     part: str
     status: Status
     message: str
@@ -70,7 +70,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedSignature:
     """What the library must be bound to; None: anything."""
 
     root: x509.Certificate | None = None
@@ -83,7 +83,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    checks: tuple[Check, ...]
+    checks: tuple[SignatureCheck, ...]
     unhashed: tuple[Range, ...] = ()
     rehearsal: bool = False
     test: bool = False
@@ -92,10 +92,10 @@ class Verification:
     """The Windows catalogue that holds the signature."""
 
     @property
-    def failed(self) -> list[Check]:
+    def failed(self) -> list[SignatureCheck]:
         return [c for c in self.checks if c.status is Status.FAILED]
 
-    def unproven(self, allowed: Iterable[str] = ()) -> list[Check]:
+    def unproven(self, allowed: Iterable[str] = ()) -> list[SignatureCheck]:
         """The essential checks that could not be made, except those that the caller allows to be skipped."""
         skip = set(allowed)
         return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]

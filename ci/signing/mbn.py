@@ -63,7 +63,7 @@ _V7_DIGESTS = {3: "sha384"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MbnPart:
     name: str
     start: int
     end: int
@@ -108,14 +108,14 @@ class Metadata:
 class Container:
     version: int
     fields: Mapping[str, int]
-    parts: tuple[Part, ...]
+    parts: tuple[MbnPart, ...]
     problems: tuple[str, ...]
     """Sizes that contradict each other, and bytes that belong to no part."""
     common: Mapping[str, int]
     """Common metadata (version 7); empty in other versions."""
 
-    def part(self, name: str) -> Part:
-        return next((p for p in self.parts if p.name == name), Part(name, 0, 0))
+    def part(self, name: str) -> MbnPart:
+        return next((p for p in self.parts if p.name == name), MbnPart(name, 0, 0))
 
     @property
     def digest(self) -> str | None:
@@ -142,19 +142,19 @@ def parse(segment: bytes) -> Container:
     if len(segment) < start:
         raise Malformed(HEADER, f"version {version} needs {start} bytes, the hash segment has {len(segment)}")
     fields = dict(zip(names, struct.unpack_from(f"<{len(names)}I", segment), strict=True))
-    parts = [Part(HEADER, 0, start)]
+    parts = [MbnPart(HEADER, 0, start)]
     at = start
     for name, size in _LAYOUT[version]:
         end = at + fields[size]
         if end > len(segment):
             raise Malformed(name, f"ends at byte {end} of a hash segment of {len(segment)} bytes")
-        parts.append(Part(name, at, end))
+        parts.append(MbnPart(name, at, end))
         at = end
     problems = []
     if "total_size" in fields and fields["total_size"] != at - start:
         problems.append(f"the header says {fields['total_size']} bytes in all, its parts have {at - start}")
     if at < len(segment):
-        parts.append(Part(TRAILING, at, len(segment)))
+        parts.append(MbnPart(TRAILING, at, len(segment)))
         problems.append(f"{len(segment) - at} bytes after the last part belong to nothing")
     common: dict[str, int] = {}
     if version == 7:

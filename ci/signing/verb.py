@@ -19,7 +19,7 @@ from provisioning.base.settings import reports_path
 if TYPE_CHECKING:
     import datetime as dt
 
-    from ci.signing.checks import Expected, Verification
+    from ci.signing.checks import ExpectedSignature, Verification
     from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
@@ -72,7 +72,12 @@ def inspect(files: Sequence[Path], *, as_json: bool) -> int:
 
 
 def verify(
-    paths: Sequence[Path], expected: Expected, allowed: tuple[str, ...], stage: StageRun, *, as_json: bool
+    paths: Sequence[Path],
+    expected: ExpectedSignature,
+    allowed: tuple[str, ...],
+    stage: StageRun,
+    *,
+    as_json: bool,
 ) -> int:
     from ci.signing import checks, verification
 
@@ -108,12 +113,12 @@ def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
 
 def _expected(
     root: Path | None, software: str | None, hardware: str | None, serial: str | None, at: str | None
-) -> Expected:
+) -> ExpectedSignature:
     from ci.signing.certificates import read_root
-    from ci.signing.checks import Expected
+    from ci.signing.checks import ExpectedSignature
     from ci.signing.lpai.device_serial import parse_serial
 
-    return Expected(
+    return ExpectedSignature(
         root=read_root(root) if root else None,
         software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
         hardware_id=_number("--hw-id", hardware),

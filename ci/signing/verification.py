@@ -19,8 +19,8 @@ from ci.signing.checks import (
     SIGNATURE,
     STRUCTURE,
     UNSIGNED,
-    Check,
-    Expected,
+    ExpectedSignature,
+    SignatureCheck,
     SignedBy,
     Status,
     Verification,
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 
-def verify(data: Bytes, expected: Expected | None = None) -> Verification:
+def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verification:
     """Never raises for the content of a file: damage is a failed check."""
-    expected = expected or Expected()
+    expected = expected or ExpectedSignature()
     try:
         _, signed = signed_library.parse(data)
     except Malformed as damage:
-        return Verification((Check(STRUCTURE, Status.FAILED, damage.message),))
+        return Verification((SignatureCheck(STRUCTURE, Status.FAILED, damage.message),))
     if signed is None:
-        return Verification((Check(UNSIGNED, Status.FAILED, "there is no hash segment"),))
+        return Verification((SignatureCheck(UNSIGNED, Status.FAILED, "there is no hash segment"),))
     chain, error = chain_of(signed)
     rehearsal = signatures.is_rehearsal(chain) or _has_statement(signed)
     checks = (
@@ -52,15 +52,15 @@ def verify(data: Bytes, expected: Expected | None = None) -> Verification:
     return Verification(checks, signed_library.unhashed(data, signed), rehearsal, _serials(signed))
 
 
-def verify_file(path: Path, expected: Expected | None = None) -> Verification:
+def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verification:
     """A catalogue is verified with the files beside it; a library without a signature inside, with the
     catalogue beside it."""
     if path.suffix.lower() == catalogues.SUFFIX:
-        return catalogues.verify(path, expected or Expected())
+        return catalogues.verify(path, expected or ExpectedSignature())
     with signed_library.mapped(path) as data:
         result = verify(data, expected)
     if result.signer is SignedBy.UNSIGNED:
-        return catalogues.verify_library(path, expected or Expected()) or result
+        return catalogues.verify_library(path, expected or ExpectedSignature()) or result
     return result
 
 
@@ -71,7 +71,7 @@ def _serials(signed: Signed) -> bool:
         return False
 
 
-def _structure(signed: Signed) -> Iterator[Check]:
+def _structure(signed: Signed) -> Iterator[SignatureCheck]:
     problems = list(signed.container.problems)
     head = signed.elf.segments[signed.head_index] if signed.head_index is not None else None
     if head is None:
@@ -92,18 +92,18 @@ def _structure(signed: Signed) -> Iterator[Check]:
     yield from _verdict(STRUCTURE, problems, "two signing program headers, one hash segment, sizes agree")
 
 
-def _hashes(data: Bytes, signed: Signed) -> Iterator[Check]:
+def _hashes(data: Bytes, signed: Signed) -> Iterator[SignatureCheck]:
     algorithm = signed.container.digest
     if algorithm is None:
         number = signed.container.common.get("hash_algorithm")
         for part in (HASH_TABLE, HEADERS, SEGMENTS):
-            yield Check(part, Status.UNCHECKED, f"hash algorithm {number} is not publicly defined")
+            yield SignatureCheck(part, Status.UNCHECKED, f"hash algorithm {number} is not publicly defined")
         return
     size = hashlib.new(algorithm).digest_size
     table = signed.part(mbn.HASHES)
     count = len(signed.elf.segments)
     if len(table) != count * size:
-        yield Check(
+        yield SignatureCheck(
             HASH_TABLE,
             Status.FAILED,
             f"expected {count} entries of {size} bytes, one a program header, found {len(table)} bytes",
@@ -153,17 +153,19 @@ def _has_statement(signed: Signed) -> bool:
 
 
 def _authority(
-    signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, expected: Expected
-) -> Iterator[Check]:
+    signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, expected: ExpectedSignature
+) -> Iterator[SignatureCheck]:
     """Signature, chain, validity, usage, root."""
     at = expected.at or dt.datetime.now(dt.timezone.utc)
     if not chain:
-        yield Check(CHAIN, Status.FAILED, error)
-        yield Check(SIGNATURE, Status.FAILED, "there is no attestation certificate to check it with")
+        yield SignatureCheck(CHAIN, Status.FAILED, error)
+        yield SignatureCheck(SIGNATURE, Status.FAILED, "there is no attestation certificate to check it with")
         return
     yield _signature(signed, chain[0], rehearsal)
     if signed.container.part(mbn.QTI_SIGNATURE).size:
-        yield Check("QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public")
+        yield SignatureCheck(
+            "QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public"
+        )
     problems = list(certificates.check(chain, expected.root, at))
     for part, good in (
         (CHAIN, f"{len(chain)} certificates, each signed by the next"),
@@ -172,7 +174,7 @@ def _authority(
     ):
         yield from _verdict(part, [p.message for p in problems if p.part == part], good)
     if expected.root is None:
-        yield Check(
+        yield SignatureCheck(
             ROOT,
             Status.UNCHECKED,
             "no root certificate was given, and anybody can make a chain that ends in "
@@ -186,17 +188,17 @@ def _authority(
         )
 
 
-def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -> Check:
+def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -> SignatureCheck:
     signature = signed.part(mbn.SIGNATURE)
     if not any(signature):
         # No scheme has a signature of zeros: r and s of ECDSA are at least 1, and RSA's is padded.
-        return Check(SIGNATURE, Status.FAILED, "it is all zeros" if signature else "there is none")
+        return SignatureCheck(SIGNATURE, Status.FAILED, "it is all zeros" if signature else "there is none")
     if rehearsal:
         good = signatures.verify_rehearsal(attestation.public_key(), signature, signed.signed_part)
         return _signature_check(good, "by the attestation key over MBN header, metadata and hash table")
     if signed.container.version in (3, 5):
         return _legacy_signature(signed, attestation)
-    return Check(
+    return SignatureCheck(
         SIGNATURE,
         Status.UNCHECKED,
         f"the range and encoding of MBN v{signed.container.version} signatures are not public, so another "
@@ -204,33 +206,35 @@ def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -
     )
 
 
-def _signature_check(good: bool, what: str) -> Check:
-    return Check(SIGNATURE, Status.PASSED if good else Status.FAILED, what if good else f"is not one {what}")
+def _signature_check(good: bool, what: str) -> SignatureCheck:
+    return SignatureCheck(
+        SIGNATURE, Status.PASSED if good else Status.FAILED, what if good else f"is not one {what}"
+    )
 
 
-def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> Check:
+def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> SignatureCheck:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     ids = certificates.describe(attestation).identities
     public = attestation.public_key()
     if not isinstance(public, rsa.RSAPublicKey) or not {"SW_ID", "HW_ID"} <= ids.keys():
-        return Check(
+        return SignatureCheck(
             SIGNATURE,
             Status.UNCHECKED,
             f"MBN v{signed.container.version} is public for RSA with SW_ID and HW_ID in the subject",
         )
     if max(ids["SW_ID"], ids["HW_ID"]) >= 1 << 64:
-        return Check(SIGNATURE, Status.FAILED, "SW_ID or HW_ID has more than 64 bits")
+        return SignatureCheck(SIGNATURE, Status.FAILED, "SW_ID or HW_ID has more than 64 bits")
     digest = signatures.legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
     good = signatures.verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
     return _signature_check(good, "by the attestation key over MBN header and hash table")
 
 
-def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
+def _bindings(signed: Signed, expected: ExpectedSignature) -> Iterator[SignatureCheck]:
     try:
         facts = bindings(signed)
     except Malformed as error:
-        yield Check("metadata", Status.FAILED, error.message)
+        yield SignatureCheck("metadata", Status.FAILED, error.message)
         return
     for part, wanted, actual in (
         ("software id", expected.software_id, facts.software_id),
@@ -240,22 +244,22 @@ def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
             continue
         if actual is None:
             message = f"MBN v{signed.container.version} does not show its {part}"
-            yield Check(part, Status.UNCHECKED, message, asked=True)
+            yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
         else:
             same = actual == wanted
             message = f"{actual:#x}" if same else f"expected {wanted:#x}, found {actual:#x}"
-            yield Check(part, Status.PASSED if same else Status.FAILED, message)
+            yield SignatureCheck(part, Status.PASSED if same else Status.FAILED, message)
     if facts.serials is None:
         if expected.serial is not None:
             message = f"where MBN v{signed.container.version} keeps serials is not public"
-            yield Check("serial", Status.UNCHECKED, message, asked=True)
+            yield SignatureCheck("serial", Status.UNCHECKED, message, asked=True)
     elif expected.serial is not None:
         bound = ", ".join(f"0x{s:08x}" for s in facts.serials) or "no device"
         good = expected.serial in facts.serials
-        yield Check("serial", Status.PASSED if good else Status.FAILED, f"bound to {bound}")
+        yield SignatureCheck("serial", Status.PASSED if good else Status.FAILED, f"bound to {bound}")
     elif facts.serials:
         bound = ", ".join(f"0x{s:08x}" for s in facts.serials)
-        yield Check("serial", Status.UNCHECKED, f"bound to {bound}; no device was named")
+        yield SignatureCheck("serial", Status.UNCHECKED, f"bound to {bound}; no device was named")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +300,9 @@ def _overlap(one: Segment, other: Segment) -> bool:
     return one.offset < other.end and other.offset < one.end
 
 
-def _verdict(part: str, problems: list[str], good: str) -> Iterator[Check]:
+def _verdict(part: str, problems: list[str], good: str) -> Iterator[SignatureCheck]:
     if problems:
         for problem in problems:
-            yield Check(part, Status.FAILED, problem)
+            yield SignatureCheck(part, Status.FAILED, problem)
     else:
-        yield Check(part, Status.PASSED, good)
+        yield SignatureCheck(part, Status.PASSED, good)

@@ -13,7 +13,7 @@ from provisioning.base import progress
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.compat import EXECUTORCH_PACKAGE, Builds, Release
 from provisioning.manifest import load_profile
-from provisioning.store import Store, Want
+from provisioning.store import FileSelection, Store
 
 
 def versions(table: Builds) -> list[str]:
@@ -43,7 +43,7 @@ def tree_of(release: Release, store: Store) -> Path:
             f" and this is {sys.version_info[0]}.{sys.version_info[1]}",
             fix=f"install nox with Python {wanted[1]}.{wanted[2]}",
         )
-    want = Want(targets=frozenset({"x86_64-linux"}))
+    want = FileSelection(targets=frozenset({"x86_64-linux"}))
     shown = progress.for_stream()
     return store.provision(EXECUTORCH_PACKAGE, release.package(), want, locked=True, progress=shown).root
 

@@ -33,13 +33,13 @@ from provisioning.manifest import Component
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, differences
 from provisioning.store.pinned import Pinned
-from provisioning.store.tree_plan import EVERYTHING, Want, definition_of, selection_of, tree_key
+from provisioning.store.tree_plan import EVERYTHING, FileSelection, definition_of, selection_of, tree_key
 from provisioning.store.trees import Tree, Trees
 
 if TYPE_CHECKING:
-    from provisioning.store.cleaning import Needless
+    from provisioning.store.cleaning import Garbage
 
-__all__ = ["EVERYTHING", "Store", "Tree", "Want", "require_pins"]
+__all__ = ["EVERYTHING", "FileSelection", "Store", "Tree", "require_pins"]
 
 CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -52,7 +52,7 @@ class Store(Trees):
         self,
         component_name: str,
         component: Component,
-        want: Want = EVERYTHING,
+        want: FileSelection = EVERYTHING,
         *,
         locked: bool = False,
         accept: Mapping[str, str] | None = None,
@@ -90,7 +90,7 @@ class Store(Trees):
         self,
         component_name: str,
         component: Component,
-        want: Want,
+        want: FileSelection,
         *,
         progress: Progress = SILENT,
         offline: bool = False,
@@ -181,7 +181,7 @@ class Store(Trees):
         all_downloads: bool = False,
         dry_run: bool = False,
         progress: Progress = SILENT,
-    ) -> list[Needless]:
+    ) -> list[Garbage]:
         """Remove what nobody needs, once no process changes the store; returns what that was.
 
         That is: trees that are not `referenced`, that were unused for `older_than` seconds or that a wider
@@ -235,7 +235,7 @@ class Store(Trees):
 
         inventory = tree.inventory
         component = Component.model_validate(dict(inventory.manifest), strict=False)
-        want = Want(frozenset(inventory.targets), frozenset(inventory.arches))
+        want = FileSelection(frozenset(inventory.targets), frozenset(inventory.arches))
         assembly = Assembly(self, staging, inventory.component, component, want, progress, offline)
         assembly.run(inventory.definition, inventory.key)
         if wrong := differences(staging / "tree", inventory.items):

@@ -22,8 +22,8 @@ from provisioning.store.tree_plan import (
     GENERATED,
     READ_ONLY,
     READ_ONLY_EXECUTABLE,
+    FileSelection,
     Placing,
-    Want,
     composed,
     definition_of,
     sdk_yaml,
@@ -57,7 +57,7 @@ class Assembly:
         staging: Path,
         name: str,
         component: Component,
-        want: Want,
+        want: FileSelection,
         progress: Progress,
         offline: bool,
     ) -> None:

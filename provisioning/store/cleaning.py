@@ -15,7 +15,7 @@ from provisioning.store.trees import Tree, Trees
 
 
 @dataclass(frozen=True, slots=True)
-class Needless:
+class Garbage:
     """Something that `gc` removes, and why."""
 
     path: Path
@@ -29,7 +29,7 @@ def needless(
     older_than: float | None,
     all_downloads: bool,
     removal: locking.Removal,
-) -> list[Needless]:
+) -> list[Garbage]:
     """Trees, downloads and leftovers of killed processes that can go; trees that are in use stay."""
     trees = store.trees()
     reasons = dict(_reasons(store, trees, referenced, older_than))
@@ -37,19 +37,19 @@ def needless(
         if tree.key in reasons and not removal.claim(tree.inventory_path):
             del reasons[tree.key]
     leftovers = [
-        Needless(tree.root, reasons[tree.key], tree.inventory.size) for tree in trees if tree.key in reasons
+        Garbage(tree.root, reasons[tree.key], tree.inventory.size) for tree in trees if tree.key in reasons
     ]
     committed = {tree.root.name for tree in trees}
     for path in sorted(store.folder.glob("*")):
         if path.name.removesuffix(".json") not in committed:
-            leftovers.append(Needless(path, "was never finished", _size(path)))
+            leftovers.append(Garbage(path, "was never finished", _size(path)))
     used = {origin.sha256 for tree in trees if tree.key not in reasons for origin in tree.inventory.origins}
     for path in sorted(store.downloads.glob("*")):
         if path.suffix != ".lock" and (all_downloads or not _serves(path, used)):
             reason = "is kept for widening and repair only" if all_downloads else "no tree came from it"
-            leftovers.append(Needless(path, reason, _size(path)))
+            leftovers.append(Garbage(path, reason, _size(path)))
     abandoned = locking.abandoned(store.staging)
-    return leftovers + [Needless(path, "its process is gone", _size(path)) for path in abandoned]
+    return leftovers + [Garbage(path, "its process is gone", _size(path)) for path in abandoned]
 
 
 def remove(store: Trees, path: Path, into: Path) -> None:

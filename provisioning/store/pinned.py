@@ -29,8 +29,8 @@ from provisioning.store.tree_plan import (
     GENERATED,
     READ_ONLY,
     READ_ONLY_EXECUTABLE,
+    FileSelection,
     Placing,
-    Want,
     composed,
     definition_of,
     sdk_yaml,
@@ -70,7 +70,7 @@ class Pinned:
         return cls(inventory.definition, inventory.key, inventory.selection, inventory.items)
 
 
-def pinned_tree(name: str, component: Component, want: Want) -> Pinned | None:
+def pinned_tree(name: str, component: Component, want: FileSelection) -> Pinned | None:
     """None if a part has no list."""
     selection = selection_of(component, want)
     parts = [part for part in component.parts if selection[part.name]]
@@ -92,7 +92,7 @@ def pinned_tree(name: str, component: Component, want: Want) -> Pinned | None:
     return Pinned(definition, tree_key(definition, selection), selection, ordered)
 
 
-def _items(part: Part, files: Mapping[str, Listed], want: Want) -> list[Item]:
+def _items(part: Part, files: Mapping[str, Listed], want: FileSelection) -> list[Item]:
     placing, items = Placing(part, want), []
     for member, one in files.items():
         if (path := placing(member)) is not None:

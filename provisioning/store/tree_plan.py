@@ -20,7 +20,7 @@ GENERATED = "(composed)"
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class FileSelection:
     """A selection of a component's files: for these targets and the Hexagon arches of the chosen SoCs.
 
     Empty means everything.
@@ -30,10 +30,10 @@ class Want:
     arches: frozenset[int] = frozenset()
 
 
-EVERYTHING = Want()
+EVERYTHING = FileSelection()
 
 
-def selection_of(component: Component, want: Want) -> dict[str, tuple[str, ...]]:
+def selection_of(component: Component, want: FileSelection) -> dict[str, tuple[str, ...]]:
     """For each part the rules that `want` takes: `2` all of rule 2, `1:75` rule 1 for arch 75 only.
 
     `*` is a part without rules, taken whole. A part that is not needed has none, and is not even fetched.
@@ -70,7 +70,7 @@ def tree_key(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
 class Placing:
     """Where each member of a part goes. Remembers the members, to explain why nothing fits."""
 
-    def __init__(self, part: Part, want: Want) -> None:
+    def __init__(self, part: Part, want: FileSelection) -> None:
         self._want = want
         self._strip = part.source.prefix
         self._rules = [(re.compile(rule.match), rule) for rule in part.place]

@@ -15,7 +15,7 @@ from provisioning.manifest import Component, Part
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, difference, differences
 from provisioning.store.pinned import Pinned, pinned_tree
-from provisioning.store.tree_plan import Want, covers, definition_of, selection_of, tree_key
+from provisioning.store.tree_plan import FileSelection, covers, definition_of, selection_of, tree_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Tree:
         return self.inventory.version
 
     @property
-    def want(self) -> Want:
-        return Want(frozenset(self.inventory.targets), frozenset(self.inventory.arches))
+    def want(self) -> FileSelection:
+        return FileSelection(frozenset(self.inventory.targets), frozenset(self.inventory.arches))
 
     @property
     def inventory_path(self) -> Path:
@@ -82,7 +82,7 @@ class Trees:
                 damage.append(Difference(path.name, "changed", "an inventory", "something else"))
         return damage
 
-    def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
+    def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None:
         """The tree for `want`: made for exactly that, else the smallest that contains it.
 
         Until this process ends, `gc` leaves that tree alone."""
@@ -157,7 +157,7 @@ class Trees:
             wrong.append(Difference(name, "changed", "the inventory of what is pinned", "another"))
         return wrong
 
-    def glance(self, tree: Tree) -> list[Difference]:
+    def quick_check(self, tree: Tree) -> list[Difference]:
         """Differences that show without reading content; a thousand times as fast as `verify`."""
         results = (difference(tree.root, item, content=False) for item in tree.inventory.items)
         return [one for one in results if one is not None]

@@ -33,7 +33,7 @@ from provisioning.components import KINDS, QNN_SDK
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
-    from provisioning.store import Store, Tree, Want
+    from provisioning.store import FileSelection, Store, Tree
     from provisioning.store.inventory import Difference
 
 EXAMPLES = """\
@@ -111,10 +111,10 @@ def provision(
     offline: bool,
 ) -> list[Row]:
     from provisioning.manifest import soc_named
-    from provisioning.store import Store, Want, require_pins
+    from provisioning.store import FileSelection, Store, require_pins
 
     store = Store(selection.store)
-    want = Want(
+    want = FileSelection(
         frozenset(selection.named_targets), frozenset(soc_named(soc).arch for soc in selection.named_socs)
     )
     progress = for_stream()
@@ -181,7 +181,7 @@ def table(rows: list[dict[str, str]]) -> str:
     return "".join(f"{line}\n" for line in aligned(lines))
 
 
-def _chosen(profile: Profile, named: Sequence[str], want: Want) -> dict[str, Component]:
+def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict[str, Component]:
     from provisioning.store.tree_plan import selection_of as parts_of
 
     every = profile.pins
@@ -222,7 +222,7 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
 
 def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
     """Repair a tree with deleted or truncated files; returns the row's state."""
-    if not (damage := store.glance(tree)):
+    if not (damage := store.quick_check(tree)):
         return "already there"
     progress.note(f"{tree.root.name} is damaged ({damage[0]}); repairing it")
     _note_damage(tree.root.name, store.repair(tree, progress=progress, offline=offline), stage)

@@ -179,13 +179,13 @@ def _of_profiles() -> dict[str, Component]:
 def _path(selection: Selection, name: str) -> int:
     from provisioning.environment import provision_flags
     from provisioning.manifest import load_profile, soc_named
-    from provisioning.store import Store, Want
+    from provisioning.store import FileSelection, Store
 
     profile = load_profile(selection.profile)
     components = profile.pins
     if name not in components:
         raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, components)
-    want = Want(
+    want = FileSelection(
         frozenset(selection.targets),
         frozenset(soc_named(soc).arch for soc in selection.socs),
     )
@@ -211,7 +211,7 @@ def _described(store: Store, tree: Tree) -> dict[str, Any]:
         "size": inventory.size,
         "last_used": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(store.last_used(tree))),
         # Without reading content, which `verify` does.
-        "integrity": "damaged" if store.glance(tree) else "looks whole",
+        "integrity": "damaged" if store.quick_check(tree) else "looks whole",
         "path": str(tree.root),
         "key": tree.key,
     }

@@ -24,12 +24,12 @@ from ci.engine import trouble
 from ci.engine.work import Result
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
-from ci.lanes.executorch.compile import Plan, compile_programs
+from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
-from ci.lanes.executorch.suite import Program, programs_of
+from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.pipeline.accuracy import EXACT_DB
 from ci.pipeline.baseline import Baseline
-from ci.pipeline.options import Work
+from ci.pipeline.options import WorkOptions
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
@@ -44,13 +44,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(
-    folder: Path, *programs: Program, timeout: float = 60, basis: compiling.Basis = BASIS, cache: bool = True
+    folder: Path,
+    *programs: ExecutorchProgram,
+    timeout: float = 60,
+    basis: compiling.KeyContext = BASIS,
+    cache: bool = True,
 ) -> dict[str, Result]:
-    return compile_programs(plan_of(folder, programs, Work(timeout, jobs=1, cache=cache), basis))
+    return compile_programs(plan_of(folder, programs, WorkOptions(timeout, jobs=1, cache=cache), basis))
 
 
-def plan_of(folder: Path, programs: Sequence[Program], work: Work, basis: compiling.Basis = BASIS) -> Plan:
-    return Plan(
+def plan_of(
+    folder: Path,
+    programs: Sequence[ExecutorchProgram],
+    work: WorkOptions,
+    basis: compiling.KeyContext = BASIS,
+) -> ExecutorchPlan:
+    return ExecutorchPlan(
         selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
         programs=tuple(programs),
         environment=ENVIRON,
@@ -63,7 +72,7 @@ def plan_of(folder: Path, programs: Sequence[Program], work: Work, basis: compil
     )
 
 
-def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> Program:
+def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> ExecutorchProgram:
     text = SUITE.replace("net:make", f"net:{what}").replace("case.net", f"case.{name}")
     return make_program(folder / name, text=text.replace("width = 8", f"width = {width}"))
 
@@ -74,7 +83,7 @@ class TestCompiling:
     ) -> None:
         suite = make_program(tmp_path / "suite").suite
 
-        def cached(basis: compiling.Basis = BASIS) -> bool:
+        def cached(basis: compiling.KeyContext = BASIS) -> bool:
             (program,) = programs_of(suite)
             return compiled(tmp_path, program, basis=basis)[program.name].cached
 
@@ -100,7 +109,7 @@ class TestCompiling:
         change("suite.toml", '["pr"]', '["nightly"]')
         change("suite.toml", "files", "cpu_budget = 1\nfiles")
         assert cached()
-        assert not cached(compiling.Basis(BASIS.python, {**BASIS.sdk, "libraries": "ab"}))
+        assert not cached(compiling.KeyContext(BASIS.python, {**BASIS.sdk, "libraries": "ab"}))
 
     def test_one_that_fails_is_one_failure_and_the_others_are_done(self, tmp_path: Path) -> None:
         expected = {
@@ -256,7 +265,7 @@ class Emulator:
             )
             for what in names
         }
-        plan = plan_of(self.folder, list(programs.values()), Work(jobs=1, run_timeout=timeout))
+        plan = plan_of(self.folder, list(programs.values()), WorkOptions(jobs=1, run_timeout=timeout))
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
         results = measure(plan, self.runner, compiled)
         return [results[program.name] for program in programs.values()]

@@ -17,10 +17,10 @@ from filelock import FileLock
 
 from ci.dev.lint import tracked_files
 from ci.image.context import CONTEXT, link_tree
-from ci.image.engine import Engine, Job, connect
+from ci.image.engine import ContainerCommand, Engine, connect
 from ci.image.image_plan import plan_of
 from ci.image.shell import docker_run
-from ci.image.wheelhouse import Wanted, fill
+from ci.image.wheelhouse import WheelTarget, fill
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.components import COMPONENT_VARIABLES
@@ -86,7 +86,7 @@ def root(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     with FileLock(f"{CONTEXT}.lock"):
         # Here, and not in the copy, so that they need not be fetched for every run.
         for environment in plan.environments:
-            wanted = Wanted(plan.system.python, plan.system.glibc)
+            wanted = WheelTarget(plan.system.python, plan.system.glibc)
             fill(environment, CONTEXT / "environments" / environment, wanted)
         link_tree(CONTEXT / "environments", "", context_of(copy) / "environments")
     locked = image(copy, "--lock", reports=tmp_path_factory.mktemp("reports"))
@@ -172,7 +172,7 @@ def test_shell_image_is_the_shell_session_and_a_job_has_no_network(
 ) -> None:
     done = typed("shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7", cwd=root)
     assert (done.stdout, done.returncode) == (f"{os.getuid()}\n", 7), done.stderr
-    interfaces = engine.run(Job(plan_of("wheels").tag, ["ls", "/sys/class/net"]))
+    interfaces = engine.run(ContainerCommand(plan_of("wheels").tag, ["ls", "/sys/class/net"]))
     assert interfaces.stdout.split() == ["lo"]
 
 
@@ -212,7 +212,7 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
     attributes = engine.attributes(plan.tag)
     assert "Qualcomm AI Stack License" in attributes["Config"]["Labels"]["qnn-ci.not-to-be-published"]
     roots = " ".join(f"${COMPONENT_VARIABLES[name]}" for name in plan.components)
-    listed = engine.run(Job(plan.tag, ["sh", "-c", f"ls -d {roots}; echo $QNN_CI_PROFILE"]))
+    listed = engine.run(ContainerCommand(plan.tag, ["sh", "-c", f"ls -d {roots}; echo $QNN_CI_PROFILE"]))
     assert listed.stdout.split() == ["/opt/qnn-ci/android-ndk", "/opt/qnn-ci/qnn-sdk", "qnn-2.37"]
 
     # Each SDK is a layer of its own, upon those that `wheels` has below its own SDK.

@@ -253,7 +253,7 @@ class TestCompile:
         assert "prefill_0, " in parts and "decode_1, " in parts
 
     def test_prefill_and_decode_can_share_their_weights(self, tmp_path: Path) -> None:
-        from ci.artifacts.program import Context, parse
+        from ci.artifacts.program import ContextStrings, parse
 
         model = write_checkpoint(tmp_path / "model", num_hidden_layers=2)
         apart, shared = tmp_path / "apart", tmp_path / "shared"
@@ -270,7 +270,7 @@ class TestCompile:
         sizes = [sum(file.stat().st_size for file in out.glob("*.bin")) for out in (apart, shared)]
         assert sizes[1] < 0.6 * sizes[0]
         context = parse((shared / "shared_0.bin").read_bytes())
-        assert isinstance(context, Context) and len(context.graphs) == 2
+        assert isinstance(context, ContextStrings) and len(context.graphs) == 2
         assert '"shared_0.bin"' in (shared / "genie_config.json").read_text()
         assert "the emulator refuses" in command("run", shared, "hello", code=2)
 
@@ -538,7 +538,7 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
 
     from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder
-    from ci.lanes.llm.measure import ProgramFolders, Reader
+    from ci.lanes.llm.measure import ProgramFolders, TokenReader
     from ci.lanes.llm.program_steps import answer
     from ci.lanes.llm.programs import (
         HandedOver,
@@ -549,11 +549,11 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
         in_pytorch,
     )
     from ci.lanes.llm.reference import load_reference, text_of
-    from ci.lanes.llm.suite import Run
+    from ci.lanes.llm.suite import LlmRun
 
     model = write_checkpoint(tmp_path, num_hidden_layers=2)
     shape, reference = read_architecture(model), load_reference(model)
-    run = Run.model_validate(
+    run = LlmRun.model_validate(
         {"through": "executorch", "precision": "fp16", "socs": ("SM8650",), "tags": ("pr",)}
     )
     place = ProgramFolders(model, tmp_path, shape, run, "SM8650", 60)
@@ -562,7 +562,7 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     }
     stateful = Stateful(load_decoder(model, shape, 1, shape.context)).eval()
     prefill, decode = (TensorReader(each, in_pytorch(each)) for each in layouts.values())
-    readers: list[Reader] = [
+    readers: list[TokenReader] = [
         HandedOver(prefill, decode, 96),
         HandedOver(prefill, decode, 32),
         StatefulReader(stateful, in_pytorch(stateful)),

@@ -20,7 +20,7 @@ from ci.engine.work import Failure, Result
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.check import LIMITS
 from ci.lanes.llm.findings import findings_of
-from ci.lanes.llm.suite import SUITES, Limits, Program
+from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
 from ci.lanes.llm.work import setup_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
@@ -52,7 +52,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
 READERS = ("HTP against the CPU", "HTP", "the CPU", "Genie")
 
 
-def verdict_of(word: str, facts: Callable[[Program], dict[str, Any]], **changes: Any) -> str:
+def verdict_of(word: str, facts: Callable[[LlmProgram], dict[str, Any]], **changes: Any) -> str:
     """The rules of test_llm's errors about a program of its suite, and what they are of. `changes` are of its
     run."""
     [program] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
@@ -265,7 +265,7 @@ def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             changes["htp_against_cpu"] = None
         monkeypatch.setattr(measure, "JUDGED_WINDOWS", windows)
 
-        def facts(program: Program) -> dict[str, Any]:
+        def facts(program: LlmProgram) -> dict[str, Any]:
             order = {"run": program.run.model_dump(mode="json"), "soc": program.soc, "timeout": TIMEOUT}
             return steps.order_genie({**order, "model": model, "into": tempfile.mkdtemp(dir=tmp_path)})
 
@@ -306,16 +306,16 @@ def as_reciprocal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_place_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ci.lanes.llm.contexts import Reader
+    from ci.lanes.llm.contexts import ContextReader
 
-    right = Reader._call
+    right = ContextReader._call
 
-    def slipped(self: Reader, inputs: Any) -> Any:
+    def slipped(self: ContextReader, inputs: Any) -> Any:
         for name, cache in self._caches.items():
             cache[...] = np.roll(cache, 1, 3 if "_key_" in name else 2)
         return right(self, inputs)
 
-    monkeypatch.setattr(Reader, "_call", slipped)
+    monkeypatch.setattr(ContextReader, "_call", slipped)
 
 
 @pytest.mark.parametrize(

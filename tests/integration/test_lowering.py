@@ -162,7 +162,7 @@ from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, Quant
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-from ci.partition.guilty import naming
+from ci.partition.failing_operators import naming
 from tests.support import lowering_models
 
 model, inputs = getattr(lowering_models, sys.argv[2])()
@@ -205,7 +205,7 @@ class Searched:
         self.watch = SimpleNamespace(users={})
         self.alone: list[bool] = []
 
-    def suspects(self, error: BaseException, *, alone: bool) -> list[Any]:
+    def culprits(self, error: BaseException, *, alone: bool) -> list[Any]:
         self.alone.append(alone)
         return [
             SimpleNamespace(
@@ -228,11 +228,13 @@ def fails(nodes: frozenset[str]) -> None:
 def test_what_the_compiler_dies_of_is_told_without_a_fix_too(
     monkeypatch: pytest.MonkeyPatch, brief: bool, nodes: list[str], tried: str
 ) -> None:
-    from ci.partition import guilty
+    from ci.partition import failing_operators
 
-    monkeypatch.setattr(guilty.Suspect, "in_words", str)
+    monkeypatch.setattr(failing_operators.Culprit, "in_words", str)
     search = Searched()
-    workaround = guilty.workaround_of(cast(Any, search), AssertionError("0 more"), fails, brief=brief)
+    workaround = failing_operators.workaround_of(
+        cast(Any, search), AssertionError("0 more"), fails, brief=brief
+    )
     assert workaround is not None
     assert (workaround.lowered, sorted(workaround.cpu_nodes)) == (None, nodes)
     assert tried in workaround.tried and set(search.alone) == {not brief}

@@ -17,10 +17,10 @@ import pytest
 from ci.engine.closed import closed
 from ci.engine.inputs import Digests, Roots, Touched, key_of
 from ci.engine.interpreter import as_installed
-from ci.engine.memo import Entry, Memo, Miss, prune
+from ci.engine.memo import CachedResult, Memo, Miss, prune
 from ci.engine.remote import ENTRIES
 from ci.engine.watch import stamp_of
-from ci.engine.workers.parent import Gone, Worker
+from ci.engine.workers.parent import Worker, WorkerDied
 from tests.support.watched_work import Place, later, start
 
 NATIVE = """
@@ -404,7 +404,7 @@ def test_folders_on_the_way_to_the_files_that_work_writes_are_no_inputs(place: P
     assert not memo.remember("a", {"a": 1}, {}, Touched(looked=looked), own=(logs,)).not_remembered
     memo.close()
     shutil.rmtree(reports)
-    assert isinstance(place.memo().find("a", {"a": 1}), Entry)
+    assert isinstance(place.memo().find("a", {"a": 1}), CachedResult)
 
 
 def test_what_a_worker_read_before_any_work_counts_as_it_was_then(place: Place) -> None:
@@ -423,7 +423,7 @@ def test_a_result_keeps_its_files_and_is_gone_with_any_of_them(place: Place) -> 
     place.do(files=True)
     memo = place.memo()
     entry = memo.find("net", place.key(memo))
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, CachedResult)
     assert entry.folder
     assert (entry.folder / "out.txt").read_text(encoding="utf-8") == "1"
     (entry.folder / "out.txt").write_text("2", encoding="utf-8")
@@ -477,9 +477,9 @@ def test_a_crash_or_a_timeout_costs_the_order_and_leaves_the_worker(place: Place
     place.write("crash.py", "import ctypes\ndef work(): ctypes.string_at(0)")
     place.write("hang.py", "import subprocess\ndef work(): subprocess.run(['sleep', '600'])")
     place.write("net.py", "def work(): return 1")
-    with pytest.raises(Gone, match="SIGSEGV"):
+    with pytest.raises(WorkerDied, match="SIGSEGV"):
         place.do("crash")
-    with pytest.raises(Gone, match="no result after 1 s"):
+    with pytest.raises(WorkerDied, match="no result after 1 s"):
         place.worker.ask({"module": "hang", "path": place.path, "into": ""}, timeout=1)
     assert place.do() == (1, "never done")
 
@@ -535,8 +535,8 @@ def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_
         return Memo(tmp_path / "store", "test", roots, environ={}), file
 
     memo, file = installed("one", "src")
-    touched = Touched(opened={str(file): stamp_of(file.stat())}, unoffered={str(file.parent): ["net"]})
+    touched = Touched(opened={str(file): stamp_of(file.stat())}, absent_modules={str(file.parent): ["net"]})
     assert not memo.remember("net", {"a": 1}, {"value": 1}, touched).not_remembered
-    assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), Entry)
+    assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), CachedResult)
     assert isinstance(installed("other", "source")[0].find("net", {"a": 1}), Miss)
     assert isinstance(installed("other", "../one/src")[0].find("net", {"a": 1}), Miss)

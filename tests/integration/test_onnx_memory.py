@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ci.engine.memo import Entry, Miss
-from ci.lanes.onnx.compile import Compile, plan_of
+from ci.engine.memo import CachedResult, Miss
+from ci.lanes.onnx.compile import CompileOnnx, plan_of
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.models.own_packages import installed
-from ci.pipeline.options import Work
+from ci.pipeline.options import WorkOptions
 from ci.pipeline.steps import tasks_of
 from provisioning.base.settings import ROOT, Selection
 from tests.support.onnx_models import with_external_data
@@ -124,13 +124,13 @@ def clone(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return copy
 
 
-def remembered(original: Path, repository: Path) -> dict[str, Entry | Miss]:
+def remembered(original: Path, repository: Path) -> dict[str, CachedResult | Miss]:
     programs = programs_of(repository / "models/onnx.toml")
     selection = Selection(
         "wheels", "x86_64-linux", "SM8650", original.parent / "store", repository / "reports"
     )
     own = installed(programs[0].needs, selection.store)
-    step = Compile(plan_of(programs, selection, Work()))
+    step = CompileOnnx(plan_of(programs, selection, WorkOptions()))
     tasks = tasks_of(step, own, programs, repository / "scratch")
     return {task.program.case_name: task.memo.find(task.name, task.key) for task in tasks}
 
@@ -166,7 +166,7 @@ def test_a_change_of_an_input_does_the_work_again_and_no_other(
     original: Path, clone: Path, what: str
 ) -> None:
     before = remembered(original, clone)
-    assert all(isinstance(each, Entry) for each in before.values()), before
+    assert all(isinstance(each, CachedResult) for each in before.values()), before
     change, concerned = CHANGES[what]
     change(clone)
     after = remembered(original, clone)
@@ -197,7 +197,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("file", ["manifests/onnx_options.toml", "ci/lanes/onnx/steps.py"])
 def test_our_own_code_and_tables_are_inputs(original: Path, clone: Path, toolkit: Path, file: str) -> None:
     before = remembered(original, clone)
-    assert all(isinstance(each, Entry) for each in before.values()), before
+    assert all(isinstance(each, CachedResult) for each in before.values()), before
     changed(file)(toolkit)
     after = remembered(original, clone)
     assert all(isinstance(each, Miss) and file in each.why for each in after.values()), after

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import Project
+from ci.parity.cmake.trace import ConfigureInput
 from ci.parity.compare import reached
-from ci.parity.model import Item, Library, Side
+from ci.parity.model import Library, NamedItem, Side
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.parity_cases import tree_of
 from tests.support.scripts import script
@@ -94,7 +94,7 @@ def sides(*texts: str) -> list[Side]:
     return evaluate(
         tree_of(files),
         [
-            Project((f"{number}/p/CMakeLists.txt",), VARIABLES, targets=targets)
+            ConfigureInput((f"{number}/p/CMakeLists.txt",), VARIABLES, targets=targets)
             for number in range(len(texts))
         ],
     )
@@ -168,7 +168,7 @@ file(GLOB none ${CMAKE_CURRENT_SOURCE_DIR}/none/*.cpp)
 """
 
 
-def _items(items: list[Item]) -> list[tuple[str, int, str]]:
+def _items(items: list[NamedItem]) -> list[tuple[str, int, str]]:
     return [(item.name, item.place.line, item.scope) for item in items]
 
 

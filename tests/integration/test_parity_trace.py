@@ -8,7 +8,7 @@ import pytest
 
 from ci.parity.cmake import trace
 from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import Project
+from ci.parity.cmake.trace import ConfigureInput
 from ci.parity.model import Side
 from ci.parity.tree import Tree
 
@@ -17,7 +17,9 @@ def side(root: Path, text: str) -> Side:
     (root / "p").mkdir(parents=True, exist_ok=True)
     (root / "p" / "CMakeLists.txt").write_text(text, encoding="utf-8")
     (root / "p" / "a.cpp").touch()
-    [evaluated] = evaluate(Tree(root), [Project(("p/CMakeLists.txt",), {"CMAKE_SYSTEM_NAME": "Linux"})])
+    [evaluated] = evaluate(
+        Tree(root), [ConfigureInput(("p/CMakeLists.txt",), {"CMAKE_SYSTEM_NAME": "Linux"})]
+    )
     return evaluated
 
 

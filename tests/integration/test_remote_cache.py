@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.memo import Entry, Miss
+from ci.engine.memo import CachedResult, Miss
 from ci.engine.remote import Remote
 from provisioning.base.settings import ROOT
 from tests.support import needs
@@ -72,7 +72,7 @@ def test_two_stores_share_what_one_of_them_did(nginx: tuple[str, Path], tmp_path
     assert isinstance(reader.find(), Miss)
     writer.work()
     entry = reader.find()
-    assert isinstance(entry, Entry) and entry.origin == "remote"
+    assert isinstance(entry, CachedResult) and entry.origin == "remote"
     # A program is larger than what nginx takes by default.
     content = b"x" * (3 << 20)
     writer.remote._put(f"cas/{'0' * 64}", content)

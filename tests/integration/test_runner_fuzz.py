@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.cmake import Build, Project
+from ci.builds.cmake import Build, ConfiguredProject
 from ci.builds.programs import find_cmake, find_compiler, find_ninja, find_program
 from provisioning.base.settings import ROOT
 from tests.support.runner import shared_folder
@@ -36,7 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
         "RUNNER_LIBFUZZER": "ON" if libfuzzer else "OFF",
         "CMAKE_CXX_COMPILER": str(compiler.path),
     }
-    project = Project("fuzz", SOURCE, tree / "build", definitions)
+    project = ConfiguredProject("fuzz", SOURCE, tree / "build", definitions)
     Build(tree, find_cmake("3.28"), find_ninja(), (project,), 2, definitions).run()
     return tree / "build" / "fuzz"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ci.signing import inspection, signed_library, verification
-from ci.signing.checks import Expected
+from ci.signing.checks import ExpectedSignature
 from ci.signing.lpai import rehearsal
 from tests.support import chains, sdk
 from tests.support.needs import program
 
 pytestmark = pytest.mark.heavy
 
-ROOT_ONLY = Expected(root=chains.signer().root)
+ROOT_ONLY = ExpectedSignature(root=chains.signer().root)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.manifest import Component
-from provisioning.store import Store, Want
+from provisioning.store import FileSelection, Store
 from tests.support.http_server import FileServer, Reply
 from tests.support.sdk_archives import component, sdk_files, sdk_zip, write_zip
 
@@ -158,7 +158,7 @@ def test_a_disk_that_fills_up_is_a_clear_error_and_later_all_is_well(
     store = Store(tmp_path / "store")
     with FileServer(archive) as server:
         sdk = component(server.url("/sdk.zip"), archive)
-        store.provision("qnn-sdk", sdk, Want(frozenset({"x86_64-linux"})))
+        store.provision("qnn-sdk", sdk, FileSelection(frozenset({"x86_64-linux"})))
         with monkeypatch.context() as patch:
             patch.setattr(step, full)
             with pytest.raises(EnvironmentLacking, match="space"):

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import Part, Record, Recorded, load_ledger, load_record
+from ci.lanes.upstream.ledger import RecordedPart, RecordedTest, SuiteRecord, load_ledger, load_record
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Bench, counts, findings
 
@@ -274,7 +274,7 @@ def _wait_for(bench: Bench, name: str) -> None:
 def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench: Bench, worse: str) -> None:
     bench.ledger({"outputs": "wrong"})
     path = ledgers.record_path("delegate", "wheels", "SM8650")
-    record = Record("x", {"TestOps.test_outputs": Recorded(1, 1, (Part(worse, 30.0),))})
+    record = SuiteRecord("x", {"TestOps.test_outputs": RecordedTest(1, 1, (RecordedPart(worse, 30.0),))})
     bench.write(path, record.as_json())
     code, report = bench.run("-k", "outputs")
     (finding,) = report.findings
@@ -286,7 +286,10 @@ def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench:
 def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(bench: Bench) -> None:
     path = ledgers.record_path("delegate", "wheels", "SM8650")
     bench.write(
-        path, Record("x", {"TestOps.test_outputs": Recorded(1, 1, (Part("passed", 30.0),))}).as_json()
+        path,
+        SuiteRecord(
+            "x", {"TestOps.test_outputs": RecordedTest(1, 1, (RecordedPart("passed", 30.0),))}
+        ).as_json(),
     )
     _, report = bench.run("-k", "outputs")
     (finding,) = report.findings
@@ -386,8 +389,8 @@ def test_usage_errors_run_nothing(bench: Bench, flags: tuple[str, ...]) -> None:
 def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(bench: Bench) -> None:
     bench.ledger({"gone": "failed"}, sample=("missing", "abs"))
     path = ledgers.record_path("delegate", "wheels", "SM8650")
-    tests = {f"TestOps.test_{name}": Recorded(1, 1) for name in ("removed", "abs")}
-    bench.write(path, Record("x", tests).as_json())
+    tests = {f"TestOps.test_{name}": RecordedTest(1, 1) for name in ("removed", "abs")}
+    bench.write(path, SuiteRecord("x", tests).as_json())
     code, report = bench.run("--sample")
     removed = dict.fromkeys(("gone", "missing", "removed"), ("delegate-gone", Severity.ERROR))
     assert (code, findings(report), bench.executed) == (1, removed, {"abs"})

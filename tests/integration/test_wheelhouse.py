@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ci.image import wheelhouse
-from ci.image.wheelhouse import Wanted, fill
+from ci.image.wheelhouse import WheelTarget, fill
 from provisioning import torch_builds
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from tests.support.wheels import make_wheel
 
-WANTED = Wanted("3.11", "2.36")
+WANTED = WheelTarget("3.11", "2.36")
 PURE = "demo-1.0-py3-none-any.whl"
 TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 

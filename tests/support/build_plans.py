@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.builds.programs import Program
+from ci.builds.programs import BuildTool
 from ci.builds.recipes import for_tree, load_recipe
-from ci.builds.source_plan import Sdk, SourcePlan
+from ci.builds.source_plan import LocatedSdk, SourcePlan
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import SourceTree
 
@@ -20,12 +20,12 @@ def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> Sour
         target=target,
         recipe=for_tree(load_recipe(target), root / "src" / "executorch"),
         tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),
-        sdk=Sdk(root / "sdk", "v2.37.0.250724175447_124859"),
+        sdk=LocatedSdk(root / "sdk", "v2.37.0.250724175447_124859"),
         toolchain=Toolchain(
             "vendor g++ 12.2.0", {"CMAKE_CXX_COMPILER": "/opt/vendor/g++"}, values={"ndk": "/opt/ndk"}
         ),
-        cmake=Program(Path("/opt/bin/cmake"), "cmake version 4.0.0"),
-        ninja=Program(Path("/opt/bin/ninja"), "1.12.1"),
+        cmake=BuildTool(Path("/opt/bin/cmake"), "cmake version 4.0.0"),
+        ninja=BuildTool(Path("/opt/bin/ninja"), "1.12.1"),
         python=Path("/opt/bin/python3"),
         python_identity="cpython-311 3.11.7 at /opt/bin/python3",
         build_type="RelWithDebInfo",

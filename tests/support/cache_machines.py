@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ci.engine.inputs import Roots, Touched
-from ci.engine.memo import Entry, Memo, Miss
+from ci.engine.memo import CachedResult, Memo, Miss
 from ci.engine.remote import Remote
 from ci.engine.watch import stamp_of
 
@@ -54,5 +54,5 @@ class Machine:
         path = self.folder / "w.bin"
         return Touched(opened={str(path): stamp_of(path.stat())})
 
-    def find(self) -> Entry | Miss:
+    def find(self) -> CachedResult | Miss:
         return self.memo().find("net", KEY)

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci.device.transport import Answer
+from ci.device.transport import CommandResult
 
 
 class Local:
@@ -15,9 +15,9 @@ class Local:
     def __init__(self) -> None:
         self.sent: list[str] = []
 
-    def shell(self, script: str, *, seconds: float = 0) -> Answer:
+    def shell(self, script: str, *, seconds: float = 0) -> CommandResult:
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
-        return Answer(done.returncode, done.stdout + done.stderr)
+        return CommandResult(done.returncode, done.stdout + done.stderr)
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         for place, path in files.items():

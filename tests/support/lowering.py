@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ci.lanes.executorch.compile import Basis
-from ci.lanes.executorch.suite import Program, programs_of
+from ci.lanes.executorch.compile import KeyContext
+from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 
 SUITE = """\
 schema = 1
@@ -24,12 +24,12 @@ thresholds = {{ sqnr_db = 20 }}
 {run}
 """
 
-BASIS = Basis("CPython 3.11.0", {"build_id": "v2.49.40.260810104044", "libraries": "aa"})
+BASIS = KeyContext("CPython 3.11.0", {"build_id": "v2.49.40.260810104044", "libraries": "aa"})
 
 
 def make_program(
     folder: Path, *, case: str = "", run: str = "", text: str = SUITE, name: str = "suite.toml"
-) -> Program:
+) -> ExecutorchProgram:
     """The one program of a suite there, with its factory's module, a module that it imports, and weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in (

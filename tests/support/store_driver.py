@@ -11,7 +11,7 @@ from pathlib import Path
 from provisioning.base.command_line import guarded
 from provisioning.base.progress import Lines
 from provisioning.manifest import Component
-from provisioning.store import Store, Want
+from provisioning.store import FileSelection, Store
 
 
 def operate(store: Store, component: Component, operation: str) -> int:
@@ -24,7 +24,7 @@ def operate(store: Store, component: Component, operation: str) -> int:
         store.gc(lambda tree: False, all_downloads=True, progress=progress)
     else:
         targets, _, arches = selection.partition(":")
-        want = Want(
+        want = FileSelection(
             frozenset(filter(None, targets.split(","))),
             frozenset(int(arch) for arch in arches.split(",") if arch),
         )

@@ -10,7 +10,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import Expected, Kind, Ledger
+from ci.lanes.upstream.ledger import ExpectedTests, Kind, Ledger
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report, Severity
 from tests.support.miniature_executorch import make_sdk
@@ -199,7 +199,7 @@ class Bench:
     def ledger(self, outcomes: Mapping[str, Kind], sample: Iterable[str] = ()) -> None:
         """Expect these outcomes, by names without their class."""
         rows = tuple(
-            Expected(test=f"TestOps.test_{name}", outcome=outcome, cause=f"known: {name}")
+            ExpectedTests(test=f"TestOps.test_{name}", outcome=outcome, cause=f"known: {name}")
             for name, outcome in outcomes.items()
         )
         book = Ledger("delegate", "wheels", rows, tuple(f"TestOps.test_{name}" for name in sample))

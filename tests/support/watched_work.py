@@ -11,8 +11,8 @@ from typing import Any
 
 from ci.engine.closed import closed
 from ci.engine.inputs import Roots, Touched, search_key
-from ci.engine.memo import Entry, Memo
-from ci.engine.workers.parent import Setup, Worker
+from ci.engine.memo import CachedResult, Memo
+from ci.engine.workers.parent import Worker, WorkerSpec
 
 WORKER = """
 import importlib, sys
@@ -60,7 +60,7 @@ class Place:
         memo = self.memo(**options)
         key = self.key(memo, module)
         answer = memo.find(module, key)
-        if isinstance(answer, Entry):
+        if isinstance(answer, CachedResult):
             memo.close()
             return answer.result["value"], ""
         into = memo.scratch() if files else None
@@ -79,7 +79,7 @@ class Place:
 
 def start(logs: Path, environ: Mapping[str, str] | None = None, before: str = "") -> Worker:
     environ = closed(os.environ) if environ is None else environ
-    return Worker(Setup(("-c", before + WORKER), environ, logs, 20, "nothing", "", forks=True))
+    return Worker(WorkerSpec(("-c", before + WORKER), environ, logs, 20, "nothing", "", forks=True))
 
 
 def later(path: Path, text: str) -> None:

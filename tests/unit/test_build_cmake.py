@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds import cmake
-from ci.builds.cmake import Build, Command, Project, failure
-from ci.builds.programs import Program
+from ci.builds.cmake import Build, BuildCommand, ConfiguredProject, failure
+from ci.builds.programs import BuildTool
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from tests.support.scripts import script
 
@@ -18,9 +18,9 @@ from tests.support.scripts import script
 def build(tmp_path: Path) -> Build:
     """With a CMake that only notes how it was called."""
     path = script(tmp_path / "bin" / "cmake", f'echo "$* $CXXFLAGS" >> {tmp_path}/calls')
-    tool = Program(path, "cmake version 4.0.0")
+    tool = BuildTool(path, "cmake version 4.0.0")
     folder = tmp_path / "work"
-    project = Project("demo", tmp_path / "source", folder / "build", {"A": "1"})
+    project = ConfiguredProject("demo", tmp_path / "source", folder / "build", {"A": "1"})
     return Build(folder, tool, tool, (project,), jobs=2, identity={"compiler": "g++ 12"})
 
 
@@ -94,6 +94,6 @@ def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
     ],
 )
 def test_lack_of_memory_or_disk_is_no_error_of_the_tree(text: str, kind: type[Exception], shown: str) -> None:
-    error = failure(Command("building it", ("cmake",)), 1, text, Path("log"), 8)
+    error = failure(BuildCommand("building it", ("cmake",)), 1, text, Path("log"), 8)
     assert type(error) is kind
     assert shown in f"{error.message} {error.fix}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.builds.loadable import Built, check
+from ci.builds.loadable import LoadableFile, check
 from tests.support.elves import AARCH64, X86_64, Library
 
 LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}
@@ -22,7 +22,7 @@ ANDROID = {
 
 
 def rules(folder: Path, target: str, library: Library) -> list[str]:
-    built = Built("runner", library.write(folder / "qnn_executor_runner"), "bin/qnn_executor_runner")
+    built = LoadableFile("runner", library.write(folder / "qnn_executor_runner"), "bin/qnn_executor_runner")
     return [finding.rule for finding in check([built], target, "2.34", [Path("/srv/me/src")])]
 
 
@@ -74,8 +74,8 @@ def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
     runner = Library(**{**LINUX, "needed": ["libqnn_executorch_backend.so"], "runpath": "$ORIGIN/../lib"})  # type: ignore[arg-type]
     library = Library(machine=AARCH64, soname="libqnn_executorch_backend.so")
     built = [
-        Built("runner", runner.write(tmp_path / "r"), "bin/r"),
-        Built("library", library.write(tmp_path / "l"), "lib/libqnn_executorch_backend.so"),
+        LoadableFile("runner", runner.write(tmp_path / "r"), "bin/r"),
+        LoadableFile("library", library.write(tmp_path / "l"), "lib/libqnn_executorch_backend.so"),
     ]
     assert check(built, "aarch64-linux", "2.34", []) == []
     elsewhere = [built[0], replace(built[1], place="python/libqnn_executorch_backend.so")]

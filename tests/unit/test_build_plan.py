@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.builds.recipes import load_recipe
-from ci.builds.source_plan import MEMORY_PER_JOB, Sdk
+from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk
 from ci.builds.toolchain import Toolchain, cross
 from ci.builds.verb import X86
 from ci.engine.jobs import available_memory
@@ -48,7 +48,7 @@ def test_the_users_definitions_win_and_other_arguments_are_passed_on(tmp_path: P
     [
         {"toolchain": Toolchain("vendor g++ 13.1.0", {})},
         {"python_identity": "cpython-312"},
-        {"sdk": Sdk(Path("/sdk"), "v2.48.0.260626000000")},
+        {"sdk": LocatedSdk(Path("/sdk"), "v2.48.0.260626000000")},
     ],
 )
 def test_what_cmake_does_not_notice_starts_anew(tmp_path: Path, change: dict[str, object]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.programs import Program, find_cmake, find_compiler
+from ci.builds.programs import BuildTool, find_cmake, find_compiler
 from ci.builds.recipes import for_tree, load_recipe
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.scripts import script
@@ -40,7 +40,7 @@ def test_cxx_names_the_compiler_by_a_path_from_here_too(
     program(tmp_path / "bin", "g++", "g++ 12")
     mine = program(tmp_path / "own", "my-c++", "mine 1.0")
     monkeypatch.chdir(tmp_path)
-    assert find_compiler({**path_of(tmp_path / "bin"), "CXX": "own/my-c++"}) == Program(mine, "mine 1.0")
+    assert find_compiler({**path_of(tmp_path / "bin"), "CXX": "own/my-c++"}) == BuildTool(mine, "mine 1.0")
     with pytest.raises(EnvironmentLacking, match="nothing-c"):
         find_compiler({**path_of(tmp_path / "bin"), "CXX": "nothing-c++"})
 

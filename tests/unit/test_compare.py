@@ -14,7 +14,7 @@ from ci.pipeline.baseline import load_tolerances
 from ci.upgrades import releases
 from ci.upgrades.compare.judge import differences, severity_of, verdict_of
 from ci.upgrades.compare.stage import (
-    Choice,
+    ComparedBuilds,
     Measurement,
     Stack,
     chosen,
@@ -84,8 +84,8 @@ def test_a_program_that_only_the_other_build_takes_became_better() -> None:
 QNN_50, QNN_51 = (Stack(build) for build in chosen(["2.50.40", "2.51.0"]))
 
 
-def choice(lane: str = "onnx", qnn: Sequence[str] = (), executorch: Sequence[str] = ()) -> Choice:
-    return Choice(lane, tuple(qnn), tuple(executorch), None, ())
+def choice(lane: str = "onnx", qnn: Sequence[str] = (), executorch: Sequence[str] = ()) -> ComparedBuilds:
+    return ComparedBuilds(lane, tuple(qnn), tuple(executorch), None, ())
 
 
 def judged(first: Stack, second: Stack) -> StageRun:
@@ -160,7 +160,7 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
         choice("executorch", ["9.9"], ["1.4.1"]),
     ],
 )
-def test_what_cannot_be_compared_is_a_usage_error(refused: Choice) -> None:
+def test_what_cannot_be_compared_is_a_usage_error(refused: ComparedBuilds) -> None:
     with pytest.raises(UsageError):
         stacks(refused)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.transport import Adb, Answer, TimedOut
+from ci.device.transport import Adb, CommandResult, TimedOut
 from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity
 from tests.support.local_device import Local
@@ -83,7 +83,7 @@ def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
 class Late(Local):
     """Its runs time out here and go on there."""
 
-    def shell(self, script: str, *, seconds: float = 0) -> Answer:
+    def shell(self, script: str, *, seconds: float = 0) -> CommandResult:
         if "run.sh" in script:
             self.running = subprocess.Popen(["sh", "-c", script], stdout=subprocess.DEVNULL)
             while not (self.folder / "run.pid").is_file() or not (self.folder / "ready").is_file():
@@ -123,8 +123,8 @@ def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(
     says: str, wanted: str, severity: Severity | None
 ) -> None:
     class Chip(Local):
-        def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            return Answer(0, f"{says}\n")
+        def shell(self, script: str, *, seconds: float = 0) -> CommandResult:
+            return CommandResult(0, f"{says}\n")
 
     finding = run_bundle.wrong_chip(Chip(), wanted)
     assert (finding.severity if finding else None) == severity

@@ -14,7 +14,7 @@ from provisioning.base.settings import Selection
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
 from provisioning.overlay import describe
-from provisioning.store import Tree, Want
+from provisioning.store import FileSelection, Tree
 from tests.support.sdk_archives import tree_at
 
 HOST = "lib/x86_64-linux-clang"
@@ -25,10 +25,10 @@ class Trees:
     """A store that holds these components, and remembers the requests."""
 
     roots: dict[str, Path]
-    holds: Callable[[Want], bool] = lambda want: True
-    requests: list[tuple[str, Want]] = field(default_factory=list)
+    holds: Callable[[FileSelection], bool] = lambda want: True
+    requests: list[tuple[str, FileSelection]] = field(default_factory=list)
 
-    def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
+    def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None:
         self.requests.append((component_name, want))
         if component_name not in self.roots or not self.holds(want):
             return None
@@ -111,7 +111,7 @@ def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_
 def test_the_store_is_asked_for_the_arches_of_every_selected_soc(sdk: Path, store: Path) -> None:
     trees = Trees({"qnn-sdk": sdk})
     resolve(_selection(store, named_socs=("SM8650", "SM8750")), {}, trees=trees)
-    assert ("qnn-sdk", Want(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.requests
+    assert ("qnn-sdk", FileSelection(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.requests
 
 
 def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: Path) -> None:

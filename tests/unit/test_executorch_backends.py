@@ -8,21 +8,23 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.backends import only_library_missing, refusal
-from ci.lanes.executorch.suite import Backend, Case, Program
+from ci.lanes.executorch.suite import Backend, ExecutorchCase, ExecutorchProgram
 from ci.pipeline.suite import Thresholds
 from provisioning.base.findings import Finding, Severity
 
 NEW, OLD = "v2.49.40.260810104044", "v2.37.1.250807093845"
 
 
-def case_of(run: dict[str, object] | None = None, backend: str = "lpai", **more: object) -> Case:
+def case_of(run: dict[str, object] | None = None, backend: str = "lpai", **more: object) -> ExecutorchCase:
     row = {"scheme": "8a8w", "socs": ["SM8850"], **(run or {})}
-    return Case.model_validate_json(json.dumps({"factory": "m:f", "backend": backend, "run": [row], **more}))
+    return ExecutorchCase.model_validate_json(
+        json.dumps({"factory": "m:f", "backend": backend, "run": [row], **more})
+    )
 
 
-def program(soc: str, backend: Backend) -> Program:
+def program(soc: str, backend: Backend) -> ExecutorchProgram:
     case = case_of({"scheme": "8a8w" if backend == "lpai" else "fp16", "backend": backend}, "htp")
-    return Program(Path("suite.toml"), "net", case, case.runs[0], soc)
+    return ExecutorchProgram(Path("suite.toml"), "net", case, case.runs[0], soc)
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,13 @@ def test_every_room_is_on_a_floor() -> None:
     files = [file.relative_to(ROOT / "ci") for file in (ROOT / "ci").rglob("*.py")]
     rooms = {file.parts[0].removesuffix(".py") for file in files}
     assert rooms - {"__init__"} == set().union(*FLOORS)
+
+
+def test_a_class_name_stands_in_one_module() -> None:
+    """So that a name in a message or a search means one thing. `_Names` are a module's own."""
+    homes: dict[str, set[str]] = {}
+    for file in (ROOT / "ci").rglob("*.py"):
+        for node in parsed(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(file.relative_to(ROOT).as_posix())
+    assert {name: sorted(files) for name, files in homes.items() if len(files) > 1} == {}

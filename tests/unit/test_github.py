@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ci import github as verb
-from ci.gate_table import GateTable, Harmless, Row, gate_table
+from ci.gate_table import CiJob, GateTable, Harmless, gate_table
 from ci.github import place, plan, publish, release, setup, stage, verdict
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome
@@ -27,10 +27,10 @@ from tests.support.typed import run_here
 from tests.support.workflows.commands import pairs
 
 ROWS = {
-    "always": Row(stage="lint", minutes=5),
-    "some": Row(stage="tests", minutes=5, ignores=("pages",)),
-    "late": Row(stage="bench", minutes=5, when="nightly"),
-    "source": Row(stage="buck_parity", minutes=5, executorch=True, profiles=("qnn-2.37",)),
+    "always": CiJob(stage="lint", minutes=5),
+    "some": CiJob(stage="tests", minutes=5, ignores=("pages",)),
+    "late": CiJob(stage="bench", minutes=5, when="nightly"),
+    "source": CiJob(stage="buck_parity", minutes=5, executorch=True, profiles=("qnn-2.37",)),
 }
 TABLE = GateTable(harmless={"pages": Harmless(paths=("docs/**",), reason="for people")}, row=ROWS)
 
@@ -188,13 +188,13 @@ def test_programs_are_left_out_only_by_a_change_that_is_known(
 
     monkeypatch.setattr(plan, "suite_matrix", matrix)
     monkeypatch.setattr(plan, "changed_files", lambda _: changed)
-    table = GateTable(row={"lowering": Row(stage="test_lowering", minutes=1, suite=1)})
+    table = GateTable(row={"lowering": CiJob(stage="test_lowering", minutes=1, suite=1)})
     monkeypatch.setattr(plan, "gate_table", lambda: table)
     plan.run({"QNN_CI_OCCASION": occasion, "QNN_CI_BASE": "main"})
     assert bases == [since]
 
 
-WANTED = place.Wanted("wheels", (), ("x86_64-linux",), ("SM8650",))
+WANTED = place.SetupInputs("wheels", (), ("x86_64-linux",), ("SM8650",))
 
 
 @pytest.mark.parametrize("changed", ["profiles/wheels.toml", "socs.toml"])
@@ -223,7 +223,7 @@ def test_what_a_licence_was_accepted_for_is_never_cached(
     assert place.run({**environ, "GITHUB_OUTPUT": str(tmp_path / "output")}) == 0
     outputs = pairs(tmp_path / "output")
     assert outputs["cacheable"] == cached
-    assert outputs["key"] == place.cache_key(place.Wanted.of(environ))
+    assert outputs["key"] == place.cache_key(place.SetupInputs.of(environ))
 
 
 @pytest.mark.parametrize(("chosen", "exported"), [("", ""), ("SM8750, SM8650", "SM8750,SM8650")])
@@ -494,7 +494,7 @@ def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, resu
 
 
 def test_inputs_become_flags_whatever_separates_them() -> None:
-    wanted = place.Wanted.of(
+    wanted = place.SetupInputs.of(
         {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
     )
     assert wanted.flags() == [

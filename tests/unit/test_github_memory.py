@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from ci.engine.inputs import key_of
-from ci.engine.memo import Entry, Miss
+from ci.engine.memo import CachedResult, Miss
 from ci.github import memory, place
 from provisioning.base.errors import CheckFailed
 from tests.support.cache_machines import KEY, Machine
@@ -147,12 +147,12 @@ def test_a_later_job_takes_what_every_shard_did_and_says_from_which_commit(
     for text in ("1", "2"):
         later.weights(text)
         entry = later.find()
-        assert isinstance(entry, Entry) and entry.origin == f"GitHub's cache of {COMMIT[:12]}"
+        assert isinstance(entry, CachedResult) and entry.origin == f"GitHub's cache of {COMMIT[:12]}"
     later.weights("3")
     assert isinstance(later.find(), Miss)
     later.work()
     entry = later.find()
-    assert isinstance(entry, Entry) and entry.origin == "store"
+    assert isinstance(entry, CachedResult) and entry.origin == "store"
 
 
 def test_work_that_failed_since_is_not_passed_by_the_next_run(github: GitHub, key: str) -> None:
@@ -184,7 +184,7 @@ def test_a_figure_forged_in_a_pull_requests_own_cache_is_not_believed(
     assert isinstance(github.job(PULL).find(), Miss)
     # It hides nothing from others.
     entry = github.job("refs/heads/main").find()
-    assert isinstance(entry, Entry) and entry.result == {"value": 7}
+    assert isinstance(entry, CachedResult) and entry.result == {"value": 7}
 
 
 def test_a_cache_that_is_forged_while_a_job_restores_is_not_believed(
@@ -201,7 +201,7 @@ def test_only_the_default_branchs_memory_counts(github: GitHub, key: str, tmp_pa
     github.save("refs/pull/2/merge", memo, f"{key}9")
     github.save("refs/heads/topic", memo, f"{key}9")
     entry = github.job(PULL).find()
-    assert isinstance(entry, Entry) and entry.result == {"value": 7}
+    assert isinstance(entry, CachedResult) and entry.result == {"value": 7}
     assert isinstance(github.job("refs/heads/topic").find(), Miss)
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from ci.image import context
 from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in
-from ci.image.engine import Done, Engine, Job
-from ci.image.image_plan import DOCKER, Package, PackageLock, plan_of
+from ci.image.engine import CommandOutcome, ContainerCommand, Engine
+from ci.image.image_plan import DOCKER, DebianPackage, PackageLock, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, UpstreamError
 from provisioning.store import Store
 
 CONTENT = b"a package"
-GPP = Package("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
+GPP = DebianPackage("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
 LOCK = PackageLock((GPP,), "20261120T000000Z")
 
 
@@ -29,12 +29,12 @@ class AptInContainer(Engine):
 
     def __init__(self, files: dict[str, bytes], code: int = 0, stderr: str = "") -> None:
         self.files = files
-        self.result = Done(code, "", stderr)
-        self.jobs: list[Job] = []
+        self.result = CommandOutcome(code, "", stderr)
+        self.jobs: list[ContainerCommand] = []
         self.pins = ""
         self.rootless = False
 
-    def run(self, job: Job) -> Done:
+    def run(self, job: ContainerCommand) -> CommandOutcome:
         self.jobs.append(job)
         folder = Path(job.mounts[0].source)
         self.pins = "".join(Path(m.source).read_text() for m in job.mounts if m.target == "/run/apt/pins")
@@ -86,9 +86,12 @@ def test_other_bytes_under_the_same_version_are_refused_each_time(
 
 @pytest.mark.parametrize(
     ("package", "error"),
-    [(Package("zlib1g", "1.2", "0" * 64), CheckFailed), (Package("g++", "4:12.3", "0" * 64), UpstreamError)],
+    [
+        (DebianPackage("zlib1g", "1.2", "0" * 64), CheckFailed),
+        (DebianPackage("g++", "4:12.3", "0" * 64), UpstreamError),
+    ],
 )
-def test_a_package_that_is_not_pinned_is_refused(package: Package, error: type[Exception]) -> None:
+def test_a_package_that_is_not_pinned_is_refused(package: DebianPackage, error: type[Exception]) -> None:
     with pytest.raises(error, match=re.escape(f"{package.name} {package.version}")):
         check_packages([GPP], [GPP, package])
 

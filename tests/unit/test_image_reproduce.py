@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.image.builders import Built, Docker, Order
+from ci.image.builders import BuiltImage, Docker, Order
 from ci.image.engine import Engine
 from ci.image.reproduce import build_twice, differences
 
@@ -73,9 +73,9 @@ class Workshop(Docker):
 
     program: str = ""
     buildx: bool = False
-    images: list[Built] = field(default_factory=list)
+    images: list[BuiltImage] = field(default_factory=list)
 
-    def build_apart(self, order: Order, engine: Engine) -> Built:
+    def build_apart(self, order: Order, engine: Engine) -> BuiltImage:
         return self.images.pop()
 
     def save(self, order: Order, engine: Engine, archive: Path) -> None:
@@ -91,7 +91,7 @@ def order(tmp_path: Path) -> Order:
     return Order(context, "base", "b", "b", "qnn-ci/base:latest", 1, {}, {}, tmp_path / "build.log")
 
 
-SAME = Built("sha256:1", ("sha256:2",))
+SAME = BuiltImage("sha256:1", ("sha256:2",))
 
 
 def test_only_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> None:

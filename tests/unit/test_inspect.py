@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.artifacts.against_sdk import Answer, against
-from ci.artifacts.program import Context, Program, parse, read
+from ci.artifacts.program import CompiledProgram, ContextStrings, parse, read
 from ci.artifacts.protobuf import Malformed
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed
@@ -22,9 +22,9 @@ from tests.support.typed import run_here
 WHOLE = program()
 
 
-def _program(data: bytes) -> Program:
+def _program(data: bytes) -> CompiledProgram:
     content = parse(data)
-    assert isinstance(content, Program)
+    assert isinstance(content, CompiledProgram)
     return content
 
 
@@ -39,7 +39,7 @@ class TestReading:
         (delegate,) = _program(WHOLE).delegates
         assert delegate.options is not None and delegate.context is not None
         assert (delegate.options.soc_id, delegate.options.arch, delegate.options.vtcm_mb) == (57, 75, 8)
-        assert delegate.context == Context(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
+        assert delegate.context == ContextStrings(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
 
 
 class TestDamage:
@@ -73,14 +73,14 @@ class TestDamage:
         for place, value in changes:
             damaged[place] = value
         with contextlib.suppress(Malformed):
-            assert isinstance(parse(bytes(damaged)), Program | Context)
+            assert isinstance(parse(bytes(damaged)), CompiledProgram | ContextStrings)
 
     @given(st.integers(0, len(WHOLE)))
     @example(12)
     @example(31)
     def test_cut_anywhere_it_is_read_or_refused(self, length: int) -> None:
         with contextlib.suppress(Malformed):
-            assert isinstance(parse(WHOLE[:length]), Program | Context)
+            assert isinstance(parse(WHOLE[:length]), CompiledProgram | ContextStrings)
 
 
 class TestAgainst:
@@ -98,8 +98,10 @@ class TestAgainst:
     def test_the_same_build_with_the_arch_loads(self, sdk: Path) -> None:
         assert against(parse(WHOLE), sdk) == Answer(True, (f"both are QNN {BUILD_ID}", "it has HTP v75"))
 
-    @pytest.mark.parametrize("silent", [Context(8, (), (), (), ()), Context(8, (BUILD_ID,), (), (), ())])
-    def test_each_part_is_judged_by_itself(self, sdk: Path, silent: Context) -> None:
+    @pytest.mark.parametrize(
+        "silent", [ContextStrings(8, (), (), (), ()), ContextStrings(8, (BUILD_ID,), (), (), ())]
+    )
+    def test_each_part_is_judged_by_itself(self, sdk: Path, silent: ContextStrings) -> None:
         whole = _program(WHOLE)
         (named,) = whole.delegates
         both = replace(whole, delegates=(named, replace(named, context=silent, options=None)))

@@ -15,22 +15,18 @@ from ci.engine.inputs import key_of, roots_of
 from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.engine.workers.parent import Worker
-from ci.lanes.executorch.compile import Lower
-from ci.lanes.executorch.compile import Plan as ExecutorchPlan
-from ci.lanes.executorch.emulate import Run
+from ci.lanes.executorch.compile import ExecutorchPlan, Lower
+from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
-from ci.lanes.executorch.suite import Input, ModuleScheme, ordered
+from ci.lanes.executorch.suite import Input, ModuleScheme, parse_request
 from ci.lanes.llm.suite import SUITES as LLM
-from ci.lanes.llm.suite import Limits
-from ci.lanes.llm.suite import Run as LlmRun
-from ci.lanes.llm.work import Generate
-from ci.lanes.llm.work import Plan as LlmPlan
-from ci.lanes.onnx.compile import Compile
-from ci.lanes.onnx.compile import Plan as OnnxPlan
+from ci.lanes.llm.suite import Limits, LlmRun
+from ci.lanes.llm.work import Generate, LlmPlan
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.pipeline.options import Work
+from ci.pipeline.options import WorkOptions
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Step, StepTask
 from ci.pipeline.suite import AnyProgram, Thresholds
@@ -125,7 +121,7 @@ FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": []}
 
 def _plan(kind: type[AnyPlan[Any]], program: AnyProgram[Any, Any], folder: Path, **more: Any) -> Any:
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
-    return kind((program,), selection, Work(), folder / "logs", {}, **more)
+    return kind((program,), selection, WorkOptions(), folder / "logs", {}, **more)
 
 
 def _lower(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
@@ -137,11 +133,11 @@ def _run(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
     compiled = folder / "compiled"
     compiled.mkdir(exist_ok=True)
     plan = cast(Lower, _lower(program, folder)).plan
-    return Run(plan, Path("runner"), {program.name: Result(FACTS, compiled)})
+    return RunOnEmulator(plan, Path("runner"), {program.name: Result(FACTS, compiled)})
 
 
 def _onnx(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
-    return Compile(_plan(OnnxPlan, program, folder))
+    return CompileOnnx(_plan(OnnxPlan, program, folder))
 
 
 def _generate(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
@@ -230,7 +226,7 @@ def _plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("program", EXECUTORCH.all_programs([]), ids=lambda program: program.name)
 def test_the_lowering_worker_gets_all_that_the_suite_says(program: Any) -> None:
-    case, run, soc, folder = ordered(json.loads(json.dumps(program.order)))
+    case, run, soc, folder = parse_request(json.loads(json.dumps(program.order)))
     assert _same(case, program.case) and _same(run, program.run)
     assert (soc, folder) == (program.soc, program.search_path)
 

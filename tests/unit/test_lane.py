@@ -11,10 +11,10 @@ import pytest
 from pydantic import Field
 
 from ci.engine.memo import Memo
-from ci.engine.workers.parent import Setup
+from ci.engine.workers.parent import WorkerSpec
 from ci.pipeline.lane import Lane, Mine, Results, run
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import Accept, Choice, StageOptions, Work
+from ci.pipeline.options import Accept, Choice, StageOptions, WorkOptions
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, AnySuite, Suites
@@ -71,8 +71,10 @@ class Compile(Step[Program]):
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return {"PATH": "/usr/bin:/bin"}
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
-        return Setup(("-c", WORKER), self.environment(own), self.plan.logs, 60, "nothing", "", forks=True)
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
+        return WorkerSpec(
+            ("-c", WORKER), self.environment(own), self.plan.logs, 60, "nothing", "", forks=True
+        )
 
     def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Any]:
         return program.request
@@ -121,7 +123,7 @@ def toys(
         suite.write_text(SUITE)
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
     chosen = Choice(suites=(suite,), **choice)
-    code = run(Toy(), StageOptions(selection, chosen, Work(jobs=1), accept or Accept(), listed))
+    code = run(Toy(), StageOptions(selection, chosen, WorkOptions(jobs=1), accept or Accept(), listed))
     rows = {} if listed else Report.read(folder / "reports/test_toy.json").metrics["programs"]
     assert isinstance(rows, dict)
     return code, {name.partition("/")[0]: row for name, row in rows.items()}

@@ -33,7 +33,7 @@ from ci.lanes.llm.genie import (
     speak,
     write_config,
 )
-from ci.lanes.llm.judge import Comparison, compare_text, figures_of, misses, window_of
+from ci.lanes.llm.judge import TextComparison, compare_text, figures_of, misses, window_of
 from ci.lanes.llm.measure import choices, windows
 from ci.lanes.llm.prompts import (
     hashed_runs,
@@ -43,7 +43,7 @@ from ci.lanes.llm.prompts import (
     share_of_runs,
     without_beginning,
 )
-from ci.lanes.llm.suite import SUITES, Program
+from ci.lanes.llm.suite import SUITES, LlmProgram
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
@@ -82,7 +82,7 @@ def fill_the_disk(order: dict[str, Any]) -> None:
 
 def compared(
     spoken: Sequence[int], stopped: str = "eos", near: dict[int, int] | None = None, forced: str = "eos"
-) -> Comparison:
+) -> TextComparison:
     """Against EXPECTED, which ends by EOS. Float hardly prefers its choice to `near` (place to token). What
     is spoken after a forced token is as float has it, and ends by `forced`."""
     logits = np.zeros((len(EXPECTED) + 1, 10), np.float32)
@@ -695,7 +695,7 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, sizes=(most + 1, 0)) == 2
         for where in ("cpu", "parts"):
             assert self.check(tmp_path, monkeypatch, "--on", where, sizes=(most + 1, most + 1)) == 0
-            assert "Genie was not heard" in capsys.readouterr().out
+            assert "Genie was not run" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("precision", "parts", "named"),
@@ -762,7 +762,7 @@ def test_a_passage_of_another_text_is_known_wherever_it_begins() -> None:
     assert share_of_runs([*range(5000, 5900), *range(301, 401)], known) == pytest.approx(0.1, abs=0.02)
 
 
-def program(word: str) -> Program:
+def program(word: str) -> LlmProgram:
     [one] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
     return one
 
@@ -779,7 +779,7 @@ def text(**changes: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names, "text"), **plain, **changes}
 
 
-def rules(one: Program, result: Result) -> list[str]:
+def rules(one: LlmProgram, result: Result) -> list[str]:
     return [finding.rule for finding in findings_of(one, result)]
 
 

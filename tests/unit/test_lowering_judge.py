@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.artifacts.program import Delegate, parse
-from ci.artifacts.program import Program as Inside
+from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.engine.work import Result
 from ci.lanes.executorch.judge import artifact, cost, delegation, faults_of
 from ci.pipeline.baseline import Baseline, Recorded, load_tolerances
@@ -88,7 +87,7 @@ class TestArtifact:
     @pytest.fixture
     def delegate(self) -> Delegate:
         content = parse(program())
-        assert isinstance(content, Inside)
+        assert isinstance(content, CompiledProgram)
         return content.delegates[0]
 
     @pytest.mark.parametrize(

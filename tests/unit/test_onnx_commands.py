@@ -16,9 +16,9 @@ from ci.__main__ import VERBS
 from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
-from ci.engine.workers.parent import Gone, Refused
+from ci.engine.workers.parent import Refused, WorkerDied
 from ci.lanes.onnx.arrays import save
-from ci.operators.table import Table
+from ci.operators.table import OperatorTable
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, write
@@ -112,7 +112,7 @@ class StandIn:
         }
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
-        self.gone: Gone | None = None
+        self.gone: WorkerDied | None = None
         self.touched: dict[str, Any] = {}
         self.seen, self.written, self.asked = Touched(), list[Path](), dict[str, str]()
         self.ended = self.unusable = False
@@ -170,7 +170,7 @@ class TestCompile:
     def test_a_worker_that_crashes_is_reported_with_its_log(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.gone = Gone("crash", "was ended by SIGSEGV")
+        stand_in.gone = WorkerDied("crash", "was ended by SIGSEGV")
         assert self.compiled(tmp_path) == 1 and not (tmp_path / "out").exists()
         text = capsys.readouterr().err
         assert "SIGSEGV" in text and str(tmp_path / "reports/onnx/net/fp16/SM8650.log") in text
@@ -251,7 +251,7 @@ class TestAudit:
     def test_an_operator_that_fails_in_the_table_is_named_if_the_model_has_it(
         self, stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        known = Table.model_validate(
+        known = OperatorTable.model_validate(
             {
                 "schema": 1,
                 "measured": {},

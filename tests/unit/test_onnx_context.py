@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.onnx.context import Record, read_context, record_path, require_fit
+from ci.lanes.onnx.context import ContextRecord, read_context, record_path, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from tests.support.onnx_models import BUILD_ID, context_model
@@ -28,7 +28,7 @@ def recorded(folder: Path, path: Path | None = None, **changes: object) -> Path:
         "packages": {},
         "source": "0" * 64,
     }
-    Record(**{**values, **changes}).write(record_path(path))  # type: ignore[arg-type]
+    ContextRecord(**{**values, **changes}).write(record_path(path))  # type: ignore[arg-type]
     return path
 
 

@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.onnx.crosscheck import Lane, Pair, executorch_lane, key_of_program, markdown, verdicts
+from ci.lanes.onnx.crosscheck import (
+    CrossChecked,
+    LaneFigures,
+    executorch_lane,
+    key_of_program,
+    markdown,
+    verdicts,
+)
 from ci.lanes.onnx.findings import changed, cost, findings_of, lane_of
-from ci.lanes.onnx.suite import Program, programs_of
+from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.pipeline.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.base.findings import Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
@@ -21,16 +28,16 @@ NODE = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
+def program(tmp_path: Path) -> OnnxProgram:
     return programs_of(write_suite(tmp_path))[0]
 
 
-def rules(program: Program, result: Any) -> list[tuple[str, Severity]]:
+def rules(program: OnnxProgram, result: Any) -> list[tuple[str, Severity]]:
     return [(finding.rule, finding.severity) for finding in findings_of(program, result)]
 
 
 class TestFindings:
-    def test_a_good_program_has_none(self, program: Program) -> None:
+    def test_a_good_program_has_none(self, program: OnnxProgram) -> None:
         assert rules(program, compiled(facts())) == []
 
     @pytest.mark.parametrize(
@@ -43,7 +50,9 @@ class TestFindings:
             ({"audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}, "onnx-cpu-node"),
         ],
     )
-    def test_each_error_is_found_alone(self, program: Program, changes: dict[str, Any], rule: str) -> None:
+    def test_each_error_is_found_alone(
+        self, program: OnnxProgram, changes: dict[str, Any], rule: str
+    ) -> None:
         assert rules(program, compiled(facts(**changes))) == [(rule, Severity.ERROR)]
 
     @pytest.mark.parametrize(
@@ -61,11 +70,11 @@ class TestFindings:
         program = programs_of(write_suite(tmp_path, SUITE.partition("thresholds")[0]))[0]
         assert rules(program, compiled(facts(near=near))) == found
 
-    def test_a_good_figure_of_outputs_that_hardly_vary_is_a_warning(self, program: Program) -> None:
+    def test_a_good_figure_of_outputs_that_hardly_vary_is_a_warning(self, program: OnnxProgram) -> None:
         near = {**facts()["beside"]["near"], "variation_sqnr_db": -29.6}
         assert rules(program, compiled(facts(near=near))) == [("accuracy-constant", Severity.WARNING)]
 
-    def test_what_only_the_embedded_form_has_is_an_error_too(self, program: Program) -> None:
+    def test_what_only_the_embedded_form_has_is_an_error_too(self, program: OnnxProgram) -> None:
         bad = {**facts()["embedded"], "audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}
         result = compiled({**facts(), "embedded": bad, "forms_equal": False})
         assert rules(program, result) == [
@@ -172,7 +181,7 @@ class TestChanged:
 class TestCost:
     tolerances = load_tolerances()
 
-    def rules(self, program: Program, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
+    def rules(self, program: OnnxProgram, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
         baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed} if agreed else {})
         findings = cost(program, compiled(facts(**changes)), baseline, self.tolerances)
         return {each.rule: each.severity for each in findings}
@@ -184,16 +193,16 @@ class TestCost:
         )
 
     @pytest.mark.parametrize("more", [0, 1])
-    def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: Program, more: int) -> None:
+    def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: OnnxProgram, more: int) -> None:
         most = int(self.tolerances.costs["context_bytes"].most(50_000)) + more
         assert len(self.rules(program, self.agreed, bytes=most)) == more
 
-    def test_what_cannot_be_compared_says_so(self, program: Program) -> None:
+    def test_what_cannot_be_compared_says_so(self, program: OnnxProgram) -> None:
         assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
         assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
 
     @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
-    def test_more_traffic_than_is_tolerated_is_an_error(self, program: Program, name: str) -> None:
+    def test_more_traffic_than_is_tolerated_is_an_error(self, program: OnnxProgram, name: str) -> None:
         ddr = {**facts()["beside"]["ddr"], name: 10_000}
         assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
 
@@ -234,7 +243,9 @@ class TestCrossCheck:
         run.metrics |= {"programs": dict(rows), "build_id": "v2.49"}
         run.finish(Outcome.PASS).write(folder)
 
-    def lane(self, reports: Path, lowered: Path, program: Program, run: str = "this") -> Lane | None:
+    def lane(
+        self, reports: Path, lowered: Path, program: OnnxProgram, run: str = "this"
+    ) -> LaneFigures | None:
         return executorch_lane(reports, "wheels", run, lowered).get(key_of_program(program))
 
     def test_the_same_factory_is_found_in_the_other_lanes_reports(
@@ -245,7 +256,7 @@ class TestCrossCheck:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
         text = SUITE.replace("width = 16", "depth = 2, width = 16")
         program = programs_of(write_suite(tmp_path, text))[0]
-        assert self.lane(tmp_path, lowered, program) == Lane(None, 40.5, 5, 7, None, "v2.49")
+        assert self.lane(tmp_path, lowered, program) == LaneFigures(None, 40.5, 5, 7, None, "v2.49")
 
     @pytest.mark.parametrize(
         ("profile", "run", "counts"),
@@ -257,17 +268,19 @@ class TestCrossCheck:
         ],
     )
     def test_only_reports_of_this_profile_and_run_count(
-        self, tmp_path: Path, lowered: Path, program: Program, profile: str, run: str, counts: bool
+        self, tmp_path: Path, lowered: Path, program: OnnxProgram, profile: str, run: str, counts: bool
     ) -> None:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
         assert (self.lane(tmp_path, lowered, program, run) is not None) is counts
 
     def test_without_a_report_the_baseline_is_taken(
-        self, tmp_path: Path, lowered: Path, program: Program
+        self, tmp_path: Path, lowered: Path, program: OnnxProgram
     ) -> None:
         values = {"build_id": "v2.49", "pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
         load_baseline(baseline_path(lowered, "wheels")).with_values({NAME: values}).write()
-        assert self.lane(tmp_path, lowered, program) == Lane(None, 40.0, 9, None, None, "v2.49", agreed=True)
+        assert self.lane(tmp_path, lowered, program) == LaneFigures(
+            None, 40.0, 9, None, None, "v2.49", agreed=True
+        )
 
     @pytest.mark.parametrize(
         ("theirs", "agreed", "severities"),
@@ -284,7 +297,7 @@ class TestCrossCheck:
         self, theirs: float | None, agreed: bool, severities: list[Severity]
     ) -> None:
         ours = lane_of(compiled(facts()))
-        pair = Pair("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
+        pair = CrossChecked("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
         findings = list(verdicts([pair], 8.0, "test_onnx"))
         assert [each.severity for each in findings] == severities
         table = markdown([pair], 8.0).splitlines()

@@ -15,7 +15,7 @@ from ci.lanes.upstream.operators_page import markdown_of
 from ci.operators import onnx_page
 from ci.operators.html import html_of
 from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
-from ci.operators.table import Onnx
+from ci.operators.table import OnnxOperators
 from ci.pipeline.baseline import Recorded
 from ci.pipeline.models.shipped.onnx_nodes import node
 from ci.pipeline.precision import ONNX_PRECISIONS
@@ -104,7 +104,7 @@ CHOSEN = NodeTests.model_validate(
 )
 
 
-def onnx_cells() -> Onnx:
+def onnx_cells() -> OnnxOperators:
     return onnx_page.onnx_of(BASELINE, CHOSEN)
 
 

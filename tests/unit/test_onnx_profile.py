@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ci.lanes.onnx.events import costs
-from ci.pipeline.profile import Cost
+from ci.pipeline.profile import OperatorCost
 
 HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
 EVENTS = [
@@ -25,4 +25,4 @@ def test_an_operator_costs_the_least_of_its_runs_and_the_sum_of_its_parts(tmp_pa
     rows = [f"0,NODE,{cycles},CYCLES,BACKEND,SUB-EVENT,{name} (cycles)\n" for cycles, name in EVENTS]
     path = tmp_path / "profile.csv"
     path.write_text(HEADER + "".join(rows) + "0,NODE,broken\n")
-    assert costs(path) == [Cost("mm", 60, 0.6), Cost("conv", 40, 0.4)]
+    assert costs(path) == [OperatorCost("mm", 60, 0.6), OperatorCost("conv", 40, 0.4)]

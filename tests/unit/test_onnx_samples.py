@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.lanes.onnx.graph import Signature, Tensor
+from ci.lanes.onnx.graph import GraphSignature, Tensor
 from ci.lanes.onnx.samples import (
     MOST,
     calibration_samples,
@@ -21,8 +21,8 @@ from ci.lanes.onnx.samples import (
 )
 from provisioning.base.errors import CheckFailed, UsageError
 
-ONE = Signature((Tensor("x", "float32", (1, 4)),), ())
-TWO = Signature((Tensor("tokens", "int32", (1, 4)), Tensor("mask", "float32", (1, 4))), ())
+ONE = GraphSignature((Tensor("x", "float32", (1, 4)),), ())
+TWO = GraphSignature((Tensor("tokens", "int32", (1, 4)), Tensor("mask", "float32", (1, 4))), ())
 GOOD, TOKENS = np.ones((1, 4), np.float32), np.ones((1, 4), np.int32)
 
 
@@ -64,7 +64,7 @@ class TestFolder:
         ],
     )
     def test_what_is_not_clear_is_refused(
-        self, tmp_path: Path, names: list[str], signature: Signature, words: str
+        self, tmp_path: Path, names: list[str], signature: GraphSignature, words: str
     ) -> None:
         for name in names:
             np.savez(tmp_path / name, x=GOOD) if name.endswith("z") else np.save(tmp_path / name, GOOD)
@@ -83,7 +83,7 @@ class TestFolder:
     ],
 )
 def test_a_sample_that_does_not_fit_is_refused(
-    sample: dict[str, Any], signature: Signature, words: str
+    sample: dict[str, Any], signature: GraphSignature, words: str
 ) -> None:
     with pytest.raises(CheckFailed) as caught:
         checked(sample, signature, "here")
@@ -150,5 +150,5 @@ class TestFunction:
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_a_drawn_mask_hides_a_part_only(dtype: str) -> None:
-    array = drawn(Signature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
+    array = drawn(GraphSignature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
     assert array.dtype == dtype and {int(each) for each in array.ravel()} == {0, 1}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS
-from ci.engine.workers.parent import Setup
+from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.suite import programs_of
@@ -75,7 +75,7 @@ class TestStage:
         self.crash = self.words = self.late = ""
         self.orders = tmp_path / "orders"
 
-        def setup(logs: Path, **options: Any) -> Setup:
+        def setup(logs: Path, **options: Any) -> WorkerSpec:
             environment = {
                 "FACTS": json.dumps(self.answers),
                 "CRASH": self.crash,
@@ -83,7 +83,7 @@ class TestStage:
                 "LATE": self.late,
                 "ORDERS": str(self.orders),
             }
-            return Setup(("-c", STUB), environment, logs, 30, "onnxruntime", "install it", forks=True)
+            return WorkerSpec(("-c", STUB), environment, logs, 30, "onnxruntime", "install it", forks=True)
 
         monkeypatch.setattr(onnx_compile, "setup_of", setup)
         monkeypatch.setattr(onnx_stage, "require_installed", lambda: None)

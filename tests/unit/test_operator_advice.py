@@ -14,13 +14,13 @@ from ci.engine.work import Result
 from ci.lanes.executorch import audit
 from ci.lanes.executorch.emulate import findings_of
 from ci.lanes.executorch.suite import SHIPPED, programs_of
-from ci.lanes.upstream.ledger import Part, Record, Recorded
+from ci.lanes.upstream.ledger import RecordedPart, RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
 from ci.operators import table as operator_table
-from ci.operators.table import Inexact, Table, inexact, inexact_onnx, read
+from ci.operators.table import Inexact, OperatorTable, inexact, inexact_onnx, read
 from ci.pipeline.audit_table import as_text
 from ci.pipeline.compile_flags import PYTORCH
-from ci.pipeline.options import OneModel, Work
+from ci.pipeline.options import OneModel, WorkOptions
 from provisioning.base.settings import Selection
 
 WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}
@@ -42,7 +42,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Any:
             "cells": {name: chips},
         }
         monkeypatch.setattr(
-            operator_table, "shipped", lambda: Table.model_validate_json(json.dumps(document))
+            operator_table, "shipped", lambda: OperatorTable.model_validate_json(json.dumps(document))
         )
 
     return put
@@ -191,7 +191,13 @@ def test_an_operator_is_found_by_what_it_is_exported_as(given: Any) -> None:
 
 def test_newer_tests_are_repeated_by_their_own_suite(given: Any) -> None:
     found = table_of(
-        {"rework-op": {"SM8650": Record("x", {"test_less_than[8a]": Recorded(1, 1, (Part("dies"),))})}},
+        {
+            "rework-op": {
+                "SM8650": SuiteRecord(
+                    "x", {"test_less_than[8a]": RecordedTest(1, 1, (RecordedPart("dies"),))}
+                )
+            }
+        },
         {},
     )
     given("lt", **found.model_dump(mode="json")["cells"]["lt"])
@@ -230,7 +236,7 @@ def test_audit_names_them_with_the_command(
     }.items():
         monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)
     selection = Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path)
-    rows = audit.audited(OneModel(selection, "m", PYTORCH, Work()), ["16a8w"], run=False)
+    rows = audit.audited(OneModel(selection, "m", PYTORCH, WorkOptions()), ["16a8w"], run=False)
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s test_upstream -- values --flow 16a8w -k '*-log-*' --soc SM8350" in text
@@ -262,7 +268,9 @@ ONNX = {
 def given_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {name: {"SM8650": row} for name, row in ONNX.items()}
     document = {"schema": 1, "measured": {}, "upstream": {}, "cells": {}, "onnx": {"cells": cells}}
-    monkeypatch.setattr(operator_table, "shipped", lambda: Table.model_validate_json(json.dumps(document)))
+    monkeypatch.setattr(
+        operator_table, "shipped", lambda: OperatorTable.model_validate_json(json.dumps(document))
+    )
 
 
 @pytest.mark.usefixtures("given_onnx")

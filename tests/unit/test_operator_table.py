@@ -15,7 +15,14 @@ from ci.engine.work import Failure, Result
 from ci.lanes.upstream import process
 from ci.lanes.upstream.adapters import AgainstFloat, part, part_of
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import Ledger, Part, Record, Recorded, Verdict, load_record
+from ci.lanes.upstream.ledger import (
+    Ledger,
+    RecordedPart,
+    RecordedTest,
+    SuiteRecord,
+    UpstreamVerdict,
+    load_record,
+)
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.worker import verdict_of
@@ -79,7 +86,7 @@ def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_flo
     outcome = summary(on_cpu=("aten::erf",), against_float=against_float)
     facts = {"test": "a", "outcome": "passed", "parts": [part_of(outcome, "qnn_16a8w")], "problems": []}
     path = tmp_path / "record.json"
-    path.write_text(Record().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
+    path.write_text(SuiteRecord().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
     (kept,) = load_record("operators", "wheels", "SM8650", path).tests["a"].parts
     assert (kept.sqnr_db, kept.cpu, kept.in_float) == (60.0, ("aten::erf",), ("aten.mul.Tensor",))
     assert (kept.float_db, kept.quantized_db) == (52.3, 97.7)
@@ -97,8 +104,8 @@ def test_an_operator_that_is_not_quantized_any_more_is_a_finding(
     tmp_path: Path, before: tuple[str, ...] | None, now: tuple[str, ...], rules: list[str]
 ) -> None:
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
-    recorded = record({"a": [Part("whole", 60, in_float=before)]})
-    verdict = Verdict("a", "passed", parts=(Part("whole", 60, in_float=now),))
+    recorded = record({"a": [RecordedPart("whole", 60, in_float=before)]})
+    verdict = UpstreamVerdict("a", "passed", parts=(RecordedPart("whole", 60, in_float=now),))
     Judge(Ledger("operators", "wheels"), "SM8650", tmp_path, recorded).findings(stage, [verdict])
     assert [finding.rule for finding in stage.findings] == rules
 
@@ -144,26 +151,28 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
     assert isinstance(done, Failure) and (done.kind, done.blame) == (kind, "machine")
 
 
-def record(rows: dict[str, list[Part]]) -> Record:
-    return Record("x", {test: Recorded(1, 1, tuple(parts)) for test, parts in rows.items()})
+def record(rows: dict[str, list[RecordedPart]]) -> SuiteRecord:
+    return SuiteRecord("x", {test: RecordedTest(1, 1, tuple(parts)) for test, parts in rows.items()})
 
 
 @pytest.mark.parametrize(
     ("recorded", "rules"),
     [
-        (Part("whole", 60), []),
-        (Part("whole", 64), ["upstream-changed"]),
-        (Part("whole", 50), ["upstream-better"]),
-        (Part("part", 60), ["upstream-better"]),
+        (RecordedPart("whole", 60), []),
+        (RecordedPart("whole", 64), ["upstream-changed"]),
+        (RecordedPart("whole", 50), ["upstream-better"]),
+        (RecordedPart("part", 60), ["upstream-better"]),
     ],
 )
 def test_a_part_that_gave_something_else_when_it_was_recorded_is_a_finding(
-    tmp_path: Path, recorded: Part, rules: list[str]
+    tmp_path: Path, recorded: RecordedPart, rules: list[str]
 ) -> None:
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
-    before = record({"test_abs.a[qnn]": [Part("whole", 70), recorded]})
+    before = record({"test_abs.a[qnn]": [RecordedPart("whole", 70), recorded]})
     judge = Judge(Ledger("operators", "wheels"), "SM8650", tmp_path, before)
-    now = Verdict("test_abs.a[qnn]", "passed", parts=(Part("whole", 70), Part("whole", 60)))
+    now = UpstreamVerdict(
+        "test_abs.a[qnn]", "passed", parts=(RecordedPart("whole", 70), RecordedPart("whole", 60))
+    )
     judge.findings(stage, [now])
     assert [finding.rule for finding in stage.findings] == rules
     assert all(
@@ -175,8 +184,10 @@ def test_a_part_that_gave_something_else_when_it_was_recorded_is_a_finding(
 def test_a_coarser_quantizer_is_a_finding(tmp_path: Path, to_quantized: float) -> None:
     """HTP is as near to the quantized model as before, or nearer."""
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
-    recorded = record({"a": [Part("whole", 60, float_db=45, quantized_db=45)]})
-    verdict = Verdict("a", "passed", parts=(Part("whole", to_quantized, float_db=5, quantized_db=5),))
+    recorded = record({"a": [RecordedPart("whole", 60, float_db=45, quantized_db=45)]})
+    verdict = UpstreamVerdict(
+        "a", "passed", parts=(RecordedPart("whole", to_quantized, float_db=5, quantized_db=5),)
+    )
     Judge(Ledger("values", "wheels"), "SM8650", tmp_path, recorded).findings(stage, [verdict])
     (finding,) = stage.findings
     assert finding.rule == "upstream-changed" and "45.0 dB" in finding.message and "5.0 dB" in finding.message
@@ -184,30 +195,36 @@ def test_a_coarser_quantizer_is_a_finding(tmp_path: Path, to_quantized: float) -
 
 def test_what_is_not_compared_with_the_float_model_any_more_is_a_finding(tmp_path: Path) -> None:
     judge = Judge(
-        Ledger("values", "wheels"), "SM8650", tmp_path, record({"a": [Part("whole", 60, float_db=45)]})
+        Ledger("values", "wheels"),
+        "SM8650",
+        tmp_path,
+        record({"a": [RecordedPart("whole", 60, float_db=45)]}),
     )
-    assert judge.is_surprise(Verdict("a", "passed", parts=(Part("whole", 60),)))
+    assert judge.is_surprise(UpstreamVerdict("a", "passed", parts=(RecordedPart("whole", 60),)))
 
 
 def test_records_of_parts_of_a_suite_add_up() -> None:
-    first = Verdict("a", "passed", parts=(Part("whole", 70),), cpu_seconds=2, peak=5 << 20)
-    crashed = Verdict("a", "crash", parts=(Part("crash"),))
-    both = Record().with_verdicts([first], "x").with_verdicts([Verdict("b", "passed")], "y")
-    assert both.tests["a"] == Recorded(2, 5, (Part("whole", 70),), "x") and both.tests.keys() == {"a", "b"}
+    first = UpstreamVerdict("a", "passed", parts=(RecordedPart("whole", 70),), cpu_seconds=2, peak=5 << 20)
+    crashed = UpstreamVerdict("a", "crash", parts=(RecordedPart("crash"),))
+    both = SuiteRecord().with_verdicts([first], "x").with_verdicts([UpstreamVerdict("b", "passed")], "y")
+    assert both.tests["a"] == RecordedTest(2, 5, (RecordedPart("whole", 70),), "x") and both.tests.keys() == {
+        "a",
+        "b",
+    }
     assert both.versions() == "y; 1 of 2 tests with x"
-    assert both.with_verdicts([crashed], "z").tests["a"] == Recorded(2, 5, (Part("crash"),), "z")
+    assert both.with_verdicts([crashed], "z").tests["a"] == RecordedTest(2, 5, (RecordedPart("crash"),), "z")
 
 
 def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> None:
     tests = {
-        f"test_conv1d.test_conv1d_{word}[qnn_8a8w]": Recorded(1, 1, parts)
+        f"test_conv1d.test_conv1d_{word}[qnn_8a8w]": RecordedTest(1, 1, parts)
         for word, parts in {
-            "basic": (Part("whole", 43), Part("whole", 50)),
-            "padding_modes": (Part("whole", 30), Part("wrong", -3), Part("dies")),
-            "stride": (Part("whole", 41),),
+            "basic": (RecordedPart("whole", 43), RecordedPart("whole", 50)),
+            "padding_modes": (RecordedPart("whole", 30), RecordedPart("wrong", -3), RecordedPart("dies")),
+            "stride": (RecordedPart("whole", 41),),
         }.items()
-    } | {"test_values[qnn_8a8w-conv1d-plain]": Recorded(1, 1, (Part("whole", 44),))}
-    cell = table_of({"operators": {"SM8650": Record("x", tests)}}, {}).cells["conv1d"]["SM8650"]["8a8w"]
+    } | {"test_values[qnn_8a8w-conv1d-plain]": RecordedTest(1, 1, (RecordedPart("whole", 44),))}
+    cell = table_of({"operators": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["conv1d"]["SM8650"]["8a8w"]
     assert (cell.result, cell.sqnr_db, cell.models, cell.others) == (
         "whole",
         30,
@@ -215,21 +232,21 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
         {"padding_modes": "dies"},
     )
     large = {
-        f"test_values[qnn_8a8w-conv1d-{word}]": Recorded(1, 1, (Part("wrong", figure),))
+        f"test_values[qnn_8a8w-conv1d-{word}]": RecordedTest(1, 1, (RecordedPart("wrong", figure),))
         for word, figure in (("large", 45), ("small", 4))
     }
-    table = table_of({"operators": {"SM8650": Record("x", tests | large)}}, {})
+    table = table_of({"operators": {"SM8650": SuiteRecord("x", tests | large)}}, {})
     assert [case.sqnr_db for case in table.cells["conv1d"]["SM8650"]["8a8w"].bad.values()] == [4]
     even = {name: row for name, row in tests.items() if "values" not in name and "basic" not in name}
-    even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = Recorded(1, 1, (Part("dies"),))
-    table = table_of({"operators": {"SM8650": Record("x", even)}}, {})
+    even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = RecordedTest(1, 1, (RecordedPart("dies"),))
+    table = table_of({"operators": {"SM8650": SuiteRecord("x", even)}}, {})
     assert table.cells["conv1d"]["SM8650"]["8a8w"].result == "dies"
 
 
-def values(operator: str, parts: dict[str, Part]) -> dict[str, Recorded]:
+def values(operator: str, parts: dict[str, RecordedPart]) -> dict[str, RecordedTest]:
     """What our own cases gave, by scheme and case: `16a8w-plain`."""
     return {
-        f"test_values[qnn_{scheme}-{operator}-{case}]": Recorded(1, 1, (each,))
+        f"test_values[qnn_{scheme}-{operator}-{case}]": RecordedTest(1, 1, (each,))
         for (scheme, case), each in ((name.split("-", 1), each) for name, each in parts.items())
     }
 
@@ -238,17 +255,17 @@ def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_ar
     tests = values(
         "log",
         {
-            "16a8w-plain": Part("whole", 70),
-            "16a8w-small": Part("wrong", -6),
-            "16a4w-plain": Part("whole", 70),
-            "16a16w-plain": Part("whole", 61),
-            "8a8w-small": Part("wrong", 3),
-            "8a4w-plain": Part("whole", 50),
+            "16a8w-plain": RecordedPart("whole", 70),
+            "16a8w-small": RecordedPart("wrong", -6),
+            "16a4w-plain": RecordedPart("whole", 70),
+            "16a16w-plain": RecordedPart("whole", 61),
+            "8a8w-small": RecordedPart("wrong", 3),
+            "8a4w-plain": RecordedPart("whole", 50),
             # Nothing ran that could be the same.
-            "16a4w_block-plain": Part("dies"),
+            "16a4w_block-plain": RecordedPart("dies"),
         },
     )
-    row = by_name(table_of({"values": {"SM8650": Record("x", tests)}}, {}).cells["log"]["SM8650"])
+    row = by_name(table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["log"]["SM8650"])
     small = "small [0.0001, 0.01]"
     assert {scheme: [*cell.bad] for scheme, cell in row.items()} == {
         "16a8w": [small],
@@ -260,10 +277,16 @@ def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_ar
         "16a4w_block": ["plain [0.01, 1.0]"],
     }
     failing = values(
-        "log", {"16a8w-plain": Part("dies"), "16a8w-small": Part("whole", 40), "16a4w-plain": Part("dies")}
+        "log",
+        {
+            "16a8w-plain": RecordedPart("dies"),
+            "16a8w-small": RecordedPart("whole", 40),
+            "16a4w-plain": RecordedPart("dies"),
+        },
     )
     assert (
-        table_of({"values": {"SM8650": Record("x", failing)}}, {}).cells["log"]["SM8650"]["16a4w"].models == 1
+        table_of({"values": {"SM8650": SuiteRecord("x", failing)}}, {}).cells["log"]["SM8650"]["16a4w"].models
+        == 1
     )
     assert row["16a4w"].tried_in == "16a8w" and row["16a4w"].models == 2
 
@@ -272,15 +295,19 @@ def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
     tests = values(
         "softmax",
         {
-            "16a8w-plain": Part("whole", 52, float_db=52, quantized_db=98, in_float=("aten.mul.Tensor",)),
-            "8a8w-plain": Part("whole", 43, float_db=45, quantized_db=49.6, in_float=()),
+            "16a8w-plain": RecordedPart(
+                "whole", 52, float_db=52, quantized_db=98, in_float=("aten.mul.Tensor",)
+            ),
+            "8a8w-plain": RecordedPart("whole", 43, float_db=45, quantized_db=49.6, in_float=()),
             # Exact but for the last bit of a float.
-            "16a16w-plain": Part("whole", 136, float_db=136, quantized_db=200, in_float=()),
+            "16a16w-plain": RecordedPart("whole", 136, float_db=136, quantized_db=200, in_float=()),
             # Nothing of it is quantized: fp16 loses that much.
-            "8a4w-plain": Part("float", 67, float_db=67, quantized_db=200, in_float=("aten.exp.default",)),
+            "8a4w-plain": RecordedPart(
+                "float", 67, float_db=67, quantized_db=200, in_float=("aten.exp.default",)
+            ),
         },
     )
-    row = by_name(table_of({"values": {"SM8650": Record("x", tests)}}, {}).cells["softmax"]["SM8650"])
+    row = by_name(table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["softmax"]["SM8650"])
     assert [str(row[scheme]) for scheme in ("16a8w", "8a8w", "16a16w", "8a4w")] == [
         "whole 52 dB, loses 46 dB, mul.Tensor in fp16",
         "whole 43 dB",
@@ -292,9 +319,10 @@ def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
 
 def test_what_upstream_skips_hides_no_measurement() -> None:
     skipped = {
-        f"test_abs.test_{word}[qnn]": Recorded(1, 1, (Part(word),)) for word in ("not_run", "bad_test")
+        f"test_abs.test_{word}[qnn]": RecordedTest(1, 1, (RecordedPart(word),))
+        for word in ("not_run", "bad_test")
     }
-    measured = {"test_abs.test_abs_shapes[qnn]": Recorded(1, 1, (Part("whole", 71.6),))}
+    measured = {"test_abs.test_abs_shapes[qnn]": RecordedTest(1, 1, (RecordedPart("whole", 71.6),))}
     for tests, result in ((skipped, "bad_test"), (skipped | measured, "whole")):
-        table = table_of({"operators": {"SM8650": Record("x", tests)}}, {})
+        table = table_of({"operators": {"SM8650": SuiteRecord("x", tests)}}, {})
         assert table.cells["abs"]["SM8650"]["fp16"].result == result

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.lanes.upstream.ledger import Part, Record, Recorded
+from ci.lanes.upstream.ledger import RecordedPart, RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.operators_page import markdown, markdown_of
 from ci.operators.html import html_of
-from ci.operators.table import Cell, Table, by_name
+from ci.operators.table import Cell, OperatorTable, by_name
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.rendering.text import visible
 from provisioning.base.settings import MANIFESTS
@@ -26,23 +26,23 @@ from tests.support.pages import read_page, structure_of, text_of
 BOTH = {"abs": ("lowers", "quantizes"), "isnan": ("lowers",)}
 
 
-def record(tests: Mapping[str, Part | tuple[Part, ...]]) -> Record:
+def record(tests: Mapping[str, RecordedPart | tuple[RecordedPart, ...]]) -> SuiteRecord:
     rows = {name: each if isinstance(each, tuple) else (each,) for name, each in tests.items()}
-    return Record("x", {test: Recorded(1, 1, parts, "x") for test, parts in rows.items()})
+    return SuiteRecord("x", {test: RecordedTest(1, 1, parts, "x") for test, parts in rows.items()})
 
 
 def table(
-    operators: Mapping[str, Part | tuple[Part, ...]] | None = None,
-    newer: Mapping[str, Part | tuple[Part, ...]] | None = None,
+    operators: Mapping[str, RecordedPart | tuple[RecordedPart, ...]] | None = None,
+    newer: Mapping[str, RecordedPart | tuple[RecordedPart, ...]] | None = None,
     files: Mapping[str, tuple[str, ...]] = BOTH,
-    chips: Mapping[str, Mapping[str, Part | tuple[Part, ...]]] | None = None,
-) -> Table:
+    chips: Mapping[str, Mapping[str, RecordedPart | tuple[RecordedPart, ...]]] | None = None,
+) -> OperatorTable:
     """`chips`: what the newer tests gave on other chips."""
     new = {soc: record(tests) for soc, tests in {"SM8650": newer or {}, **(chips or {})}.items()}
     return table_of({"operators": {"SM8650": record(operators or {})}, "rework-op": new}, files)
 
 
-def cell(found: Table, operator: str, scheme: str = "8a8w", place: str = "SM8650") -> Cell:
+def cell(found: OperatorTable, operator: str, scheme: str = "8a8w", place: str = "SM8650") -> Cell:
     return by_name(found.cells[operator][place])[scheme]
 
 
@@ -55,21 +55,25 @@ SUITE = "test_abs.test_abs_shapes[qnn_8a8w]"
 
 
 def test_the_least_figure_is_that_of_all_cases_and_its_case_is_named() -> None:
-    tests = {SUITE: Part("whole", 52), PLAIN: Part("whole", 51), RANK_6: Part("whole", 33)}
+    tests = {
+        SUITE: RecordedPart("whole", 52),
+        PLAIN: RecordedPart("whole", 51),
+        RANK_6: RecordedPart("whole", 33),
+    }
     found = cell(table(tests), "abs")
     assert (found.sqnr_db, found.worst, str(found)) == (33, "shape 1x2x1x3x7x5", "whole 33 dB")
-    found = cell(table({**tests, SMALL: Part("whole", 30)}), "abs")
+    found = cell(table({**tests, SMALL: RecordedPart("whole", 30)}), "abs")
     assert (found.sqnr_db, found.worst) == (30, "small [-0.01, 0.01]")
-    found = cell(table({**tests, SUITE: Part("whole", 21)}), "abs")
+    found = cell(table({**tests, SUITE: RecordedPart("whole", 21)}), "abs")
     assert (found.sqnr_db, found.worst) == (21, "shapes")
 
 
 def test_a_case_that_runs_elsewhere_than_its_cell_says_is_named() -> None:
     tests = {
-        PLAIN: Part("whole", 51),
-        RANK_6: Part("cpu"),
-        SMALL: Part("float", 60),
-        own("3x7"): Part("dies"),
+        PLAIN: RecordedPart("whole", 51),
+        RANK_6: RecordedPart("cpu"),
+        SMALL: RecordedPart("float", 60),
+        own("3x7"): RecordedPart("dies"),
     }
     found = table(tests)
     assert cell(found, "abs").elsewhere == {"shape 1x2x1x3x7x5": "cpu", "small [-0.01, 0.01]": "float"}
@@ -78,11 +82,14 @@ def test_a_case_that_runs_elsewhere_than_its_cell_says_is_named() -> None:
     assert "| shape 1x2x1x3x7x5 | 8a8w | whole | CPU | abs |" in text
 
 
-NEWER_WHOLE = {"test_gather[8a]": Part("passed", 48.0), "test_gather[fp]": Part("passed", 72.0)}
+NEWER_WHOLE = {
+    "test_gather[8a]": RecordedPart("passed", 48.0),
+    "test_gather[fp]": RecordedPart("passed", 72.0),
+}
 
 
 def test_newer_tests_give_the_place_and_a_figure_of_their_own_kind() -> None:
-    found = table(newer={**NEWER_WHOLE, "test_gather[16a]": Part("wrong", 4.0)})
+    found = table(newer={**NEWER_WHOLE, "test_gather[16a]": RecordedPart("wrong", 4.0)})
     assert [str(cell(found, "gather", scheme)) for scheme in ("fp16", "8a8w", "16a8w")] == [
         "whole 72 dB",
         "whole, 48 dB to float",
@@ -92,14 +99,18 @@ def test_newer_tests_give_the_place_and_a_figure_of_their_own_kind() -> None:
 
 
 def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
-    skipped = {"test_gather.test_gather_a[qnn_8a8w]": Part("bad_test")}
-    measured = {"test_gather.test_gather_a[qnn_8a8w]": Part("part", 31)}
+    skipped = {"test_gather.test_gather_a[qnn_8a8w]": RecordedPart("bad_test")}
+    measured = {"test_gather.test_gather_a[qnn_8a8w]": RecordedPart("part", 31)}
     assert cell(table(skipped, NEWER_WHOLE), "gather").result == "whole"
     assert str(cell(table(measured, NEWER_WHOLE), "gather")) == "part 31 dB"
     # By another spelling it is the same operator.
-    spelt = {"test_adaptive_avgpool1d.test_a[qnn_8a8w]": Part("cpu")}
+    spelt = {"test_adaptive_avgpool1d.test_a[qnn_8a8w]": RecordedPart("cpu")}
     found = table(
-        spelt, {"test_adaptive_avg_pool_1d[8a]": Part("passed", 40), "test_less_than[8a]": Part("dies")}
+        spelt,
+        {
+            "test_adaptive_avg_pool_1d[8a]": RecordedPart("passed", 40),
+            "test_less_than[8a]": RecordedPart("dies"),
+        },
     )
     assert [*found.cells] == ["adaptive_avgpool1d", "lt"] and cell(
         found, "adaptive_avgpool1d"
@@ -108,47 +119,53 @@ def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
 
 def test_operators_of_like_names_are_two_and_copies_of_views_one() -> None:
     names = ("index", "index_copy", "slice_copy", "slice")
-    tests = {f"test_{name}[8a]": Part("passed", 40) for name in names}
+    tests = {f"test_{name}[8a]": RecordedPart("passed", 40) for name in names}
     assert [*table(newer=tests).cells] == ["index", "index_copy", "slice_copy"]
 
 
 @pytest.mark.parametrize(
     ("test", "part"),
     [
-        ("test_any[8a]", Part("passed")),  # it expects an exception
-        ("test_fold_unsupported_parameters[8a]", Part("passed", 40)),
-        ("test_layer_norm[8a]", Part("failed")),
-        ("test_linear_general[16a2w_pcq]", Part("passed", 40)),
-        ("test_conv2d_linear_like[fp16a8w_pcq]", Part("passed", 40)),
+        ("test_any[8a]", RecordedPart("passed")),  # it expects an exception
+        ("test_fold_unsupported_parameters[8a]", RecordedPart("passed", 40)),
+        ("test_layer_norm[8a]", RecordedPart("failed")),
+        ("test_linear_general[16a2w_pcq]", RecordedPart("passed", 40)),
+        ("test_conv2d_linear_like[fp16a8w_pcq]", RecordedPart("passed", 40)),
     ],
 )
-def test_what_newer_tests_do_not_show_is_no_row(test: str, part: Part) -> None:
+def test_what_newer_tests_do_not_show_is_no_row(test: str, part: RecordedPart) -> None:
     assert table(newer={test: part}).cells == {}
 
 
 def test_a_newer_test_that_passes_with_outputs_far_from_the_float_model_makes_nothing_whole() -> None:
-    far = Part("passed", 0.3)
-    for part in (far, Part("bad_test", 0.3)):
+    far = RecordedPart("passed", 0.3)
+    for part in (far, RecordedPart("bad_test", 0.3)):
         assert str(cell(table(newer={"test_gather[8a]": part}), "gather")) == "no test, 0 dB to float"
         assert str(cell(table(newer={"test_gather[fp]": part}), "gather", "fp16")) == "WRONG 0 dB"
-    mixed = cell(table(newer={"test_gather[8a]": (Part("passed", 40), Part("passed", 41), far)}), "gather")
+    mixed = cell(
+        table(newer={"test_gather[8a]": (RecordedPart("passed", 40), RecordedPart("passed", 41), far)}),
+        "gather",
+    )
     assert (str(mixed), mixed.good) == ("whole, 40 dB to float (1 no test)", False)
 
 
 def test_ids_of_newer_tests_name_their_scheme() -> None:
     ids = {"16a4w_pcq": "16a4w", "16a16w_ptq": "16a16w", "16a4w_lpbq": "16a4w_block", "16a8w": "16a8w"}
     for identifier, scheme in ids.items():
-        found = table(newer={f"test_embedding[{identifier}]": Part("passed", 40)})
+        found = table(newer={f"test_embedding[{identifier}]": RecordedPart("passed", 40)})
         assert [*found.cells["embedding"]["SM8650"]] == [scheme]
 
 
 def test_another_chip_is_compared_case_by_case() -> None:
-    ours = {"test_gather.test_gather_a[qnn_8a8w]": Part("part", 31), "test_abs.test_abs_a[qnn]": Part("dies")}
-    chips = {
-        "SM8350": {"test_gather[8a]": Part("dies"), "test_abs[fp]": Part("passed", 70)},
-        "SM8750": {"test_gather[8a]": Part("passed", 40), "test_abs[fp]": Part("dies")},
+    ours = {
+        "test_gather.test_gather_a[qnn_8a8w]": RecordedPart("part", 31),
+        "test_abs.test_abs_a[qnn]": RecordedPart("dies"),
     }
-    found = table(ours, {**NEWER_WHOLE, "test_abs[fp]": Part("passed", 60)}, chips=chips)
+    chips = {
+        "SM8350": {"test_gather[8a]": RecordedPart("dies"), "test_abs[fp]": RecordedPart("passed", 70)},
+        "SM8750": {"test_gather[8a]": RecordedPart("passed", 40), "test_abs[fp]": RecordedPart("dies")},
+    }
+    found = table(ours, {**NEWER_WHOLE, "test_abs[fp]": RecordedPart("passed", 60)}, chips=chips)
     assert cell(found, "gather", place="SM8350").default == "whole"
     assert cell(found, "gather", place="SM8750").default is None
     assert cell(found, "abs", "fp16", "SM8750").default == "whole"
@@ -160,7 +177,7 @@ def test_another_chip_is_compared_case_by_case() -> None:
         "| gather | 8a8w | part 31 dB | DIES | whole, 40 dB to float |",
     ]
     assert "- SM8350 (V68): 1 of 2 cells; x" in text
-    alike = table(newer=NEWER_WHOLE, chips={"SM8350": {"test_gather[8a]": Part("passed", 47.0)}})
+    alike = table(newer=NEWER_WHOLE, chips={"SM8350": {"test_gather[8a]": RecordedPart("passed", 47.0)}})
     text = markdown_of(alike).partition("## Other chips")[2].partition("\n## ")[0]
     assert "- SM8350 (V68): none of 1 cells; x" in text and "|" not in text
     html = html_of(found)
@@ -171,14 +188,16 @@ def test_another_chip_is_compared_case_by_case() -> None:
 @pytest.mark.parametrize(
     ("scheme", "part", "marked"),
     [
-        ("qnn", Part("whole", 70), []),
-        ("qnn", Part("part", 70), ["abs", "is_nan"]),
-        ("qnn_8a8w", Part("whole", 50), ["is_nan"]),
-        ("qnn_8a8w", Part("float", 50), ["abs"]),
-        ("qnn_8a8w", Part("bad_test"), []),
+        ("qnn", RecordedPart("whole", 70), []),
+        ("qnn", RecordedPart("part", 70), ["abs", "is_nan"]),
+        ("qnn_8a8w", RecordedPart("whole", 50), ["is_nan"]),
+        ("qnn_8a8w", RecordedPart("float", 50), ["abs"]),
+        ("qnn_8a8w", RecordedPart("bad_test"), []),
     ],
 )
-def test_a_cell_that_is_not_as_the_files_say_is_marked(scheme: str, part: Part, marked: list[str]) -> None:
+def test_a_cell_that_is_not_as_the_files_say_is_marked(
+    scheme: str, part: RecordedPart, marked: list[str]
+) -> None:
     found = table({f"test_{name}.test_a[{scheme}]": part for name in ("abs", "is_nan", "custom")})
     rows = [line for line in markdown_of(found).splitlines() if line.startswith("| ") and "†" in line]
     assert [line.split(" | ")[0].removeprefix("| ") for line in rows] == marked
@@ -190,12 +209,12 @@ def test_a_cell_that_is_not_as_the_files_say_is_marked(scheme: str, part: Part, 
 
 def test_the_files_of_an_operator_are_those_of_what_it_is_exported_as_too() -> None:
     files = {"layernorm": ("quantizes",), "nativelayernorm": ("lowers", "quantizes")}
-    found = table({"test_layer_norm.test_a[qnn]": Part("cpu")}, files=files)
+    found = table({"test_layer_norm.test_a[qnn]": RecordedPart("cpu")}, files=files)
     assert found.files("layer_norm") == ("lowers", "quantizes")
     assert "unlike-files" in results(html_rows(found)["layer_norm"], "fp16")
 
 
-def html_rows(found: Table, place: str = "SM8650") -> dict[str, dict[str, Element]]:
+def html_rows(found: OperatorTable, place: str = "SM8650") -> dict[str, dict[str, Element]]:
     """The cells of the page by operator and scheme; the one without a scheme has the files."""
     rows = [row for row in read_page(html_of(found)).iter("tr") if row.get("data-soc") == place]
     return {text_of(row[0]): {cell.get("data-scheme", ""): cell for cell in row[1:]} for row in rows}
@@ -208,9 +227,9 @@ def results(row: dict[str, Element], scheme: str) -> list[str]:
 
 def test_the_page_shows_each_cell_its_worst_case_and_the_files() -> None:
     tests = {
-        "test_abs.test_abs_a[qnn_8a8w]": Part("cpu", None, ("aten::abs",)),
-        "test_acos.test_acos_a[qnn_8a8w]": Part("whole", 61),
-        "test_values[qnn_8a8w-acos-small]": Part("whole", 47),
+        "test_abs.test_abs_a[qnn_8a8w]": RecordedPart("cpu", None, ("aten::abs",)),
+        "test_acos.test_acos_a[qnn_8a8w]": RecordedPart("whole", 61),
+        "test_values[qnn_8a8w-acos-small]": RecordedPart("whole", 47),
     }
     found = html_rows(table(tests))
     assert (text_of(found["abs"]["8a8w"]), found["abs"]["8a8w"].get("class")) == ("CPU: abs †", "cpu")
@@ -222,20 +241,20 @@ def test_the_page_shows_each_cell_its_worst_case_and_the_files() -> None:
 
 def test_the_filters_find_a_cell_by_what_any_of_its_cases_gave() -> None:
     tests = {
-        PLAIN: Part("whole", 51),
-        SMALL: Part("wrong", 4),
-        RANK_6: Part("cpu"),
-        own("7"): Part("dies"),
-        "test_abs.test_a[qnn_8a8w]": Part("crash"),
+        PLAIN: RecordedPart("whole", 51),
+        SMALL: RecordedPart("wrong", 4),
+        RANK_6: RecordedPart("cpu"),
+        own("7"): RecordedPart("dies"),
+        "test_abs.test_a[qnn_8a8w]": RecordedPart("crash"),
     }
-    row = html_rows(table({**tests, SUITE: Part("whole", 50)}))["abs"]
+    row = html_rows(table({**tests, SUITE: RecordedPart("whole", 50)}))["abs"]
     assert row["8a8w"].get("class") == "mixed"
     assert results(row, "8a8w") == ["whole", "cpu", "wrong", "dies", "crash"]
     assert {"WRONG: small [-0.01, 0.01] (4 dB)", "CPU: shape 1x2x1x3x7x5"} < {*row["8a8w"].itertext()}
 
 
 def test_the_chip_with_the_most_cases_is_the_first_of_an_operators_rows() -> None:
-    one = {"test_gather[8a]": Part("passed", 48.0)}
+    one = {"test_gather[8a]": RecordedPart("passed", 48.0)}
     found = html_of(table(newer=one, chips={"SM8350": one, "SM8850": one}))
     rows = [row.get("data-soc") for row in read_page(found).iter("tr")]
     assert [*filter(None, rows)] == ["SM8650", "SM8350", "SM8850"]
@@ -246,7 +265,9 @@ def test_names_of_operators_and_cases_are_never_markup(text: str) -> None:
     def page(name: str) -> str:
         case = Cell(result="part", worst=name, models=2, cpu=(name,), others={name: "dies"}, in_float=(name,))
         table = {"schema": 1, "measured": {"SM8650": name}, "upstream": {}}
-        return html_of(Table.model_validate({**table, "cells": {"abs" + name: {"SM8650": {"8a8w": case}}}}))
+        return html_of(
+            OperatorTable.model_validate({**table, "cells": {"abs" + name: {"SM8650": {"8a8w": case}}}})
+        )
 
     shown = page(text)
     assert structure_of(read_page(shown)) == structure_of(read_page(page("x")))
@@ -254,7 +275,9 @@ def test_names_of_operators_and_cases_are_never_markup(text: str) -> None:
 
 
 def test_the_page_is_one_file_without_network() -> None:
-    assert not re.findall(r"https?:|<link|src=|@import|url\(", html_of(table({PLAIN: Part("whole", 51)})))
+    assert not re.findall(
+        r"https?:|<link|src=|@import|url\(", html_of(table({PLAIN: RecordedPart("whole", 51)}))
+    )
 
 
 def test_the_committed_page_has_the_operators_that_only_newer_tests_measure() -> None:
@@ -275,7 +298,7 @@ def schema_takes(document: Any) -> bool:
 
 
 def test_the_schema_takes_tables_and_nothing_else() -> None:
-    good = json.loads(table({PLAIN: Part("whole", 51), RANK_6: Part("dies")}).as_json())
+    good = json.loads(table({PLAIN: RecordedPart("whole", 51), RANK_6: RecordedPart("dies")}).as_json())
     committed = json.loads((MANIFESTS / "upstream" / "operators" / "table.json").read_text(encoding="utf-8"))
     assert schema_takes(good) and schema_takes(committed)
     row = good["cells"]["abs"]["SM8650"]
@@ -292,7 +315,7 @@ def test_the_schema_takes_tables_and_nothing_else() -> None:
 
 
 def test_the_schema_knows_every_chip_and_scheme() -> None:
-    good = json.loads(table({PLAIN: Part("whole", 51)}).as_json())
+    good = json.loads(table({PLAIN: RecordedPart("whole", 51)}).as_json())
     one = good["cells"]["abs"]["SM8650"]["8a8w"]
     row = dict.fromkeys(MEASURED_SCHEMES, one)
     assert schema_takes({**good, "cells": {"abs": dict.fromkeys(load_socs(), row)}})

@@ -23,7 +23,7 @@ from ci.pipeline.compile_flags import (
     plain_model_of,
 )
 from ci.pipeline.flags import stage_options
-from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, Work
+from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, WorkOptions
 from provisioning.base.command_line import TIMEOUT, main
 from provisioning.base.errors import UsageError
 from tests.support.typed import parsed
@@ -41,7 +41,7 @@ COMMANDS: list[tuple[Any, list[str]]] = [
 @pytest.mark.parametrize("verb", STAGES)
 def test_a_stage_without_flags_chooses_all_and_writes_nothing(verb: Any) -> None:
     options = stage_options(parsed(verb))
-    assert options.choice == Choice() and options.work == Work(TIMEOUT, run_timeout=RUN_TIMEOUT)
+    assert options.choice == Choice() and options.work == WorkOptions(TIMEOUT, run_timeout=RUN_TIMEOUT)
     assert options.accept == Accept() and not options.list_only
 
 
@@ -53,7 +53,7 @@ def test_a_stages_flags_are_its_options(tmp_path: Path) -> None:
     accept = ["--accept", "--reason", "new weights"]
     options = stage_options(parsed(emulator_verb, *choice, *how, "--keep-going", *accept, "--list"))
     assert options.choice == Choice((suite,), ("net",), ("pr",), ("8a8w",), "1/2")
-    assert options.work == Work(
+    assert options.work == WorkOptions(
         7, 3, cache=False, why=True, keep_going=True, worker_memory=2 << 20, run_timeout=5
     )
     assert options.accept == Accept(values=True, reason="new weights") and options.list_only

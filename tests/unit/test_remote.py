@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ci.engine import remote
 from ci.engine.closed import closed
-from ci.engine.memo import Entry, Miss
+from ci.engine.memo import CachedResult, Miss
 from ci.engine.remote import action_result, files_of, remote_of
 from provisioning.base.errors import UsageError
 from tests.support.cache_machines import KEY, OURS, Machine
@@ -52,11 +52,11 @@ def test_what_one_machine_remembers_another_takes_and_then_has_itself(
     writer: Machine, reader: Machine, server: CacheServer
 ) -> None:
     entry = reader.find()
-    assert isinstance(entry, Entry) and (entry.result, entry.origin) == ({"value": 7}, "remote")
+    assert isinstance(entry, CachedResult) and (entry.result, entry.origin) == ({"value": 7}, "remote")
     assert entry.folder and (entry.folder / "out" / "net.pte").read_text() == "program 1"
     requests_before = len(server.requests)
     again = reader.find()
-    assert isinstance(again, Entry) and again.origin == "store"
+    assert isinstance(again, CachedResult) and again.origin == "store"
     assert len(server.requests) == requests_before
 
 
@@ -68,18 +68,18 @@ def test_another_input_is_a_miss_and_both_versions_are_kept(writer: Machine, rea
     for text, value in (("2", 8), ("1", 7)):
         reader.weights(text)
         entry = reader.find()
-        assert isinstance(entry, Entry) and entry.result == {"value": value}
+        assert isinstance(entry, CachedResult) and entry.result == {"value": value}
 
 
 def test_work_that_failed_here_is_not_passed_by_another_machine(writer: Machine, reader: Machine) -> None:
     reader.fail()
     assert isinstance(reader.find(), Miss)
     reader.work(9)
-    assert isinstance(reader.find(), Entry)
+    assert isinstance(reader.find(), CachedResult)
     for path in (reader.store / "cache/memo/test").glob("??/*/*.json"):
         path.unlink()
     entry = reader.find()
-    assert isinstance(entry, Entry) and entry.origin == "remote"
+    assert isinstance(entry, CachedResult) and entry.origin == "remote"
 
 
 def test_a_failure_without_the_remote_cache_counts_when_it_is_switched_on(
@@ -95,7 +95,7 @@ def test_a_failing_edit_blocks_its_own_content_alone(writer: Machine, reader: Ma
     reader.weights("broken")
     reader.fail()
     reader.weights("1")
-    assert isinstance(reader.find(), Entry)
+    assert isinstance(reader.find(), CachedResult)
     writer.weights("broken")
     writer.work(8)
     reader.weights("broken")
@@ -112,7 +112,7 @@ def test_a_writers_later_failure_takes_its_pass_back(writer: Machine, reader: Ma
     assert isinstance(reader.find(), Miss)
     writer.work(8)
     entry = reader.find()
-    assert isinstance(entry, Entry) and entry.result == {"value": 8}
+    assert isinstance(entry, CachedResult) and entry.result == {"value": 8}
 
 
 def test_a_reader_sends_nothing(reader: Machine, server: CacheServer) -> None:
@@ -198,7 +198,7 @@ def test_a_poisoned_entry_is_a_miss_and_said_once_and_hides_no_other(
     assert capsys.readouterr().err.count("it is not used") == 1
     assert not reader.remote.off
     poisoned(server, change(good), signed(good))
-    assert isinstance(reader.find(), Entry)
+    assert isinstance(reader.find(), CachedResult)
 
 
 def test_only_as_many_entries_of_a_key_are_fetched_as_a_machine_keeps(
@@ -265,7 +265,7 @@ def test_a_full_server_does_not_change_what_a_writer_remembers(
     writer.work()
     writer.weights("2")
     writer.work()
-    assert isinstance(writer.find(), Entry)
+    assert isinstance(writer.find(), CachedResult)
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not any(path.startswith("/ac/") for path in server.kept)
 
@@ -275,7 +275,7 @@ def test_a_token_is_sent_and_never_shown(
 ) -> None:
     server.token = "hush"
     Machine(tmp_path / "writer", server.url, server.token, writes=True).work()
-    assert isinstance(Machine(tmp_path / "reader", server.url, server.token).find(), Entry)
+    assert isinstance(Machine(tmp_path / "reader", server.url, server.token).find(), CachedResult)
     server.token, server.kept = "another", {}
     writer = Machine(tmp_path / "late", server.url, server.token, writes=True)
     writer.remote = replace(writer.remote, token="user:hush", url=server.url.replace("//", "//user:hush@"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.pipeline.profile import Cost, Measured, OnCpu
+from ci.pipeline.profile import OnCpu, OperatorCost, ProgramProfile
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
@@ -260,13 +260,13 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
 @given(HOSTILE)
 def test_names_of_a_profiled_model_are_never_markup(text: str) -> None:
     def page(name: str) -> str:
-        costs = [Cost("add" + name, 1, 1.0, 0.5, 1.0, line="net.py:1" + name, module="(top)" + name)]
-        return profile_page("net" + name, Measured(costs, [OnCpu("mul" + name, 1, 1)]))
+        costs = [OperatorCost("add" + name, 1, 1.0, 0.5, 1.0, line="net.py:1" + name, module="(top)" + name)]
+        return profile_page("net" + name, ProgramProfile(costs, [OnCpu("mul" + name, 1, 1)]))
 
     assert structure_of(read_page(page(text))) == structure_of(read_page(page(harmless(text))))
     assert "//" not in page("x")
 
 
 def test_a_module_however_deep_is_on_the_page() -> None:
-    costs = [Cost("add", 1, 1.0, module=".".join(map(str, range(5000))))]
-    assert ".4998.4999" in profile_page("net", Measured(costs, []))
+    costs = [OperatorCost("add", 1, 1.0, module=".".join(map(str, range(5000))))]
+    assert ".4998.4999" in profile_page("net", ProgramProfile(costs, []))

@@ -14,7 +14,7 @@ import pytest
 
 from ci.builds import emulator_runner, qemu_check
 from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
-from ci.builds.programs import Program
+from ci.builds.programs import BuildTool
 from ci.builds.qemu_check import judge
 from ci.builds.runner_inputs import changed_since
 from provisioning.base.errors import CheckFailed, UsageError
@@ -49,7 +49,7 @@ def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, folder: str) -
     assert f"--{folder.replace('_', '-')}" in caught.value.fix
 
 
-TOOL = Program(Path("/bin/tool"), "tool 1.0")
+TOOL = BuildTool(Path("/bin/tool"), "tool 1.0")
 PLAN = RunnerPlan(
     target="x86_64-linux",
     build_type="Release",
@@ -70,7 +70,7 @@ PLAN = RunnerPlan(
         {"build_type": "Debug"},
         {"target": "aarch64-linux"},
         {"remap": ("a=b",)},
-        *({name: Program(Path("/bin/tool"), "tool 1.1")} for name in ("compiler", "cmake", "ninja")),
+        *({name: BuildTool(Path("/bin/tool"), "tool 1.1")} for name in ("compiler", "cmake", "ninja")),
         {"executorch": Executorch(Path("/executorch"), "1.5.2")},
         {"executorch": Executorch(Path("/other"), "1.5.1")},
     ],

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
-from ci.engine.jobs import Calls, Job, run_jobs, shard
+from ci.engine.jobs import FunctionSlot, Job, run_jobs, shard
 from provisioning.base.errors import UsageError
 
 JOBS = st.lists(
@@ -63,14 +63,14 @@ def test_a_shard_that_makes_no_sense_is_a_usage_error(text: str) -> None:
 
 def test_no_more_jobs_run_at_once_than_there_are_slots() -> None:
     watch = Watch()
-    run_jobs([Job(str(n)) for n in range(30)], lambda: Calls(watch.run), slots=2)
+    run_jobs([Job(str(n)) for n in range(30)], lambda: FunctionSlot(watch.run), slots=2)
     assert watch.most <= 2
 
 
 @given(JOBS)
 def test_memory_stays_within_the_budget_unless_one_job_alone_exceeds_it(jobs: list[Job]) -> None:
     watch = Watch()
-    results = run_jobs(jobs, lambda: Calls(watch.run), slots=3, memory=6)
+    results = run_jobs(jobs, lambda: FunctionSlot(watch.run), slots=3, memory=6)
     assert watch.most_memory <= max([6, *(job.memory for job in jobs)])
     assert len(results) == len(jobs)
 
@@ -79,7 +79,7 @@ def test_nothing_is_started_after_the_result_that_stops() -> None:
     watch = Watch()
     jobs = [Job("first", 9), Job("second", 5), Job("third", 1)]
     results = run_jobs(
-        jobs, lambda: Calls(watch.run), slots=1, stop_after=lambda job, result: result == "SECOND"
+        jobs, lambda: FunctionSlot(watch.run), slots=1, stop_after=lambda job, result: result == "SECOND"
     )
     assert list(results) == ["first", "second"]
 

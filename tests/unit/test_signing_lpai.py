@@ -167,7 +167,7 @@ def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
         sign_lpai("--soc", "SM8850", "--signer", "dev", "--serial", "0x1A2B3C4D", "-o", tmp_path / "o") == 0
     )
     signature = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
-    expected = checks.Expected(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
+    expected = checks.ExpectedSignature(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
     assert verification.verify_file(signature, expected).verdict() == "verified"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
-from ci.signing.checks import Expected, SignedBy
+from ci.signing.checks import ExpectedSignature, SignedBy
 from ci.signing.lpai import rehearsal
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
@@ -23,10 +23,10 @@ from tests.support.skels import Skel
 LIBRARY = Skel().encode()
 SIGNED = rehearsal.sign(LIBRARY, chains.signer(), (0xABC,))
 ROOT = chains.signer().root
-GOOD = Expected(root=ROOT, software_id=4, serial=0xABC)
+GOOD = ExpectedSignature(root=ROOT, software_id=4, serial=0xABC)
 
 
-def failed(data: bytes, expected: Expected = GOOD) -> set[str]:
+def failed(data: bytes, expected: ExpectedSignature = GOOD) -> set[str]:
     return {check.part for check in verification.verify(data, expected).failed}
 
 
@@ -118,20 +118,20 @@ def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6) ->
 )
 def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(signature: bytes, version: int) -> None:
     data = forged(list(chains.signer().chain), signature, version)
-    result = verification.verify(data, Expected(root=ROOT))
+    result = verification.verify(data, ExpectedSignature(root=ROOT))
     assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, SignedBy.DAMAGED)
     assert result.verdict(["root", "signature"]) == "failed"
 
 
 def test_a_signature_of_zeros_is_none_whoever_signed() -> None:
     data = forged(list(chains.bent().chain), bytes(104))
-    assert failed(data, Expected()) == {"signature"}
+    assert failed(data, ExpectedSignature()) == {"signature"}
 
 
 @pytest.mark.parametrize("version", [6, 7])
 def test_a_signature_that_is_not_public_is_not_checked_and_not_good(version: int) -> None:
     chain = list(chains.bent().chain)
-    result = verification.verify(forged(chain, b"\x01" * 104, version), Expected(root=chain[-1]))
+    result = verification.verify(forged(chain, b"\x01" * 104, version), ExpectedSignature(root=chain[-1]))
     assert (result.verdict(), [c.part for c in result.unproven()]) == ("not proven", ["signature"])
     assert (result.verdict(["signature"]), result.signer) == ("verified", SignedBy.KNOWN)
     assert verification.verify(forged(chain, b"\x01" * 104, version)).signer is SignedBy.UNKNOWN
@@ -145,7 +145,7 @@ def test_an_unknown_hash_algorithm_leaves_the_hashes_unproven() -> None:
 
 
 def test_a_chain_under_another_root_is_named() -> None:
-    other = Expected(root=chains.other_signer().root)
+    other = ExpectedSignature(root=chains.other_signer().root)
     assert failed(SIGNED, other) == {"root"}
     assert not verification.verify(SIGNED, other).under_root
 
@@ -172,7 +172,7 @@ UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\x05\x0
 )
 def test_a_bent_chain_is_named(bend: dict[str, Any], part: str) -> None:
     signer = chains.bent(**bend)
-    assert failed(rehearsal.sign(LIBRARY, signer), Expected(root=signer.root)) == {part}
+    assert failed(rehearsal.sign(LIBRARY, signer), ExpectedSignature(root=signer.root)) == {part}
 
 
 def test_a_ca_below_its_limit_is_named() -> None:
@@ -183,18 +183,18 @@ def test_a_ca_below_its_limit_is_named() -> None:
 
 def test_validity_is_judged_at_the_moment_asked_for() -> None:
     later = chains.NOW + dt.timedelta(days=4000)
-    assert failed(SIGNED, Expected(root=ROOT, at=later)) == {"validity"}
+    assert failed(SIGNED, ExpectedSignature(root=ROOT, at=later)) == {"validity"}
 
 
 @pytest.mark.parametrize(
     ("expected", "part"),
     [
-        (Expected(root=ROOT, software_id=0x17), "software id"),
-        (Expected(root=ROOT, hardware_id=1), "hardware id"),
-        (Expected(root=ROOT, serial=0xABD), "serial"),
+        (ExpectedSignature(root=ROOT, software_id=0x17), "software id"),
+        (ExpectedSignature(root=ROOT, hardware_id=1), "hardware id"),
+        (ExpectedSignature(root=ROOT, serial=0xABD), "serial"),
     ],
 )
-def test_a_binding_to_something_else_is_named(expected: Expected, part: str) -> None:
+def test_a_binding_to_something_else_is_named(expected: ExpectedSignature, part: str) -> None:
     assert failed(SIGNED, expected) == {part}
 
 
@@ -216,9 +216,9 @@ def legacy(version: int, tamper: bool = False) -> tuple[bytes, x509.Certificate]
 @pytest.mark.parametrize("version", [3, 5])
 def test_the_public_scheme_of_older_containers_is_checked(version: int) -> None:
     data, root = legacy(version)
-    expected = Expected(root=root, software_id=4, hardware_id=0x1234)
+    expected = ExpectedSignature(root=root, software_id=4, hardware_id=0x1234)
     assert verification.verify(data, expected).verdict() == "verified"
-    assert failed(legacy(version, tamper=True)[0], Expected(root=root)) == {"signature"}
+    assert failed(legacy(version, tamper=True)[0], ExpectedSignature(root=root)) == {"signature"}
 
 
 @given(

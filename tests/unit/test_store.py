@@ -19,17 +19,17 @@ from provisioning.base.errors import (
     UpstreamError,
 )
 from provisioning.manifest import Component
-from provisioning.store import Store, Want
+from provisioning.store import FileSelection, Store
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip, write_zip
 
-HOST = Want(frozenset({"x86_64-linux"}))
+HOST = FileSelection(frozenset({"x86_64-linux"}))
 SKEL_75 = "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
 
 
-def android(*arches: int) -> Want:
-    return Want(frozenset({"x86_64-linux", "aarch64-android"}), frozenset(arches))
+def android(*arches: int) -> FileSelection:
+    return FileSelection(frozenset({"x86_64-linux", "aarch64-android"}), frozenset(arches))
 
 
 @dataclass
@@ -61,9 +61,9 @@ def reader(house: House) -> Iterator[subprocess.Popen[str]]:
         "import sys\n"
         "from pathlib import Path\n"
         "from provisioning.manifest import Component\n"
-        "from provisioning.store import Store, Want\n"
+        "from provisioning.store import Store, FileSelection\n"
         "sdk = Component.model_validate_json(sys.argv[2])\n"
-        "print(Store(Path(sys.argv[1])).find('qnn-sdk', sdk, Want()).root, flush=True)\n"
+        "print(Store(Path(sys.argv[1])).find('qnn-sdk', sdk, FileSelection()).root, flush=True)\n"
         "sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(house.store.path), house.sdk.model_dump_json()]
@@ -215,7 +215,7 @@ class TestVerifyAndRepair:
             subprocess.run(["rm", "-rf", tree.root], check=True)
         else:
             tree.inventory_path.write_text("{")
-        assert house.store.find("qnn-sdk", house.sdk, Want()) is None
+        assert house.store.find("qnn-sdk", house.sdk, FileSelection()) is None
         assert [fault.path for fault in house.store.broken()] == [
             tree.root.name if lost == "tree" else tree.inventory_path.name
         ]

@@ -17,7 +17,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.manifest import Component, Profile
-from provisioning.store import Store, Tree, Want, pinned
+from provisioning.store import FileSelection, Store, Tree, pinned
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import (
     BUILD_ID,
@@ -33,7 +33,7 @@ from tests.support.sdk_archives import (
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
 SKEL = "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
 TARGETS = frozenset({"x86_64-linux", "aarch64-android"})
-NARROW, WIDE = Want(TARGETS, frozenset({75})), Want(TARGETS, frozenset({73, 75}))
+NARROW, WIDE = FileSelection(TARGETS, frozenset({75})), FileSelection(TARGETS, frozenset({73, 75}))
 
 
 @dataclass
@@ -42,7 +42,7 @@ class House:
     server: FileServer
     sdk: Component
 
-    def provision(self, want: Want = NARROW, *, locked: bool = True, offline: bool = False) -> Tree:
+    def provision(self, want: FileSelection = NARROW, *, locked: bool = True, offline: bool = False) -> Tree:
         return self.store.provision("qnn-sdk", self.sdk, want, locked=locked, offline=offline)
 
     def restore(self) -> None:

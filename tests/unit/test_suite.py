@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.executorch.suite import SHIPPED, Program, all_programs, choose, programs_of
+from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, choose, programs_of
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
 from ci.operators.suggestions import suggestions
@@ -78,18 +78,18 @@ class TestModel:
 
 class TestChoice:
     @pytest.fixture
-    def programs(self, tmp_path: Path) -> list[Program]:
+    def programs(self, tmp_path: Path) -> list[ExecutorchProgram]:
         return programs_of(_suite(tmp_path))
 
     @pytest.mark.parametrize("word", ["sm8750", "ine*8750", "mine and not (8650 or 8550)"])
-    def test_words_and_patterns_find_a_program(self, programs: list[Program], word: str) -> None:
+    def test_words_and_patterns_find_a_program(self, programs: list[ExecutorchProgram], word: str) -> None:
         assert [program.soc for program in choose(programs, words=[word])] == ["SM8750"]
 
     @pytest.mark.parametrize(
         "wrong", [{"tags": ["pr", "nigthly"]}, {"cases": ["mine", "typo"]}, {"words": ["mine", "typo"]}]
     )
     def test_a_value_that_matches_nothing_is_an_error_beside_one_that_does(
-        self, programs: list[Program], wrong: dict[str, list[str]]
+        self, programs: list[ExecutorchProgram], wrong: dict[str, list[str]]
     ) -> None:
         ((_, (_, value)),) = wrong.items()
         with pytest.raises(UsageError, match=f"{value} matches no program"):

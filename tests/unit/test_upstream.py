@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
 from ci.lanes.upstream.ledger import (
-    Expected,
+    ExpectedTests,
     Ledger,
-    Part,
-    Record,
-    Recorded,
-    Verdict,
+    RecordedPart,
+    RecordedTest,
+    SuiteRecord,
+    UpstreamVerdict,
     load_ledger,
     load_record,
 )
@@ -50,7 +50,7 @@ def test_other_expressions_are_usage_errors(expression: str) -> None:
 
 # The ledger
 
-KNOWN = Expected(test="TestOps.test_fails", outcome="failed", cause="the compiler refuses it")
+KNOWN = ExpectedTests(test="TestOps.test_fails", outcome="failed", cause="the compiler refuses it")
 OUTCOMES = st.sampled_from(["passed", "failed", "not_run", "expected_failure"])
 VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
 
@@ -59,7 +59,7 @@ VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
 def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str], str]]) -> None:
     book = Ledger("delegate", "wheels", (KNOWN,))
     for outcomes, soc in runs:
-        verdicts = [Verdict(test, outcome) for test, outcome in outcomes.items()]
+        verdicts = [UpstreamVerdict(test, outcome) for test, outcome in outcomes.items()]
         book = book.updated(verdicts, dict.fromkeys(NAMES, "because"), soc)
         assert {v.test: book.outcome(v.test, soc) for v in verdicts} == outcomes
 
@@ -67,14 +67,14 @@ def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str
 @pytest.mark.parametrize("socs", [(), ("SM8550", "SM8650")])
 def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None:
     book = Ledger("delegate", "wheels", (KNOWN.model_copy(update={"socs": socs}),))
-    book = book.updated([Verdict(KNOWN.test, "passed")], {}, "SM8650")
+    book = book.updated([UpstreamVerdict(KNOWN.test, "passed")], {}, "SM8650")
     assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
 
 
 def test_chips_that_fail_alike_share_an_entry() -> None:
     book = Ledger("rework-op", "wheels")
     for soc, cause in (("SM8750", "it dies"), ("SM8350", "it dies"), ("SM8450", "it is wrong")):
-        book = book.updated([Verdict(KNOWN.test, "failed")], {KNOWN.test: cause}, soc)
+        book = book.updated([UpstreamVerdict(KNOWN.test, "failed")], {KNOWN.test: cause}, soc)
     assert [each.socs for each in book.expected] == [("SM8350", "SM8750"), ("SM8450",)]
 
 
@@ -82,7 +82,7 @@ def test_chips_that_fail_alike_share_an_entry() -> None:
 def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
     cause = " ".join(cause.replace('"""', "").split()) or "x"
     rows = (
-        Expected(test="T.skips", outcome="not_run", cause="no", socs=("SM8650",)),
+        ExpectedTests(test="T.skips", outcome="not_run", cause="no", socs=("SM8650",)),
         KNOWN.model_copy(update={"cause": cause}),
     )
     path = tmp_path_factory.mktemp("ledger") / "wheels.toml"
@@ -102,13 +102,13 @@ def test_two_entries_for_one_test_and_chip_are_refused(
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    parts = (Part("part", 55.1, ("aten::view",)), Part("dies"), Part("whole", 70.0))
+    parts = (RecordedPart("part", 55.1, ("aten::view",)), RecordedPart("dies"), RecordedPart("whole", 70.0))
     tests = {
-        "T.a[x]": Recorded(1.5, 20, parts, "executorch 2", ("it “dies”", "an error")),
-        "T.b": Recorded(2.0, 3, measured="executorch 2"),
-        "T.c": Recorded(2.0, 3, measured="executorch 1"),
+        "T.a[x]": RecordedTest(1.5, 20, parts, "executorch 2", ("it “dies”", "an error")),
+        "T.b": RecordedTest(2.0, 3, measured="executorch 2"),
+        "T.c": RecordedTest(2.0, 3, measured="executorch 1"),
     }
-    record = Record("executorch 2", tests)
+    record = SuiteRecord("executorch 2", tests)
     path = tmp_path / "wheels-SM8650.json"
     path.write_text(record.as_json(), encoding="utf-8")
     assert load_record("operators", "wheels", "SM8650", path) == record

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ci.lanes.upstream import values
-from ci.lanes.upstream.adapters import SCHEMES, Backend, Rework, Values, built_otherwise, least_db
+from ci.lanes.upstream.adapters import SCHEMES, Backend, Rework, ValuesAdapter, built_otherwise, least_db
 from ci.lanes.upstream.value_cases import cases
 from ci.operators.table import EXACT
 from ci.pipeline.models.shipped.operators import alone
@@ -105,7 +105,7 @@ def test_our_own_cases_are_held_to_the_ratio_alone_unless_they_give_integers(
     upstream("test.suite.flow")
     tester = upstream("test.harness.tester", Tester=type("Tester", (Compares,), {})).Tester
     monkeypatch.setattr(Backend, "prepare", lambda self: None)
-    Values().prepare()
+    ValuesAdapter().prepare()
     one = torch.tensor([100.0])
     tester._assert_outputs_equal([one], [one + 0.7], atol=0.1, rtol=0.0)
     with pytest.raises(AssertionError):
@@ -197,7 +197,7 @@ def test_a_norm_of_a_case_multiplies_and_adds_something() -> None:
 def held(case: str, flow: str) -> bool:
     by_name = {str(case): case for case in cases()}
     parameters = {"case": by_name[case], "test_runner": SimpleNamespace(name=flow)}
-    return Values().holds(SimpleNamespace(callspec=SimpleNamespace(params=parameters)))  # type: ignore[arg-type]
+    return ValuesAdapter().holds(SimpleNamespace(callspec=SimpleNamespace(params=parameters)))  # type: ignore[arg-type]
 
 
 def test_blocks_of_weights_are_tried_where_the_channels_are_whole_blocks() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ci.engine.jobs import parse_shard
 from ci.gate_table import gate_table
 from ci.lanes.upstream import all_verb
-from ci.lanes.upstream.ledger import Ledger, Part, Recorded, load_ledger, load_record, record_path
+from ci.lanes.upstream.ledger import Ledger, RecordedPart, RecordedTest, load_ledger, load_record, record_path
 from ci.lanes.upstream.stage import UNMEASURED, sample_of
 from ci.pipeline.expression import matcher
 from provisioning.base.errors import UsageError
@@ -25,17 +25,17 @@ LEDGER = Ledger("operators", "wheels")
 
 
 def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
-    recorded = {test: Recorded(1, 1, (Part("bad_test"),)) for test in TESTS[:300]}
+    recorded = {test: RecordedTest(1, 1, (RecordedPart("bad_test"),)) for test in TESTS[:300]}
     parts = [set(sample_of(f"{index}/4", TESTS, LEDGER, recorded)) for index in (1, 2, 3, 4)]
     assert set.union(*parts) == set(TESTS) and sum(map(len, parts)) == len(TESTS)
 
 
 def test_a_sample_without_a_number_has_no_test_that_measured_nothing() -> None:
     all_of_them = sample_of("", TESTS, LEDGER, {})
-    measured = Recorded(1, 1, (Part("bad_test"), Part("wrong", 3.0)))
+    measured = RecordedTest(1, 1, (RecordedPart("bad_test"), RecordedPart("wrong", 3.0)))
     recorded = dict.fromkeys(all_of_them, measured)
     assert sample_of("", TESTS, LEDGER, recorded) == all_of_them
-    nothing = [Recorded(1, 1, (Part(result),)) for result in UNMEASURED]
+    nothing = [RecordedTest(1, 1, (RecordedPart(result),)) for result in UNMEASURED]
     recorded |= dict(zip(all_of_them, nothing, strict=False))
     assert sample_of("", TESTS, LEDGER, recorded) == all_of_them[len(nothing) :]
     assert len(all_of_them) > len(nothing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ci.lanes.upstream import upstream_reports
-from ci.lanes.upstream.ledger import Expected, load_ledger
+from ci.lanes.upstream.ledger import ExpectedTests, load_ledger
 from ci.lanes.upstream.upstream_reports import REPORTS, Reports, UpstreamReport
 from provisioning.base.documents import load
 
@@ -57,7 +57,7 @@ def test_a_report_of_a_chip_is_of_what_fails_there_alone(socs: tuple[str, ...], 
     report = UpstreamReport(
         suite="rework-op", test="*[fp]", outcome="dies", socs=("SM8350",), title="", text="", command=""
     )
-    entry = Expected(test="test_atan[fp]", outcome="dies", cause="no kernel", socs=socs)
+    entry = ExpectedTests(test="test_atan[fp]", outcome="dies", cause="no kernel", socs=socs)
     assert upstream_reports.shows(entry, report) is shown
 
 

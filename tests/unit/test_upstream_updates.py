@@ -10,7 +10,7 @@ import pytest
 from ci.artifacts.compiler_log import DIES_OF
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import Part, Verdict, load_ledger, load_record, locked
+from ci.lanes.upstream.ledger import RecordedPart, UpstreamVerdict, load_ledger, load_record, locked
 
 SOC = "SM8650"
 
@@ -26,11 +26,13 @@ def judge(folder: Path) -> Judge:
     return Judge(load_ledger("passes", "wheels"), SOC, folder, load_record("passes", "wheels", SOC))
 
 
-def verdict(test: str, outcome: str, seconds: float = 1.0) -> Verdict:
-    return Verdict(test, outcome, outcome, parts=(Part(outcome),), cpu_seconds=seconds, peak=1 << 20)
+def verdict(test: str, outcome: str, seconds: float = 1.0) -> UpstreamVerdict:
+    return UpstreamVerdict(
+        test, outcome, outcome, parts=(RecordedPart(outcome),), cpu_seconds=seconds, peak=1 << 20
+    )
 
 
-def update(judge: Judge, *verdicts: Verdict, tests: tuple[str, ...] = ("a", "b")) -> Judge:
+def update(judge: Judge, *verdicts: UpstreamVerdict, tests: tuple[str, ...] = ("a", "b")) -> Judge:
     return judge.updated(verdicts, tests, "executorch 1")
 
 
@@ -46,7 +48,7 @@ def test_two_runs_at_once_lose_nothing_of_each_other(folder: Path) -> None:
 def test_a_cause_that_names_the_operator_is_no_guess_from_the_log(folder: Path) -> None:
     named = f"AssertionError: Failed to generate Qnn context binary: {DIES_OF}aten.add.Tensor"
     (folder / "a.log").write_text("AssertionError: Failed to generate Qnn context binary\n")
-    update(judge(folder), Verdict("a", "dies", named, parts=(Part("dies"),)))
+    update(judge(folder), UpstreamVerdict("a", "dies", named, parts=(RecordedPart("dies"),)))
     (entry,) = judge(folder).ledger.expected
     assert entry.cause == named
 
@@ -73,6 +75,8 @@ def test_an_update_removes_what_upstream_has_removed(folder: Path) -> None:
 
 def test_a_remembered_verdict_does_not_change_what_its_test_costs(folder: Path) -> None:
     update(judge(folder), verdict("a", "passed", seconds=7.0))
-    remembered = Verdict("a", "passed", parts=(Part("whole", 60.0),), cpu_seconds=0.1, cached=True)
+    remembered = UpstreamVerdict(
+        "a", "passed", parts=(RecordedPart("whole", 60.0),), cpu_seconds=0.1, cached=True
+    )
     row = update(judge(folder), remembered).record.tests["a"]
-    assert (row.seconds, row.megabytes, row.parts) == (7.0, 1, (Part("whole", 60.0),))
+    assert (row.seconds, row.megabytes, row.parts) == (7.0, 1, (RecordedPart("whole", 60.0),))

@@ -11,16 +11,16 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from ci.lanes.upstream.adapters import Comparison, Plain
+from ci.lanes.upstream.adapters import DefaultAdapter, UpstreamComparison
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.ledger import (
-    Expected,
+    ExpectedTests,
     Ledger,
-    Part,
-    Record,
-    Recorded,
-    Verdict,
+    RecordedPart,
+    RecordedTest,
+    SuiteRecord,
+    UpstreamVerdict,
     load_ledger,
     load_record,
 )
@@ -42,21 +42,25 @@ def report(*, passed: bool = True, text: str = "") -> Any:
     ("passed", "comparisons", "result"),
     [
         (True, [], "passed"),
-        (True, [Comparison(60.0, passed=True), Comparison(20.0, passed=True)], "passed"),
+        (True, [UpstreamComparison(60.0, passed=True), UpstreamComparison(20.0, passed=True)], "passed"),
         # ExecuTorch's limits let them pass, and they are wrong.
-        (True, [Comparison(60.0, passed=True), Comparison(5.0, passed=True)], "bad_test"),
-        (True, [Comparison(0.0, passed=True)], "bad_test"),
+        (True, [UpstreamComparison(60.0, passed=True), UpstreamComparison(5.0, passed=True)], "bad_test"),
+        (True, [UpstreamComparison(0.0, passed=True)], "bad_test"),
         # Compared with nothing but zeros.
-        (True, [Comparison(-EXACT_DB, passed=True)], "bad_test"),
-        (True, [Comparison(50.0, passed=True), Comparison(math.nan, passed=True)], "bad_test"),
-        (False, [Comparison(45.0)], "wrong"),
+        (True, [UpstreamComparison(-EXACT_DB, passed=True)], "bad_test"),
+        (
+            True,
+            [UpstreamComparison(50.0, passed=True), UpstreamComparison(math.nan, passed=True)],
+            "bad_test",
+        ),
+        (False, [UpstreamComparison(45.0)], "wrong"),
         # Another assertion failed than that of the outputs.
-        (False, [Comparison(45.0, passed=True)], "failed"),
+        (False, [UpstreamComparison(45.0, passed=True)], "failed"),
         (False, [], "failed"),
     ],
 )
 def test_a_test_that_passes_is_held_to_what_it_compared(
-    passed: bool, comparisons: list[Comparison], result: str
+    passed: bool, comparisons: list[UpstreamComparison], result: str
 ) -> None:
     text = "" if passed else "AssertionError: at 0x7f0123456789"
     part = part_of_report(report(passed=passed, text=text), comparisons)
@@ -69,7 +73,7 @@ def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() ->
         def assert_close(self, device_output: Any, ref_output: Any) -> None:
             assert device_output[0].sum() < 10
 
-    adapter = Plain()
+    adapter = DefaultAdapter()
     adapter.watch(Upstream, "assert_close", slice(1, 3))
     right = torch.ones(4)
     Upstream().assert_close(device_output=[right * 1.1], ref_output=[right])
@@ -81,34 +85,37 @@ def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() ->
     ]
 
 
-JUDGE_BEFORE = (Part("passed", 60.0), Part("part", 40.0, ("aten::erf",)))
+JUDGE_BEFORE = (RecordedPart("passed", 60.0), RecordedPart("part", 40.0, ("aten::erf",)))
 
 
 @pytest.mark.parametrize(
     ("now", "surprise", "changed"),
     [
         (JUDGE_BEFORE, False, False),
-        ((Part("passed", 59.5), JUDGE_BEFORE[1]), False, False),
-        ((Part("passed", 30.0), JUDGE_BEFORE[1]), True, True),
-        ((Part("passed", 80.0), JUDGE_BEFORE[1]), False, True),
+        ((RecordedPart("passed", 59.5), JUDGE_BEFORE[1]), False, False),
+        ((RecordedPart("passed", 30.0), JUDGE_BEFORE[1]), True, True),
+        ((RecordedPart("passed", 80.0), JUDGE_BEFORE[1]), False, True),
         # It is not compared any more.
-        ((Part("passed"), JUDGE_BEFORE[1]), True, True),
-        ((JUDGE_BEFORE[0], Part("part", 40.0, ("aten::view",))), True, True),
-        ((JUDGE_BEFORE[0], Part("part", 40.0)), False, True),
+        ((RecordedPart("passed"), JUDGE_BEFORE[1]), True, True),
+        ((JUDGE_BEFORE[0], RecordedPart("part", 40.0, ("aten::view",))), True, True),
+        ((JUDGE_BEFORE[0], RecordedPart("part", 40.0)), False, True),
         # More of it runs on the CPU, which is more exact.
-        ((JUDGE_BEFORE[0], Part("part", 55.0, ("aten::erf", "aten::view"))), True, True),
+        ((JUDGE_BEFORE[0], RecordedPart("part", 55.0, ("aten::erf", "aten::view"))), True, True),
         (JUDGE_BEFORE[:1], True, True),
-        ((*JUDGE_BEFORE, Part("passed", 70.0)), False, True),
-        ((*JUDGE_BEFORE, Part("dies")), True, True),
+        ((*JUDGE_BEFORE, RecordedPart("passed", 70.0)), False, True),
+        ((*JUDGE_BEFORE, RecordedPart("dies")), True, True),
     ],
 )
 def test_a_part_that_gives_less_than_before_is_a_surprise_everywhere(
-    tmp_path: Path, now: tuple[Part, ...], surprise: bool, changed: bool
+    tmp_path: Path, now: tuple[RecordedPart, ...], surprise: bool, changed: bool
 ) -> None:
     judge = Judge(
-        Ledger("operators", "wheels"), "SM8650", tmp_path, Record("x", {"t": Recorded(1, 1, JUDGE_BEFORE)})
+        Ledger("operators", "wheels"),
+        "SM8650",
+        tmp_path,
+        SuiteRecord("x", {"t": RecordedTest(1, 1, JUDGE_BEFORE)}),
     )
-    verdict = Verdict("t", "passed", parts=now)
+    verdict = UpstreamVerdict("t", "passed", parts=now)
     assert (judge.is_surprise(verdict), bool(judge.changes(verdict))) == (surprise, changed)
     counts = judge.counts([verdict])
     assert (counts["passed"], counts["failed"], counts["unexpected_passes"]) == (not surprise, surprise, 0)
@@ -122,15 +129,17 @@ def test_a_part_that_gives_less_than_before_is_a_surprise_everywhere(
 DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the compiler dies of "
 
 
-def died(*errors: str) -> Verdict:
-    return Verdict("t", "dies", errors[0], parts=tuple(Part("dies", error=error) for error in errors))
+def died(*errors: str) -> UpstreamVerdict:
+    return UpstreamVerdict(
+        "t", "dies", errors[0], parts=tuple(RecordedPart("dies", error=error) for error in errors)
+    )
 
 
-def judged(tmp_path: Path, before: Verdict, now: Verdict) -> tuple[Judge, StageRun]:
+def judged(tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict) -> tuple[Judge, StageRun]:
     """A verdict held to the record of an earlier one."""
-    entry = Expected(test="t", outcome=before.outcome, cause="a person wrote why")  # type: ignore[arg-type]
+    entry = ExpectedTests(test="t", outcome=before.outcome, cause="a person wrote why")  # type: ignore[arg-type]
     path = tmp_path / "wheels-SM8650.json"
-    path.write_text(Record().with_verdicts([before], "x").as_json(), encoding="utf-8")
+    path.write_text(SuiteRecord().with_verdicts([before], "x").as_json(), encoding="utf-8")
     record = load_record("operators", "wheels", "SM8650", path)
     judge = Judge(Ledger("operators", "wheels", (entry,)), "SM8650", tmp_path, record)
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
@@ -158,23 +167,44 @@ def judged(tmp_path: Path, before: Verdict, now: Verdict) -> tuple[Judge, StageR
             ("IndexError", "KeyError"),
         ),
         (
-            Verdict("t", "absent", "torchaudio.models.Conformer is used", parts=(Part("failed", error="x"),)),
-            Verdict("t", "absent", "No module named 'torchtune'", parts=(Part("failed", error="x"),)),
+            UpstreamVerdict(
+                "t",
+                "absent",
+                "torchaudio.models.Conformer is used",
+                parts=(RecordedPart("failed", error="x"),),
+            ),
+            UpstreamVerdict(
+                "t", "absent", "No module named 'torchtune'", parts=(RecordedPart("failed", error="x"),)
+            ),
             ("torchaudio", "torchtune"),
         ),
         (
-            Verdict("t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"),
-            Verdict("t", "crash", "the process was ended by SIGSEGV; its last words: free(): invalid size"),
+            UpstreamVerdict(
+                "t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"
+            ),
+            UpstreamVerdict(
+                "t", "crash", "the process was ended by SIGSEGV; its last words: free(): invalid size"
+            ),
             ("SIGABRT", "SIGSEGV"),
         ),
         (
-            Verdict("t", "bad_test", parts=(Part("bad_test", error="compared nothing: its SQNR is nan"),)),
-            Verdict("t", "bad_test", parts=(Part("bad_test", error="RuntimeError: padding is too large"),)),
+            UpstreamVerdict(
+                "t", "bad_test", parts=(RecordedPart("bad_test", error="compared nothing: its SQNR is nan"),)
+            ),
+            UpstreamVerdict(
+                "t", "bad_test", parts=(RecordedPart("bad_test", error="RuntimeError: padding is too large"),)
+            ),
             ("compared nothing", "padding is too large"),
         ),
         (
-            Verdict("t", "wrong", parts=(Part("wrong", 3.0), Part("bad_test", error="compared nothing"))),
-            Verdict("t", "wrong", parts=(Part("wrong", 3.0), Part("bad_test", error="too large"))),
+            UpstreamVerdict(
+                "t",
+                "wrong",
+                parts=(RecordedPart("wrong", 3.0), RecordedPart("bad_test", error="compared nothing")),
+            ),
+            UpstreamVerdict(
+                "t", "wrong", parts=(RecordedPart("wrong", 3.0), RecordedPart("bad_test", error="too large"))
+            ),
             ("compared nothing", "too large"),
         ),
         (
@@ -188,7 +218,7 @@ def judged(tmp_path: Path, before: Verdict, now: Verdict) -> tuple[Judge, StageR
     ],
 )
 def test_a_failure_for_another_reason_is_a_surprise_with_both(
-    tmp_path: Path, before: Verdict, now: Verdict, both: tuple[str, str]
+    tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict, both: tuple[str, str]
 ) -> None:
     judge, stage = judged(tmp_path, before, now)
     assert judge.is_surprise(now)
@@ -214,28 +244,41 @@ def test_a_failure_for_another_reason_is_a_surprise_with_both(
         ),
         (died("AssertionError: 3 of 10 differ"), died("AssertionError: 4 of 10 differ")),
         (
-            Verdict("t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"),
-            Verdict("t", "crash", "the process was ended by SIGABRT; its last words: corrupted size"),
+            UpstreamVerdict(
+                "t", "crash", "the process was ended by SIGABRT; its last words: free(): invalid size"
+            ),
+            UpstreamVerdict("t", "crash", "the process was ended by SIGABRT; its last words: corrupted size"),
         ),
         (
-            Verdict("t", "wrong", "3 differ", parts=(Part("wrong", 3.0, error="3 differ"),)),
-            Verdict("t", "wrong", "many differ", parts=(Part("wrong", 3.0, error="many differ"),)),
+            UpstreamVerdict("t", "wrong", "3 differ", parts=(RecordedPart("wrong", 3.0, error="3 differ"),)),
+            UpstreamVerdict(
+                "t", "wrong", "many differ", parts=(RecordedPart("wrong", 3.0, error="many differ"),)
+            ),
         ),
         (
-            Verdict(
-                "t", "dies", "x", parts=(Part("dies", error="x"), Part("wrong", 3.0, error="few differ"))
+            UpstreamVerdict(
+                "t",
+                "dies",
+                "x",
+                parts=(RecordedPart("dies", error="x"), RecordedPart("wrong", 3.0, error="few differ")),
             ),
-            Verdict(
-                "t", "dies", "x", parts=(Part("dies", error="x"), Part("wrong", 3.0, error="all differ"))
+            UpstreamVerdict(
+                "t",
+                "dies",
+                "x",
+                parts=(RecordedPart("dies", error="x"), RecordedPart("wrong", 3.0, error="all differ")),
             ),
         ),
-        (Verdict("t", "memory", "std::bad_alloc"), Verdict("t", "memory", "can't allocate memory")),
+        (
+            UpstreamVerdict("t", "memory", "std::bad_alloc"),
+            UpstreamVerdict("t", "memory", "can't allocate memory"),
+        ),
         # Written before there were reasons in the record.
-        (Verdict("t", "dies"), died("KeyError: 'x'")),
+        (UpstreamVerdict("t", "dies"), died("KeyError: 'x'")),
     ],
 )
 def test_a_failure_for_the_same_reason_in_other_words_is_none(
-    tmp_path: Path, before: Verdict, now: Verdict
+    tmp_path: Path, before: UpstreamVerdict, now: UpstreamVerdict
 ) -> None:
     judge, stage = judged(tmp_path, before, now)
     assert not judge.is_surprise(now)
@@ -250,11 +293,11 @@ def test_a_reason_that_is_gone_is_no_surprise(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_pass_is_counted_as_one_and_fails_in_junit(tmp_path: Path) -> None:
-    entry = Expected(test="t", outcome="wrong", cause="its outputs are wrong")
+    entry = ExpectedTests(test="t", outcome="wrong", cause="its outputs are wrong")
     judge = Judge(Ledger("operators", "wheels", (entry,)), "SM8650", tmp_path)
-    counts = judge.counts([Verdict("t", "passed")])
+    counts = judge.counts([UpstreamVerdict("t", "passed")])
     assert (counts["passed"], counts["unexpected_passes"], counts["failed"]) == (1, 1, 0)
-    text = junit_text([Verdict("t", "passed")], judge, "test_upstream", "operators")
+    text = junit_text([UpstreamVerdict("t", "passed")], judge, "test_upstream", "operators")
     assert 'failures="1"' in text and "the ledger has it as wrong" in text
 
 
@@ -262,13 +305,13 @@ def test_an_unexpected_pass_is_counted_as_one_and_fails_in_junit(tmp_path: Path)
 def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
     tmp_path: Path, outcome: str, surprise: bool
 ) -> None:
-    entry = Expected(test="t", outcome="wrong", cause="now and then", unsteady=True)
-    record = Record("x", {"t": Recorded(1, 1, (Part("whole", 88),))})
+    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", unsteady=True)
+    record = SuiteRecord("x", {"t": RecordedTest(1, 1, (RecordedPart("whole", 88),))})
     path = tmp_path / "wheels.toml"
     path.write_text(Ledger("values", "wheels", (entry,)).as_toml(), encoding="utf-8")
     book = load_ledger("values", "wheels", path)
     judge = Judge(book, "SM8650", tmp_path, record)
-    verdict = Verdict("t", outcome, parts=(Part("wrong", 13.6),))
+    verdict = UpstreamVerdict("t", outcome, parts=(RecordedPart("wrong", 13.6),))
     assert judge.is_surprise(verdict) == surprise
     assert judge.counts([verdict])["failed"] == surprise
     if not surprise:
@@ -276,14 +319,14 @@ def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
 
 
 def test_the_record_of_a_test_that_ends_by_chance_keeps_its_failure(tmp_path: Path) -> None:
-    entry = Expected(test="t", outcome="wrong", cause="now and then", unsteady=True)
-    before = Record("x", {"t": Recorded(1, 1, (Part("wrong", -10),), "x")})
+    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", unsteady=True)
+    before = SuiteRecord("x", {"t": RecordedTest(1, 1, (RecordedPart("wrong", -10),), "x")})
     judge = Judge(Ledger("values", "wheels", (entry,)), "SM8650", tmp_path, before)
-    better, worse = ((Part(result, figure),) for result, figure in (("whole", 88), ("wrong", -12)))
-    assert judge.recorded([Verdict("t", "passed", parts=better)], "y").tests == before.tests
-    assert judge.recorded([Verdict("t", "wrong", parts=worse)], "y").tests["t"].parts == worse
+    better, worse = ((RecordedPart(result, figure),) for result, figure in (("whole", 88), ("wrong", -12)))
+    assert judge.recorded([UpstreamVerdict("t", "passed", parts=better)], "y").tests == before.tests
+    assert judge.recorded([UpstreamVerdict("t", "wrong", parts=worse)], "y").tests["t"].parts == worse
     fresh = Judge(judge.ledger, "SM8650", tmp_path)
-    assert fresh.recorded([Verdict("t", "passed", parts=better)], "y").tests["t"].parts == better
+    assert fresh.recorded([UpstreamVerdict("t", "passed", parts=better)], "y").tests["t"].parts == better
 
 
 def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:

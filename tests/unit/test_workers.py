@@ -18,7 +18,7 @@ import pytest
 
 from ci.engine.jobs import Job
 from ci.engine.workers import child
-from ci.engine.workers.parent import Gone, Setup, Worker, WorkerSlot
+from ci.engine.workers.parent import Worker, WorkerDied, WorkerSlot, WorkerSpec
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from tests.support.builds import gone
@@ -77,13 +77,13 @@ serve(int(sys.argv[1]), lambda: answer, forks="forks" in os.environ)
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+def setup(tmp_path: Path) -> WorkerSpec:
     environment = {"PYTHONPATH": str(ROOT)}
-    return Setup(("-c", PROGRAM), environment, tmp_path / "logs", 30, "the tests", "install them")
+    return WorkerSpec(("-c", PROGRAM), environment, tmp_path / "logs", 30, "the tests", "install them")
 
 
 @pytest.fixture
-def slot(setup: Setup) -> Iterator[WorkerSlot[Worker, Any]]:
+def slot(setup: WorkerSpec) -> Iterator[WorkerSlot[Worker, Any]]:
     slot = WorkerSlot(lambda: Worker(setup), answer_of)
     yield slot
     slot.close()
@@ -93,7 +93,7 @@ def answer_of(job: Job, worker: Worker) -> Any:
     """What a stage does with an order: a worker that goes is a result, no exception."""
     try:
         return worker.ask({"do": job.name, "log": str(worker.setup.logs / f"{job.name}.log")})
-    except Gone as gone:
+    except WorkerDied as gone:
         return gone
 
 
@@ -114,7 +114,7 @@ class TestParent:
         assert not Path(f"/proc/{pid}").exists()
 
     def test_an_order_that_is_ended_leaves_no_temporary_file(
-        self, setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, setup: WorkerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (folder := tmp_path / "temporary").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -126,12 +126,14 @@ class TestParent:
                 assert not asking.done()
                 time.sleep(0.01)
             worker.stop()
-            with pytest.raises(Gone, match="SIGKILL"):
+            with pytest.raises(WorkerDied, match="SIGKILL"):
                 asking.result()
         assert list(folder.iterdir()) == []
 
     @pytest.mark.parametrize("forks", [False, True])
-    def test_work_and_its_children_find_nothing_on_standard_input(self, setup: Setup, forks: bool) -> None:
+    def test_work_and_its_children_find_nothing_on_standard_input(
+        self, setup: WorkerSpec, forks: bool
+    ) -> None:
         environment = {**os.environ, **setup.environment, **({"forks": "1"} if forks else {})}
         worker = Worker(replace(setup, command=("-c", READING), environment=environment, forks=forks))
         try:
@@ -142,7 +144,7 @@ class TestParent:
     def test_imports_that_fail_are_reported_with_their_error(self, tmp_path: Path) -> None:
         program = ("-c", "raise SystemExit('No module named torch')")
         with pytest.raises(EnvironmentLacking, match="the tests cannot be imported") as caught:
-            Worker(Setup(program, {}, tmp_path, 5, "the tests", "install them"))
+            Worker(WorkerSpec(program, {}, tmp_path, 5, "the tests", "install them"))
         assert "No module named torch" in caught.value.message and caught.value.fix == "install them"
 
 

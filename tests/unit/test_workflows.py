@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ci import github as verb
-from ci.gate_table import Row, gate_table
+from ci.gate_table import CiJob, gate_table
 from ci.github import place, plan, verdict
 from provisioning.base.settings import ROOT
 from qnn_ci import VERBS
@@ -304,7 +304,7 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
-    (job,) = plan.jobs_of("x", Row(stage="lint", minutes=1), "gate", "", plan.Caller("wheels"))
+    (job,) = plan.jobs_of("x", CiJob(stage="lint", minutes=1), "gate", "", plan.Caller("wheels"))
     assert used == set(job)
 
 

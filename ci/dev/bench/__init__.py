@@ -18,7 +18,7 @@ from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_
 from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
-    from ci.dev.bench.frame import Benchmark, Measured
+    from ci.dev.bench.frame import Benchmark, BenchTimes
 
 BENCHMARKS = {
     "parity": Verb(
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     return stage.close(reports, show=show)
 
 
-def _judge(stage: StageRun, benchmark: Benchmark, measured: Measured, *, check: bool) -> None:
+def _judge(stage: StageRun, benchmark: Benchmark, measured: BenchTimes, *, check: bool) -> None:
     from ci.dev.bench.frame import metrics_of
 
     stage.metrics.update(metrics_of(benchmark, measured))

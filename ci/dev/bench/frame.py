@@ -107,7 +107,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchTimes:
     """Seconds of each contender, in the order of the rounds."""
 
     seconds: Mapping[str, Sequence[float]]
@@ -121,7 +121,7 @@ class Measured:
 
 def measure(
     benchmark: Benchmark, rounds: int, work: Path, *, report: Callable[[str], None] = lambda text: None
-) -> Measured:
+) -> BenchTimes:
     """Each contender once a round, in the opposite order every other round."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
     for number in range(rounds):
@@ -138,7 +138,7 @@ def measure(
             seconds[contender.name].append(duration)
             report(f"round {number + 1} of {rounds}: {contender.name} {duration:.2f} s")
     shutil.rmtree(work, ignore_errors=True)
-    return Measured(seconds)
+    return BenchTimes(seconds)
 
 
 def empty(directory: Path) -> None:
@@ -159,7 +159,7 @@ def _settle() -> None:
     os.sync()
 
 
-def metrics_of(benchmark: Benchmark, measured: Measured) -> dict[str, Metric]:
+def metrics_of(benchmark: Benchmark, measured: BenchTimes) -> dict[str, Metric]:
     contenders: dict[str, Metric] = {
         name: {**Spread.of(seconds).as_metric(), "seconds": [round(second, 4) for second in seconds]}
         for name, seconds in measured.seconds.items()
@@ -170,7 +170,7 @@ def metrics_of(benchmark: Benchmark, measured: Measured) -> dict[str, Metric]:
     return {**benchmark.facts, "contenders": contenders, "ratios": ratios}
 
 
-def rendered(benchmark: Benchmark, measured: Measured) -> str:
+def rendered(benchmark: Benchmark, measured: BenchTimes) -> str:
     """Two small tables: seconds of each contender, and the ratios beside their aims."""
     width = max(len(name) for name in [*measured.seconds, *(aim.name for aim in benchmark.aims)])
     lines = [f"{'seconds':<{width}}  median (spread)"]

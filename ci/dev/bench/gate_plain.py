@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.executorch.suite import Program, all_programs, choose
+from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 
 
 def main(work: Path, words: list[str]) -> None:
@@ -29,7 +29,7 @@ def main(work: Path, words: list[str]) -> None:
     (work / "done.json").write_text(json.dumps(done), encoding="utf-8")
 
 
-def _run(program: Program, folder: Path, facts: dict[str, Any]) -> float:
+def _run(program: ExecutorchProgram, folder: Path, facts: dict[str, Any]) -> float:
     """Runs the program; returns the largest difference from eager float."""
     import numpy
     import torch

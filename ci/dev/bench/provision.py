@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Literal, Protocol, TextIO, cast
 
 from ci.dev.bench.frame import Aim, Benchmark, Contender
-from ci.dev.bench.sdk import Generated, generate
+from ci.dev.bench.sdk import GeneratedSdk, generate
 from ci.dev.bench.server import serving
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Artifact
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.sources.archive import Archive
-from provisioning.store import EVERYTHING, Store, Want
+from provisioning.store import EVERYTHING, FileSelection, Store
 
 PROFILE = "qnn-2.37"
 COMPONENT: Literal["qnn-sdk"] = "qnn-sdk"
@@ -52,7 +52,9 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     name = f"v{component.version}.zip"
     archive = generate(served / name, root, seed=SEED, scale=QUICK_SCALE if quick else 1.0)
     with serving(served) as base:
-        sdk = Sdk(archive, f"{base}/{name}", Artifact.of("archive", archive.path).sha256, root, component)
+        sdk = ServedSdk(
+            archive, f"{base}/{name}", Artifact.of("archive", archive.path).sha256, root, component
+        )
         yield Benchmark(
             contenders=(
                 Contender(FULL, sdk.provision_all, sdk.check_all),
@@ -70,8 +72,8 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sdk:
-    archive: Generated
+class ServedSdk:
+    archive: GeneratedSdk
     url: str
     sha256: str
     root: str
@@ -118,8 +120,8 @@ class Sdk:
             )
 
     @property
-    def _want(self) -> Want:
-        return Want(frozenset({DEFAULT_TARGET}), frozenset({soc_named(DEFAULT_SOC).arch}))
+    def _want(self) -> FileSelection:
+        return FileSelection(frozenset({DEFAULT_TARGET}), frozenset({soc_named(DEFAULT_SOC).arch}))
 
     def _is_content(self, path: Path) -> bool:
         return path.name.startswith(("libQnn", "Qnn"))
@@ -169,7 +171,7 @@ def executorch_downloader() -> Downloader:
     )
 
 
-def run_theirs(module: Downloader, sdk: Sdk, into: Path) -> None:
+def run_theirs(module: Downloader, sdk: ServedSdk, into: Path) -> None:
     """Run their own functions with our address, on the disk that the others use."""
     module.logger.disabled = True
     module.QNN_ZIP_URL = sdk.url
@@ -188,7 +190,7 @@ def run_theirs(module: Downloader, sdk: Sdk, into: Path) -> None:
         )
 
 
-def run_shell(tools: dict[str, str], sdk: Sdk, into: Path) -> None:
+def run_shell(tools: dict[str, str], sdk: ServedSdk, into: Path) -> None:
     archive = into / sdk.archive.path.name
     subprocess.run([tools["curl"], "-sSf", "-o", archive, sdk.url], check=True)
     listing = f"{sdk.sha256}  {archive}\n".encode()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.builds.cmake import Build, Project
+from ci.builds.cmake import Build, ConfiguredProject
 from ci.builds.emulator_runner import CONFIG, find_executorch
 from ci.builds.programs import find_cmake, find_compiler, find_ninja
 from ci.builds.qemu_check import INPUTS, PROGRAM, SHAPE, probe_in
@@ -65,7 +65,7 @@ def _bare_module(package: Path, tree: Path) -> Path:
         "CMAKE_CXX_COMPILER": str(find_compiler().path),
         "executorch_DIR": str(package / CONFIG.parent),
     }
-    project = Project("bare_module", source, tree / "build", definitions)
+    project = ConfiguredProject("bare_module", source, tree / "build", definitions)
     Build(tree, find_cmake(floor), find_ninja(), (project,), os.cpu_count() or 1, definitions).run()
     return tree / "build" / "bare_module"
 

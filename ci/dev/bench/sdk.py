@@ -70,13 +70,13 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedSdk:
     path: Path
     files: int
     unpacked: int
 
 
-def generate(path: Path, root: str, *, seed: int, scale: float) -> Generated:
+def generate(path: Path, root: str, *, seed: int, scale: float) -> GeneratedSdk:
     """Write the archive to `path`, its members below `root`; `scale` shrinks sizes and counts."""
     members = list(_members(seed, scale))
     pools = _pools(seed)
@@ -99,7 +99,7 @@ def generate(path: Path, root: str, *, seed: int, scale: float) -> Generated:
         start, listing = out.tell(), b"".join(directory)
         count = len(directory)
         out.write(listing + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(listing), start, 0))
-    return Generated(path, len(members), sum(member.size for member in members))
+    return GeneratedSdk(path, len(members), sum(member.size for member in members))
 
 
 def _deflated(member: Member, pools: dict[str, bytes]) -> tuple[int, bytes]:

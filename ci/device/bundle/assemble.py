@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.device.bundle import checks, contents, manifest, scripts
-from ci.device.bundle.contents import Item, Model
+from ci.device.bundle.contents import BundleItem, Model
 from ci.device.bundle.signatures import signature_findings
 from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
@@ -41,7 +41,7 @@ class BundleOptions:
 class Draft:
     """What the models need on the device, before it is checked."""
 
-    items: list[Item]
+    items: list[BundleItem]
     models: list[Model]
     runner: str = ""
     """What run.sh starts; empty where an application of the user's is the runner."""
@@ -76,7 +76,7 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     ]
 
 
-def _signed_kind(items: Sequence[Item]) -> str:
+def _signed_kind(items: Sequence[BundleItem]) -> str:
     """Where signatures are: in LPAI's libraries, or in the catalogue beside a skel for Windows."""
     return contents.DSP if any(item.kind == contents.CATALOGUE for item in items) else "signed"
 
@@ -104,7 +104,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
         if options.lpai:
             signed = options.signed.absolute() if options.signed else ROOT / "dist" / "overlay"
             items += contents.lpai_items(sdk, selection, soc, signed)
-    items += [Item("model", model.path, f"models/{model.path.name}") for model in models]
+    items += [BundleItem("model", model.path, f"models/{model.path.name}") for model in models]
     return Draft(items, models, runner)
 
 
@@ -141,7 +141,7 @@ def _refuse_runner(options: BundleOptions, what: str) -> None:
 
 
 def write(
-    items: Sequence[Item], into: Path, selection: Selection, build_id: str, draft: Draft
+    items: Sequence[BundleItem], into: Path, selection: Selection, build_id: str, draft: Draft
 ) -> manifest.Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
     texts = {}
@@ -179,6 +179,6 @@ def write(
     return bundle
 
 
-def _file(root: Path, kind: str, place: str) -> manifest.File:
+def _file(root: Path, kind: str, place: str) -> manifest.BundledFile:
     artifact = Artifact.of(kind, root / place)
-    return manifest.File(place, kind, artifact.sha256, artifact.size)
+    return manifest.BundledFile(place, kind, artifact.sha256, artifact.size)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ci.artifacts.against_sdk import version
-from ci.artifacts.program import Program
-from ci.device.bundle.contents import BACKEND, CATALOGUE, DIALOG, DSP, LPAI, QNN, SPEAKER, Item, Model
+from ci.artifacts.program import CompiledProgram
+from ci.device.bundle.contents import BACKEND, CATALOGUE, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
 from provisioning import elf, pe
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
@@ -21,7 +21,7 @@ ANDROID_RUNTIME = "libc++_shared.so"
 
 
 def check(
-    items: Sequence[Item], models: Sequence[Model], target: str, soc_name: str, soc: Soc
+    items: Sequence[BundleItem], models: Sequence[Model], target: str, soc_name: str, soc: Soc
 ) -> list[Finding]:
     findings = [*_machines(items, soc), *_one_build(items)]
     if target == WINDOWS:
@@ -31,7 +31,7 @@ def check(
     return [*findings, *(finding for model in models for finding in _model(model, items, soc_name, soc))]
 
 
-def _skel_path(items: Sequence[Item]) -> Iterator[Finding]:
+def _skel_path(items: Sequence[BundleItem]) -> Iterator[Finding]:
     yield _finding(
         "skel-path",
         next(item.path for item in items if item.kind == DSP),
@@ -43,7 +43,7 @@ def _skel_path(items: Sequence[Item]) -> Iterator[Finding]:
     )
 
 
-def _genie(items: Sequence[Item]) -> Iterator[Finding]:
+def _genie(items: Sequence[BundleItem]) -> Iterator[Finding]:
     dialog = next((item.path for item in items if item.place == DIALOG), None)
     if dialog and not any(item.kind == "runner" for item in items):
         yield _finding(
@@ -55,7 +55,7 @@ def _genie(items: Sequence[Item]) -> Iterator[Finding]:
         )
 
 
-def _catalogue(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
+def _catalogue(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
     if any(item.kind == CATALOGUE for item in items):
         return
     known = soc.arch in tables.libraries().targets["aarch64-windows"].catalogue_arches
@@ -71,7 +71,7 @@ def _catalogue(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
     )
 
 
-def sdk_build(items: Sequence[Item]) -> str:
+def sdk_build(items: Sequence[BundleItem]) -> str:
     """The build id of the bundle's QNN libraries; empty without QNN."""
     builds = sorted({each for item in items if item.kind == QNN for each in build_ids(item.path)})
     return builds[-1] if builds else ""
@@ -83,7 +83,7 @@ def _finding(
     return Finding(f"bundle-{rule}", severity, str(subject), message, fix)
 
 
-def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
+def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
     for item in items:
         if item.kind in ("model", "context", "catalogue", "file"):
             continue
@@ -109,7 +109,7 @@ def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
             )
 
 
-def _windows_machine(item: Item) -> Iterator[Finding]:
+def _windows_machine(item: BundleItem) -> Iterator[Finding]:
     fix = "take it from the win_arm64 wheel: nox -s provision -- --target aarch64-windows"
     try:
         library = pe.read(item.path)
@@ -120,7 +120,7 @@ def _windows_machine(item: Item) -> Iterator[Finding]:
         yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", fix)
 
 
-def _one_build(items: Sequence[Item]) -> Iterator[Finding]:
+def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:
     ids = {item.path: build_ids(item.path) for item in items if item.kind in (QNN, DSP, "signed")}
     known = sorted({each for builds in ids.values() for each in builds})
     if len(known) > 1:
@@ -133,7 +133,7 @@ def _one_build(items: Sequence[Item]) -> Iterator[Finding]:
         )
 
 
-def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
+def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
     here = {Path(item.place).name for item in items}
     provides = tables.device_libraries().provides(target)
     for item in items:
@@ -152,7 +152,7 @@ def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
                 yield _finding("needed", item.path, message, fix)
 
 
-def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding]:
+def _backend(items: Sequence[BundleItem], models: Sequence[Model]) -> Iterator[Finding]:
     """Without the backend QNN's libraries are useless; it is an error only if a program needs them."""
     here = {Path(item.place).name for item in items}
     if here & {BACKEND, DIALOG} or not any(item.kind == QNN for item in items):
@@ -167,7 +167,7 @@ def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding
     )
 
 
-def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iterator[Finding]:
+def _model(model: Model, items: Sequence[BundleItem], soc_name: str, soc: Soc) -> Iterator[Finding]:
     sdk = sdk_build(items)
     if LPAI in model.processors and not any(item.kind == "signed" for item in items):
         yield _finding(
@@ -207,7 +207,7 @@ def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iter
                 f"it is for Hexagon v{context.arches[0]}, and {soc_name} has v{soc.arch}",
                 f"compile it for {soc_name}",
             )
-    if isinstance(model.contents, Program):
+    if isinstance(model.contents, CompiledProgram):
         for delegate in model.contents.delegates:
             # The HTP's compiler names the chip in its graph, which was compared above; LPAI's does not.
             named = delegate.context is not None and delegate.context.socs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.artifacts.compiled_onnx import CompiledModel, read_model
-from ci.artifacts.program import Context, Program
+from ci.artifacts.program import CompiledProgram, ContextStrings
 from ci.artifacts.program import read as read_program
 from ci.device.bundle.manifest import check_files
 from ci.engine.dist import MANIFEST, RUNNER
@@ -38,7 +38,7 @@ PROVIDER = "onnxruntime_providers_qnn.dll"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class BundleItem:
     """`kind`: runner, library (of ExecuTorch or ONNX Runtime), qnn (of the SDK), dsp (for Hexagon), signed,
     catalogue, model, context, file."""
 
@@ -50,11 +50,11 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Model:
     path: Path
-    contents: Program | Context | CompiledModel
+    contents: CompiledProgram | ContextStrings | CompiledModel
 
     @property
-    def contexts(self) -> tuple[Context, ...]:
-        if isinstance(self.contents, Context):
+    def contexts(self) -> tuple[ContextStrings, ...]:
+        if isinstance(self.contents, ContextStrings):
             return (self.contents,)
         if isinstance(self.contents, CompiledModel):
             return tuple(self.contents.contexts)
@@ -63,21 +63,21 @@ class Model:
     @property
     def for_qnn(self) -> bool:
         contents = self.contents
-        return not isinstance(contents, Program) or any(
+        return not isinstance(contents, CompiledProgram) or any(
             each.options or each.context for each in contents.delegates
         )
 
     @property
     def processors(self) -> frozenset[str]:
         """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
-        if not isinstance(self.contents, Program):
+        if not isinstance(self.contents, CompiledProgram):
             return frozenset()
         return frozenset(each.options.processor for each in self.contents.delegates if each.options)
 
     @property
     def online(self) -> bool:
         contents = self.contents
-        return isinstance(contents, Program) and any(
+        return isinstance(contents, CompiledProgram) and any(
             each.options is not None and each.options.online_prepare for each in contents.delegates
         )
 
@@ -99,25 +99,25 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
     return [Model(path, read_model(path)) for path in paths]
 
 
-def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Item]:
+def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[BundleItem]:
     """One flat folder: the DLLs, the skel of the chip and its catalogue, the models and their contexts."""
     for item in qnn_items(sdk, WINDOWS, soc):
-        yield Item(item.kind, item.path, item.path.name)
+        yield BundleItem(item.kind, item.path, item.path.name)
     provider = library_folder(sdk, WINDOWS) / PROVIDER
     if provider.is_file():
-        yield Item("library", provider, provider.name)
+        yield BundleItem("library", provider, provider.name)
     for name in tables.libraries().targets["aarch64-windows"].catalogues:
         path = sdk / "lib" / name.format(arch=soc.arch)
         if path.is_file():
-            yield Item(CATALOGUE, path, path.name)
+            yield BundleItem(CATALOGUE, path, path.name)
     for model in models:
-        yield Item("model", model.path, model.path.name)
+        yield BundleItem("model", model.path, model.path.name)
         if isinstance(model.contents, CompiledModel):
             for name in model.contents.files:
-                yield Item("context", model.path.parent / name, name)
+                yield BundleItem("context", model.path.parent / name, name)
 
 
-def dialog_items(folder: Path) -> Iterator[Item]:
+def dialog_items(folder: Path) -> Iterator[BundleItem]:
     """What `compile` wrote, at the bundle's root: the configuration names its files relative to it."""
     path = folder / DIALOG
     try:
@@ -138,26 +138,26 @@ def dialog_items(folder: Path) -> Iterator[Item]:
                 f"{path} names {name}, which is no file beside it",
                 fix="compile it again, or move it there",
             )
-    yield from (Item("context", folder / name, name) for name in binaries)
-    yield from (Item("file", folder / name, name) for name in others)
+    yield from (BundleItem("context", folder / name, name) for name in binaries)
+    yield from (BundleItem("file", folder / name, name) for name in others)
 
 
-def genie_items(sdk: Path, target: str, soc: Soc) -> Iterator[Item]:
+def genie_items(sdk: Path, target: str, soc: Soc) -> Iterator[BundleItem]:
     folder = library_folder(sdk, target)
     for name in GENIE:
-        yield Item(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
+        yield BundleItem(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
     program = sdk / "bin" / folder.name / SPEAKER
     if program.is_file():
-        yield Item("runner", program, f"{RUNNER.parent}/{SPEAKER}")
+        yield BundleItem("runner", program, f"{RUNNER.parent}/{SPEAKER}")
 
 
-def file_items(paths: Sequence[Path]) -> list[Item]:
+def file_items(paths: Sequence[Path]) -> list[BundleItem]:
     """Files that a runner reads besides its model, such as a tokenizer."""
     _names_differ("files", paths)
     for path in paths:
         if not path.is_file():
             raise UsageError(f"--file {path}: there is no such file")
-    return [Item("file", path, f"files/{path.name}") for path in paths]
+    return [BundleItem("file", path, f"files/{path.name}") for path in paths]
 
 
 def _names_differ(what: str, paths: Sequence[Path]) -> None:
@@ -167,7 +167,7 @@ def _names_differ(what: str, paths: Sequence[Path]) -> None:
             raise UsageError(f"two {what} are named {name}", fix="rename one: they share a folder")
 
 
-def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[Item]:
+def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[BundleItem]:
     """The runner and its libraries, exactly as the build left them."""
     fix = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
     if not (dist / RUNNER).is_file():
@@ -185,9 +185,9 @@ def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[
             f"found {runner}",
             fix=f"{fix}, of a tree that has it",
         )
-    yield Item("runner", dist / RUNNER.parent / runner, f"{RUNNER.parent}/{runner}")
+    yield BundleItem("runner", dist / RUNNER.parent / runner, f"{RUNNER.parent}/{runner}")
     for path in sorted((dist / "lib").glob("*.so*")):
-        yield Item("library", path, f"lib/{path.name}")
+        yield BundleItem("library", path, f"lib/{path.name}")
 
 
 def _recorded(manifest: Path, fix: str) -> tuple[str, dict[str, str]]:
@@ -199,7 +199,9 @@ def _recorded(manifest: Path, fix: str) -> tuple[str, dict[str, str]]:
         raise CheckFailed(f"{manifest}: not a build's manifest: {error!r}", fix=fix) from error
 
 
-def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False) -> Iterator[Item]:
+def qnn_items(
+    sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False
+) -> Iterator[BundleItem]:
     """QNN's libraries for the device, and the skel of the chip's arch."""
     table = tables.libraries().target(target)
     folder = library_folder(sdk, target)
@@ -207,13 +209,13 @@ def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bo
     groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
     for group in groups:
         library = _needed(sdk, [folder / name for name in group], target, soc)
-        yield Item(QNN, library, f"lib/{library.name}")
+        yield BundleItem(QNN, library, f"lib/{library.name}")
     for name in table.skels:
         skel = _needed(sdk, [sdk / "lib" / name.format(arch=soc.arch)], target, soc)
-        yield Item(DSP, skel, f"dsp/{skel.name}")
+        yield BundleItem(DSP, skel, f"dsp/{skel.name}")
 
 
-def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Iterator[Item]:
+def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Iterator[BundleItem]:
     """LPAI's libraries, and its signed skel."""
     target, soc_name = selection.target, selection.soc
     if soc.lpai is None:
@@ -223,7 +225,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
         raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
     folder = library_folder(sdk, target)
     for name in table.libraries:
-        yield Item(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
+        yield BundleItem(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
     profile = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
     for skel in table.skels:
         name = Path(skel).name
@@ -233,7 +235,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
                 f"{signed}: expected one signed {name} in it, found {len(skels)}",
                 fix=session("sign_lpai", *profile, "--soc", soc_name),
             )
-        yield Item("signed", skels[0], f"dsp/{name}")
+        yield BundleItem("signed", skels[0], f"dsp/{name}")
 
 
 def library_folder(sdk: Path, target: str) -> Path:

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class BundledFile:
     path: str
     kind: str
     sha256: str
@@ -30,7 +30,7 @@ class Bundle:
     soc: str
     profile: str
     qnn_build_id: str
-    files: tuple[File, ...]
+    files: tuple[BundledFile, ...]
     runner: str = RUNNER.name
     schema: int = SCHEMA
 
@@ -49,7 +49,7 @@ def read_bundle(folder: Path) -> Bundle:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
-        bundle = Bundle(**{**data, "files": tuple(File(**file) for file in data["files"])})
+        bundle = Bundle(**{**data, "files": tuple(BundledFile(**file) for file in data["files"])})
         if bundle.target not in DEVICE_DIRECTORIES:
             raise ValueError(f"target {bundle.target}, expected {' or '.join(DEVICE_DIRECTORIES)}")
         for file in bundle.files:

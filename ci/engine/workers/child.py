@@ -41,7 +41,7 @@ hidden: dict[str, str] = {}
 FOR_LIBRARIES = "OMP_NUM_THREADS"
 """What they read it from."""
 
-YOUNG = 10_000
+GC_THRESHOLD = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
 default of 700 costs a sixth of their time.
 """
@@ -65,7 +65,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
     orders = _take_orders()
     hidden.update(json.loads(orders.readline()))
-    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     with _threads_for_libraries():
         answer = start()
     # Imported objects are never garbage: keep later collections from walking them.

@@ -38,7 +38,7 @@ RECYCLE_AT = 3 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSpec:
     """What every worker of a run has in common."""
 
     command: tuple[str, ...]
@@ -60,7 +60,7 @@ class Setup:
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
 
 
-class Gone(Exception):
+class WorkerDied(Exception):
     """The worker ended during an order, or was ended because no reply came in time."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Gone(Exception):
         return self._trouble or of_ending("process", self.code, last_words(log), places)
 
     @property
-    def by_itself(self) -> bool:
+    def is_own_crash(self) -> bool:
         """Whether it crashed by a signal of its own, and it is known what it touched: it would again."""
         return self.kind == "crash" and self.touched is not None and bool(BY_ITSELF.search(self.how))
 
@@ -120,7 +120,7 @@ class Worker:
     """Its memory after the last order, in bytes."""
     gone: bool = False
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSpec) -> None:
         self.setup = setup
         self.asked = {}
         try:
@@ -156,7 +156,7 @@ class Worker:
         self._send(hidden)
         try:
             self.touched = self._reply(setup.start_seconds).get("touched", {})
-        except Gone as gone:
+        except WorkerDied as gone:
             text = tail(log, 2000).strip()
             if trouble := of_text(text):
                 raise EnvironmentLacking(trouble.message, fix=trouble.fix) from gone
@@ -197,12 +197,12 @@ class Worker:
         trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:
             trouble = of_time(timeout, reply["used"])
-            raise Gone("timeout", f"no result after {timeout:g} s", trouble=trouble)
+            raise WorkerDied("timeout", f"no result after {timeout:g} s", trouble=trouble)
         if "died" in reply:
             code = reply["died"]
-            raise Gone("crash", how_it_ended(code), reply.get("touched"), code=code, trouble=trouble)
+            raise WorkerDied("crash", how_it_ended(code), reply.get("touched"), code=code, trouble=trouble)
         if trouble:
-            raise Gone("crash", trouble.message, trouble=trouble)
+            raise WorkerDied("crash", trouble.message, trouble=trouble)
         if "error" in reply:
             raise Refused(reply["error"])
         return reply
@@ -250,10 +250,10 @@ class Worker:
             if remaining <= 0 or not select.select([self._receive], [], [], remaining)[0]:
                 trouble = of_time(timeout, processor_seconds(self._process.pid) - began)
                 self.end()
-                raise Gone("timeout", f"no result after {timeout:g} s", trouble=trouble)
+                raise WorkerDied("timeout", f"no result after {timeout:g} s", trouble=trouble)
             block = os.read(self._receive, 1 << 16)
             if not block:
-                raise Gone("crash", self.end(grace=5), code=self._process.returncode)
+                raise WorkerDied("crash", self.end(grace=5), code=self._process.returncode)
             self._pending += block
         line, _, self._pending = self._pending.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)

@@ -77,7 +77,7 @@ def in_watched_fork(
     else:
         reply = json.loads(text)
         path, homes, absent = reply["touched"].pop("modules")
-        reply["touched"]["unoffered"] = interpreter.unoffered(path, homes, absent)
+        reply["touched"]["absent_modules"] = interpreter.absent_modules(path, homes, absent)
     reply["touched"]["asked"] = asked
     if supervisor is None:
         reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.accuracy import missed
 from ci.pipeline.findings import accuracy_message
 from provisioning.base.findings import Finding, Severity
@@ -20,7 +20,7 @@ LPAI_LIBRARY = "libQnnLpai.so"
 LIBRARY_MISSING = "lpai-library"
 
 
-def refusal(program: Program, build_id: str) -> Finding | None:
+def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
     """Why this QNN build cannot compile such a program, whatever the model is."""
 
     def refused(rule: str, message: str, fix: str) -> Finding:
@@ -57,7 +57,7 @@ def lpai_library(sdk: Path) -> Path:
     return sdk / "lib" / HOST_LIBRARIES / LPAI_LIBRARY
 
 
-def findings_before_compile(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
     figures: Mapping[str, float] = facts["figures"]
     if misses := missed(program.run.effective_thresholds, figures):
@@ -90,7 +90,7 @@ def only_library_missing(findings: Sequence[Finding]) -> bool:
     return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
 
 
-def _other_profile(program: Program) -> str:
+def _other_profile(program: ExecutorchProgram) -> str:
     having = profiles_with_lpai(soc_named(program.soc).lpai)
     names = " or ".join(f"--profile {name}" for name in having)
     again = f"{SUITES.repeat(program, 'test_lowering')} " if program.suite.is_file() else ""

@@ -16,8 +16,8 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import THREADS, WARM
-from ci.engine.workers.parent import Gone, Setup
-from ci.lanes.executorch.suite import Program
+from ci.engine.workers.parent import WorkerDied, WorkerSpec
+from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.worker import MEMORY
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.models.own_packages import OwnPackages
@@ -36,7 +36,7 @@ LEAST_MEMORY = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class KeyContext:
     """What every program depends on beside its own case and is known before any work."""
 
     python: str
@@ -48,11 +48,11 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(AnyPlan[Program]):
+class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     environment: Mapping[str, str]
     """Of the workers."""
     sdk: Path
-    basis: Basis
+    basis: KeyContext
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
     quantize_only: bool = False
@@ -61,11 +61,13 @@ class Plan(AnyPlan[Program]):
     """Whether the command shows each error itself, so that progress need not."""
 
 
-def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
-    return Basis(python_name(), host_libraries(sdk_root, "compiles for the HTP", store))
+def key_context_of(sdk_root: Path, store: Path | None = None) -> KeyContext:
+    return KeyContext(python_name(), host_libraries(sdk_root, "compiles for the HTP", store))
 
 
-def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
+def key(
+    program: ExecutorchProgram, basis: KeyContext, roots: Roots, environ: Mapping[str, str]
+) -> dict[str, Metric]:
     """The inputs that are known before any work. Code and files are discovered by the work itself."""
     return {
         **program.request,
@@ -78,14 +80,14 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Lower(Step[Program]):
+class Lower(Step[ExecutorchProgram]):
     """The compilation of a program; its files are the result."""
 
     kind = COMPILED
     keeps_files = done_once = True
     log_in_folder = LOG
 
-    plan: Plan
+    plan: ExecutorchPlan
 
     @property
     def title(self) -> str:
@@ -94,7 +96,7 @@ class Lower(Step[Program]):
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return {**self.plan.environment, **own.variables}
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         work = self.plan.work
         memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
         # Warming up takes as long as it saves the first program.
@@ -102,33 +104,33 @@ class Lower(Step[Program]):
         session, imports = "nox -s test_lowering", "executorch and torch"
         return setup_of(self.plan, WORKER, variables, threads, work.timeout, session, imports, own.python)
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         common = key(program, self.plan.basis, memo.roots, environ)
         return {**common, **({"quantize only": True} if self.plan.quantize_only else {})}
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)
         seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
         megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
         return Job(program.name, seconds, megabytes << 20)
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
         plan = self.plan
         return ask(**program.order, keep_going=plan.work.keep_going, quantize_only=plan.quantize_only)
 
-    def accepts(self, program: Program, result: Result) -> bool:
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
         kept = result.facts.get("kept_on_cpu") and not self.plan.work.keep_going
         return not result.facts.get("loads") and not kept
 
-    def line(self, program: Program, result: Result) -> Line:
+    def line(self, program: ExecutorchProgram, result: Result) -> Line:
         if result.failure and self.plan.errors_follow:
             return failed(result.failure.kind)
         if not (lacks := result.facts.get("lacks")):
             return line_of(result)
         return Line("quantized", f"{in_words(result.facts['figures'])} in PyTorch; {lacks} is missing")
 
-    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+    def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         message, fix = gone.sentence(log), ""
         if named := _dies_of(log):
             message = f"{named}; with that on the CPU {message}"
@@ -142,13 +144,13 @@ def _dies_of(log: Path) -> str:
     return next((line for line in reversed(lines) if line.startswith(DIES_OF)), "")
 
 
-def compile_programs(plan: Plan) -> dict[str, Result]:
+def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
     return run_step(Lower(plan), [each for each in plan.programs if each.name not in plan.refused])
 
 
 def setup_of(
-    plan: Plan,
+    plan: ExecutorchPlan,
     command: tuple[str, ...],
     environment: Mapping[str, str],
     threads: int,
@@ -156,9 +158,9 @@ def setup_of(
     session: str,
     imports: str,
     python: str = sys.executable,
-) -> Setup:
+) -> WorkerSpec:
     """For workers that fork for each order, with this many threads."""
-    return Setup(
+    return WorkerSpec(
         command=command,
         environment={**environment, THREADS: str(threads)},
         logs=plan.logs,

@@ -11,7 +11,7 @@ from typing import Any
 from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
 from ci.lanes.executorch.stage import Lowering
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import program_named
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.lane import chosen_programs
@@ -45,7 +45,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
         return program.name, json.loads(answer.read_text(encoding="utf-8"))
 
 
-def _chosen(choice: Choice, selection: Selection) -> Program:
+def _chosen(choice: Choice, selection: Selection) -> ExecutorchProgram:
     programs = [each for each in chosen_programs(Lowering(), choice, selection) if each.backend == "htp"]
     if len(programs) != 1:
         names = ", ".join(program.name for program in programs[:5])

@@ -11,7 +11,7 @@ import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
 from ci.lanes.executorch.lower import calibration_of, compiler_spec, quantized_model
-from ci.lanes.executorch.suite import ordered
+from ci.lanes.executorch.suite import parse_request
 from ci.pipeline.models.factory import copied, make
 
 ONLINE = {"calls": False, "dlc": True}
@@ -20,7 +20,7 @@ ONLINE = {"calls": False, "dlc": True}
 
 def _child(kind: str, order: str) -> None:
     request = json.loads(order)
-    case, run, soc, place = ordered(request)
+    case, run, soc, place = parse_request(request)
     into = Path.cwd()
     os.chdir(request["working_folder"])
     loaded = make(case.factory, case.arguments, place)

@@ -15,13 +15,13 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import Gone, Setup
+from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import KEPT, PROGRAM
-from ci.lanes.executorch.compile import COMPILED, LOG, Plan, compile_programs, setup_of
+from ci.lanes.executorch.compile import COMPILED, LOG, ExecutorchPlan, compile_programs, setup_of
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import Lowering
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.table import inexact
 from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
@@ -48,7 +48,7 @@ RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
 @dataclass(frozen=True)
-class Run(Step[Program]):
+class RunOnEmulator(Step[ExecutorchProgram]):
     """A compiled program on the emulator."""
 
     kind = RAN
@@ -56,19 +56,19 @@ class Run(Step[Program]):
     title = "runs on the emulator"
     shows_cached = True
 
-    plan: Plan
+    plan: ExecutorchPlan
     runner: Path
     compiled: Mapping[str, Result]
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return self.plan.environment
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         command, timeout = ("-m", "ci.lanes.executorch.run_worker"), self.plan.work.run_timeout
         environment, session = self.environment(own), "nox -s test_emulator"
         return setup_of(self.plan, command, environment, threads, timeout, session, "numpy")
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return {
             "QNN": dict(self.plan.basis.sdk),
             **search_key(memo.roots, environ),
@@ -77,14 +77,14 @@ class Run(Step[Program]):
             "runner": memo.roots.name(str(self.runner)),
         }
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)
         return Job(program.name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
 
-    def reads(self, program: Program) -> tuple[Path, ...]:
+    def reads(self, program: ExecutorchProgram) -> tuple[Path, ...]:
         return (self._compiled(program),)
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
         compiled = self._compiled(program)
         return ask(
             runner=str(self.runner),
@@ -93,11 +93,11 @@ class Run(Step[Program]):
             **self._request(program),
         )
 
-    def accepts(self, program: Program, result: Result) -> bool:
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         # What misses its thresholds is run again each time, so that its outputs can be looked at.
         return not findings_of(program, result, self.compiled[program.name].facts)
 
-    def line(self, program: Program, result: Result) -> Line:
+    def line(self, program: ExecutorchProgram, result: Result) -> Line:
         if result.failure:
             return failed(f"{result.failure.kind}: {result.failure.message}")
         facts = result.facts
@@ -106,16 +106,16 @@ class Run(Step[Program]):
             return failed(text) if result.folder else Line("ran", f"fails as the suite expects: {text}")
         return Line("ran", in_words(facts["figures"]))
 
-    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+    def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         return Failure(gone.kind, gone.sentence(log), log=log)
 
-    def _request(self, program: Program) -> dict[str, Metric]:
+    def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
         """What the worker gets beside the program and the runner."""
         facts = self.compiled[program.name].facts
         request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
         return {**request, "non_finite": program.case.non_finite}
 
-    def _compiled(self, program: Program) -> Path:
+    def _compiled(self, program: ExecutorchProgram) -> Path:
         folder = self.compiled[program.name].folder
         assert folder is not None
         return folder
@@ -130,17 +130,17 @@ class Emulation(Lowering):
     reload: bool
     keep_programs: bool
 
-    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+    def plan(self, programs: Sequence[ExecutorchProgram], options: StageOptions) -> ExecutorchPlan:
         plan = super().plan(programs, options)
         _refuse_others(plan)
         return plan
 
-    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+    def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
         runner = ready_runner(os.environ, plan.selection.reports)
         compiled = compile_programs(plan)
         return {COMPILED: compiled, RAN: measure(plan, runner, compiled)}
 
-    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterator[Finding]:
+    def findings(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Iterator[Finding]:
         again, lowered = SUITES.repeat(program, self.stage), mine.get(COMPILED)
         if lowered is None:
             yield plan.refused[program.name]
@@ -155,7 +155,7 @@ class Emulation(Lowering):
                 yield from placeholder(program, figures, f"{every} --accept")
                 yield from constant_outputs(program, figures, again)
 
-    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+    def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
         figures = self.figures(program, mine)
         shown: dict[str, Metric] = {
             "backend": program.backend,
@@ -176,11 +176,13 @@ class Emulation(Lowering):
             **result.facts["times"],
         }
 
-    def figures(self, program: Program, mine: Mine) -> Mapping[str, float] | None:
+    def figures(self, program: ExecutorchProgram, mine: Mine) -> Mapping[str, float] | None:
         result = mine.get(RAN)
         return result.facts["figures"] if result is not None and ran(result) else None
 
-    def recorded(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, object] | None:
+    def recorded(
+        self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine
+    ) -> Mapping[str, object] | None:
         """Costs and accuracy, all from one build."""
         result = mine.get(RAN)
         if result is None or not ran(result):
@@ -192,7 +194,7 @@ class Emulation(Lowering):
             **({} if result.cached else {"run_seconds": round(result.facts["seconds"], 1)}),
         }
 
-    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+    def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
         compiled, measured = results[COMPILED], results[RAN]
         stage.metrics["build_id"] = plan.basis.build_id
         failed_rows = {each.subject for each in stage.findings if each.severity is Severity.ERROR}
@@ -213,7 +215,7 @@ class Emulation(Lowering):
         return False
 
 
-def _refuse_others(plan: Plan) -> None:
+def _refuse_others(plan: ExecutorchPlan) -> None:
     for program in plan.programs:
         if program.backend != "htp":
             plan.refused.setdefault(
@@ -233,10 +235,10 @@ def ran(result: Result) -> bool:
     return not result.failure and not result.facts["rule"]
 
 
-def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
+def measure(plan: ExecutorchPlan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """Every compiled program's result by name."""
     runnable = [each for each in plan.programs if each.name in compiled and compiled[each.name].folder]
-    results = run_step(Run(plan, runner, compiled), runnable)
+    results = run_step(RunOnEmulator(plan, runner, compiled), runnable)
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.
@@ -248,7 +250,7 @@ def measure(plan: Plan, runner: Path, compiled: Mapping[str, Result]) -> dict[st
     return results
 
 
-def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -> list[Finding]:
+def findings_of(program: ExecutorchProgram, result: Result, compiled: Mapping[str, Any]) -> list[Finding]:
     """What is wrong with the run of a program with these compile facts."""
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import NATIVE_ERROR
-from ci.artifacts.program import Context, Delegate, read
-from ci.artifacts.program import Program as Inside
+from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.suggestions import suggestion_for
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
@@ -31,13 +30,13 @@ FIXES = {
 }
 
 
-def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
+def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) -> Finding:
     message, fix = failure_in_words(program, failure)
     fix = f"{fix}; then {SUITES.repeat(program, stage)}"
     return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, fix)
 
 
-def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:
+def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:
     """The message and the fix."""
     message, log = failure.message, failure.log
     fix = FIXES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
@@ -52,7 +51,7 @@ def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:
     return message, fix
 
 
-def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """An operator over the budget is an error; one within the budget is a note."""
     operators: Sequence[Mapping[str, Any]] = facts["left"]
     if program.backend == "lpai":
@@ -78,7 +77,7 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def kept_on_cpu(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def kept_on_cpu(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """What --keep-going left on the CPU, and what it cost."""
     if kept := facts.get("kept_on_cpu"):
         nodes = ", ".join(f'"{name}"' for name in kept["nodes"])
@@ -107,7 +106,7 @@ def _on_cpu(each: Mapping[str, Any]) -> str:
     return f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']}"
 
 
-def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Finding]:
+def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Iterator[Finding]:
     """Compare the bytes of the .pte with the request."""
 
     def wrong(rule: str, message: str, fix: str) -> Finding:
@@ -119,7 +118,7 @@ def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Find
     except CheckFailed as error:
         yield wrong("readable", error.message, again)
         return
-    assert isinstance(inside, Inside)
+    assert isinstance(inside, CompiledProgram)
     if refusal := compiled.facts["loads"]:
         yield wrong("loads", f"ExecuTorch's runtime does not take the program: {refusal}", again)
     for index, delegate in enumerate(inside.delegates):
@@ -132,7 +131,7 @@ def faults_of(
     delegate: Delegate, soc_name: str, build_id: str, backend: str = "htp"
 ) -> Iterator[tuple[str, str]]:
     soc = soc_named(soc_name)
-    context, options = delegate.context or Context(0, (), (), (), ()), delegate.options
+    context, options = delegate.context or ContextStrings(0, (), (), (), ()), delegate.options
     if delegate.segment is None:
         yield "segment", "expected its data in a segment of its own, found it inside the flatbuffer"
     elif delegate.offset % PAGE:
@@ -191,7 +190,7 @@ def costs_of(compiled: Result) -> dict[str, float]:
 
 
 def cost(
-    program: Program, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
+    program: ExecutorchProgram, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
     if (
         program.backend == "htp"

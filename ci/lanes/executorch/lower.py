@@ -38,11 +38,11 @@ from ci.engine.trouble import of_error
 from ci.engine.workers.child import new_text, size_of, text_since
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
-from ci.lanes.executorch.suite import Case, Input, Run
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, Input
 from ci.partition.decisions import (
     DELEGATE,
     CpuOperator,
-    Watch,
+    PartitionerSpy,
     cpu_kernels,
     delegated_nodes,
     left_on_cpu,
@@ -51,7 +51,7 @@ from ci.partition.decisions import (
     partition_of,
     source_of,
 )
-from ci.partition.guilty import SEARCHED_SECONDS, Search, Suspect, Workaround, workaround_of
+from ci.partition.failing_operators import SEARCHED_SECONDS, Culprit, Search, Workaround, workaround_of
 from ci.pipeline.models.factory import (
     CALIBRATION_SEED,
     Inputs,
@@ -125,8 +125,8 @@ class BlockSizes:
 
 
 def lower(
-    case: Case,
-    run: Run,
+    case: ExecutorchCase,
+    run: ExecutorchRun,
     soc: str,
     search_path: Path,
     into: Path,
@@ -175,7 +175,7 @@ def lower(
         if on_lpai["lacks"]:
             return {**on_lpai, "losses": losses, "notes": [list(note) for note in loaded.notes]}
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
-    watch = Watch(new_text(log))
+    watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
     spec = compiler_spec(soc, run, backend)
     begin = 0
@@ -229,12 +229,12 @@ def lower(
     }
 
 
-def calibration_of(loaded: ModelWithInputs, run: Run) -> list[tuple[Tensor, ...]]:
+def calibration_of(loaded: ModelWithInputs, run: ExecutorchRun) -> list[tuple[Tensor, ...]]:
     count = run.calibration if run.quantizes else 0
     return [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
 
 
-def compiler_spec(soc: str, run: Run, backend: str = "htp", **more: bool) -> Any:
+def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bool) -> Any:
     options = (
         generate_lpai_compiler_spec()
         if backend == "lpai"
@@ -243,7 +243,7 @@ def compiler_spec(soc: str, run: Run, backend: str = "htp", **more: bool) -> Any
     return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
 
 
-def _require_scheme(model: Any, run: Run) -> None:
+def _require_scheme(model: Any, run: ExecutorchRun) -> None:
     """A quantized model is taken as it is, and only that."""
     quantized = is_quantized(model)
     if quantized and run.scheme != "qdq":
@@ -293,7 +293,7 @@ def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None
         torch.export.save(torch.export.export(module, copied(sample)), into / QUANTIZED)
 
 
-def inputs_of(case: Case, search_path: Path) -> Inputs | None:
+def inputs_of(case: ExecutorchCase, search_path: Path) -> Inputs | None:
     """A function that draws the inputs that the suite names; None if the factory returns inputs."""
     if case.samples:
         from ci.pipeline.models.samples import samples_of
@@ -321,7 +321,7 @@ def quantized_model(
     loaded: ModelWithInputs,
     sample: tuple[Tensor, ...],
     batches: Sequence[tuple[Tensor, ...]],
-    run: Run,
+    run: ExecutorchRun,
     backend: str,
     soc: str,
     search_path: Path,
@@ -571,10 +571,10 @@ def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> 
     fix = f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): {tried}"
     if lacking:
         fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
-    for other in dict.fromkeys(one.fix for one in workaround.suspects if one.fix):
+    for other in dict.fromkeys(one.fix for one in workaround.culprits if one.fix):
         fix += f"; or {other}"
-    return Failed("compile", f"{DIES_OF}{Suspect.in_words(workaround.suspects)}", fix)
+    return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", fix)
 
 
 def _kept(workaround: Workaround) -> dict[str, object]:
-    return {"nodes": workaround.cpu_nodes, "because": f"{DIES_OF}{Suspect.in_words(workaround.suspects)}"}
+    return {"nodes": workaround.cpu_nodes, "because": f"{DIES_OF}{Culprit.in_words(workaround.culprits)}"}

@@ -18,10 +18,10 @@ from ci.engine.output import Publish, writing_into
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
-from ci.lanes.executorch.compile import COMPILED, Plan, compile_programs
+from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, measure, ran
 from ci.lanes.executorch.judge import artifact, costs_of, delegation
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
     program_of,
@@ -37,7 +37,7 @@ from ci.pipeline.into_suite import Extension, factory_in, require_place
 from ci.pipeline.lane import update
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.user_model import UserModel
-from ci.pipeline.options import Compile, OneModel
+from ci.pipeline.options import CompileOptions, OneModel
 from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file, replace_text
@@ -55,7 +55,7 @@ class Request:
     samples: Path | None
     cpu_nodes: tuple[str, ...]
 
-    def program(self, soc: str, suite: Path | None = None) -> Program:
+    def program(self, soc: str, suite: Path | None = None) -> ExecutorchProgram:
         named = self.named if suite is None else replace(self.named, factory=factory_in(self.named, suite))
         return program_of(
             named,
@@ -84,7 +84,7 @@ class Request:
         return replace(self, named=pytorch_model(str(path)))
 
 
-def compile_model(options: Compile) -> int:
+def compile_model(options: CompileOptions) -> int:
     model, output, suite = options.model, options.output, options.suite
     request = Request.of(model, options.keep_on_cpu)
     if suite:
@@ -142,7 +142,9 @@ def quantize_model(model: OneModel, output: Path) -> int:
     return 0
 
 
-def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
+def _require_compiled(
+    program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]
+) -> None:
     result = require_done(program, plan, compiled)
     if result.facts.get("lacks"):
         findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
@@ -160,7 +162,7 @@ def _errors(findings: Iterator[Finding]) -> list[Finding]:
     return [each for each in findings if each.severity is Severity.ERROR]
 
 
-def _stem(program: Program) -> str:
+def _stem(program: ExecutorchProgram) -> str:
     return f"{program.case_name}-{program.soc}-{program.run.kind}"
 
 
@@ -174,7 +176,7 @@ def _stack(build_id: str = "") -> dict[str, str]:
 
 
 def _written(
-    scratch: Path, program: Program, plan: Plan, compiled: Result, run: Result | None
+    scratch: Path, program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Result, run: Result | None
 ) -> Mapping[str, Any]:
     """Put the program and its record into the scratch folder."""
     assert compiled.folder is not None
@@ -203,7 +205,7 @@ def _written(
     return record
 
 
-def _quantized(scratch: Path, program: Program, compiled: Result) -> None:
+def _quantized(scratch: Path, program: ExecutorchProgram, compiled: Result) -> None:
     assert compiled.folder is not None
     path = scratch / f"{_stem(program)}.pt2"
     _copy(compiled.folder / QUANTIZED, path)
@@ -235,7 +237,13 @@ def _warn(compiled: Result) -> None:
         sys.stderr.write(f"warning: {message}\n")
 
 
-def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: Mapping[str, Any]) -> None:
+def _say(
+    folder: Path,
+    program: ExecutorchProgram,
+    plan: ExecutorchPlan,
+    compiled: Result,
+    record: Mapping[str, Any],
+) -> None:
     _warn(compiled)
     on_cpu, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
     sys.stdout.write(f"{record['costs']['pte_bytes']:>12,}  {folder / record['program']}\n")
@@ -269,7 +277,7 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
         sys.stdout.write(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written\n")
 
 
-def extension_of(request: Request, path: Path) -> Extension[Program]:
+def extension_of(request: Request, path: Path) -> Extension[ExecutorchProgram]:
     program = request.program(request.model.selection.socs[0], path)
     case = {"factory": program.case.factory}
     if program.case.samples:
@@ -280,8 +288,8 @@ def extension_of(request: Request, path: Path) -> Extension[Program]:
 
 
 def _extend(
-    extension: Extension[Program],
-    plan: Plan,
+    extension: Extension[ExecutorchProgram],
+    plan: ExecutorchPlan,
     compiled: Mapping[str, Result],
     measured: Mapping[str, Result],
 ) -> None:

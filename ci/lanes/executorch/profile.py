@@ -23,7 +23,7 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.user_program import plan_of_model, program_named, require_done
 from ci.pipeline.options import OneModel
-from ci.pipeline.profile import PROCESSES, RUNS, Measured, OnCpu, costs_of, located, merged
+from ci.pipeline.profile import PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of, located, merged
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
@@ -36,7 +36,7 @@ NATIVE_CALL = "native_call_"
 ADDED, THE_MODEL = "(added by the compiler)", "(the model itself)"
 
 
-def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Measured]:
+def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], ProgramProfile]:
     """What was profiled, and its figures. `files` are inputs of a .pte."""
     path, selection, timeout = Parser.user_folder() / model.typed, model.selection, model.work.timeout
     wanted = None if path.suffix == ".pte" else program_named(model)
@@ -83,7 +83,7 @@ def measure(
     folder: Path,
     environment: Mapping[str, str],
     timeout: float,
-) -> Measured:
+) -> ProgramProfile:
     """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the
     source lines."""
     listed = write_inputs(folder / "inputs.txt", [inputs])
@@ -109,7 +109,7 @@ def measure(
         OnCpu(name, time / 1e6, time / inference, line)
         for name, time, line in zip(names, least, lines, strict=True)
     ]
-    return Measured(costs, sorted(cpu, key=lambda each: -each.milliseconds))
+    return ProgramProfile(costs, sorted(cpu, key=lambda each: -each.milliseconds))
 
 
 def _traced(

@@ -11,10 +11,10 @@ from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import Gone, Setup
+from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import LOG, Plan, setup_of
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.compile import LOG, ExecutorchPlan, setup_of
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.findings import Finding, Metric, Severity
@@ -26,12 +26,12 @@ LEAST_GROWTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reload(Step[Program]):
+class Reload(Step[ExecutorchProgram]):
     kind = "reload"
     own_packages = False
     title = "programs loaded again"
 
-    plan: Plan
+    plan: ExecutorchPlan
     compiled: Mapping[str, Result]
     neighbours: Mapping[str, str]
     """By program, another one of the same chip, because an app may have several models."""
@@ -39,12 +39,12 @@ class Reload(Step[Program]):
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return self.plan.environment
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         command, session = ("-m", "ci.lanes.executorch.reload_worker"), "nox -s test_emulator -- --reload"
         environment, timeout = self.environment(own), self.plan.work.run_timeout
         return setup_of(self.plan, command, environment, threads, timeout, session, "executorch.runtime")
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         files: list[dict[str, Metric]] = [
             dict(memo.files_of(folder, without=LOG)) for folder in self.reads(program)
         ]
@@ -56,28 +56,28 @@ class Reload(Step[Program]):
             **({"beside": {"name": other, **files[1]}} if other else {}),
         }
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: ExecutorchProgram) -> Job:
         return Job(program.name, SECONDS, MEMORY)
 
-    def folder(self, program: Program) -> Path:
+    def folder(self, program: ExecutorchProgram) -> Path:
         return self.plan.logs / "reload" / program.name
 
-    def log(self, program: Program) -> Path:
+    def log(self, program: ExecutorchProgram) -> Path:
         return self.plan.logs / "reload" / f"{program.name}.log"
 
-    def reads(self, program: Program) -> tuple[Path, ...]:
+    def reads(self, program: ExecutorchProgram) -> tuple[Path, ...]:
         names = [program.name, self.neighbours.get(program.name, program.name)]
         return tuple(folder for name in dict.fromkeys(names) if (folder := self.compiled[name].folder))
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
         other = self.neighbours.get(program.name)
         beside = {"name": other, **_files(self.compiled[other])} if other else None
         return ask(**_files(self.compiled[program.name]), other=beside)
 
-    def accepts(self, program: Program, result: Result) -> bool:
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return not list(findings_of(program.name, "", result))
 
-    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+    def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
         return Failure(gone.kind, gone.sentence(log), log=log)
 
 
@@ -87,7 +87,7 @@ def _files(compiled: Result) -> dict[str, Any]:
     return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
 
 
-def reloads(plan: Plan, compiled: Mapping[str, Result]) -> dict[str, Result]:
+def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
     programs = [each for each in plan.programs if each.name in compiled]
     programs = [each for each in programs if not absent_kernels(compiled[each.name])]
@@ -100,7 +100,7 @@ def absent_kernels(compiled: Result) -> list[str]:
     return sorted(each for each in on_cpu if each.startswith("quantized_decomposed."))
 
 
-def neighbours_of(programs: Sequence[Program]) -> dict[str, str]:
+def neighbours_of(programs: Sequence[ExecutorchProgram]) -> dict[str, str]:
     """By program the next one of the same chip, in a ring; none for one that is alone."""
     rings: dict[str, list[str]] = {}
     for program in programs:
@@ -127,7 +127,9 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
         )
 
 
-def judged(plan: Plan, programs: Mapping[str, Result], results: Mapping[str, Result]) -> list[Finding]:
+def judged(
+    plan: ExecutorchPlan, programs: Mapping[str, Result], results: Mapping[str, Result]
+) -> list[Finding]:
     """The findings of all programs, and one note on how the runtime handles a program that is loaded
     twice."""
     names = {program.name: program for program in plan.programs}

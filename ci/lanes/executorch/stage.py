@@ -13,7 +13,13 @@ from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
-from ci.lanes.executorch.compile import COMPILED, UNKNOWN_SECONDS, Plan, basis_of, compile_programs
+from ci.lanes.executorch.compile import (
+    COMPILED,
+    UNKNOWN_SECONDS,
+    ExecutorchPlan,
+    compile_programs,
+    key_context_of,
+)
 from ci.lanes.executorch.judge import (
     artifact,
     cost,
@@ -23,11 +29,11 @@ from ci.lanes.executorch.judge import (
     kept_on_cpu,
     program_file,
 )
-from ci.lanes.executorch.suite import SUITES, Program
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.lane import Lane, Mine, Results, agreed_of
-from ci.pipeline.options import StageOptions, Work
+from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import Selection
@@ -36,7 +42,7 @@ from provisioning.components import QNN_SDK
 from provisioning.manifest import soc_named
 
 
-def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
+def jobs_of(programs: Sequence[ExecutorchProgram], profile: str) -> list[Job]:
     """Each program with the time in its baseline for compiling and running it."""
     baselines = baselines_of(programs, profile)
     jobs = []
@@ -47,14 +53,16 @@ def jobs_of(programs: Sequence[Program], profile: str) -> list[Job]:
     return jobs
 
 
-def plan_of(programs: Sequence[Program], selection: Selection, work: Work, name: str) -> Plan:
+def plan_of(
+    programs: Sequence[ExecutorchProgram], selection: Selection, work: WorkOptions, name: str
+) -> ExecutorchPlan:
     """`name` is that of the folder of logs."""
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
     environment.explain()
     sdk = environment.root(QNN_SDK).path
-    basis = basis_of(sdk, selection.store)
-    return Plan(
+    basis = key_context_of(sdk, selection.store)
+    return ExecutorchPlan(
         selection=selection,
         programs=tuple(programs),
         environment=closed(environment.merged(os.environ)),
@@ -67,7 +75,9 @@ def plan_of(programs: Sequence[Program], selection: Selection, work: Work, name:
     )
 
 
-def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[tuple[str, Finding]]:
+def refusals(
+    programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
+) -> Iterator[tuple[str, Finding]]:
     """Refuse chips that are newer than every Hexagon library of the SDK."""
     arches = sdk_arches(sdk)
     for program in programs:
@@ -87,22 +97,22 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
             )
 
 
-class Lowering(Lane[Program, Plan]):
+class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
     """`test_lowering`: every program compiled, audited and compared with its baseline."""
 
     stage, rules = "test_lowering", "lowering"
     suites = SUITES
 
-    def jobs(self, programs: Sequence[Program], profile: str) -> Mapping[str, Job]:
+    def jobs(self, programs: Sequence[ExecutorchProgram], profile: str) -> Mapping[str, Job]:
         return {job.name: job for job in jobs_of(programs, profile)}
 
-    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+    def plan(self, programs: Sequence[ExecutorchProgram], options: StageOptions) -> ExecutorchPlan:
         return plan_of(programs, options.selection, options.work, self.rules)
 
-    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+    def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
         return {COMPILED: compile_programs(plan)}
 
-    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterator[Finding]:
+    def findings(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Iterator[Finding]:
         result, build_id = mine.get(COMPILED), plan.basis.build_id
         if result is None:
             yield plan.refused[program.name]
@@ -120,7 +130,7 @@ class Lowering(Lane[Program, Plan]):
         yield from artifact(program, result, build_id)
         yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 
-    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+    def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
         shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.scheme}
         result = mine.get(COMPILED)
         if result is not None and program.backend == "lpai" and not result.failure:
@@ -141,14 +151,16 @@ class Lowering(Lane[Program, Plan]):
             **beside(costs_of(result), plan.basis.build_id, agreed_of(plan, program)),
         }
 
-    def recorded(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, object] | None:
+    def recorded(
+        self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine
+    ) -> Mapping[str, object] | None:
         result = mine.get(COMPILED)
         if result is None or not compiled(result):
             return None
         megabytes = int(result.facts["peak"]) >> 20
         return {**costs_of(result), "build_id": plan.basis.build_id, "peak_mb": megabytes}
 
-    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+    def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
         stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
 
     def lacking(self, findings: Sequence[Finding]) -> bool:

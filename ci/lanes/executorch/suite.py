@@ -82,7 +82,7 @@ class Input(Model):
         return self
 
 
-class Run(AnyRun):
+class ExecutorchRun(AnyRun):
     judged_later: ClassVar = AnyRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
 
     scheme: Scheme
@@ -127,7 +127,7 @@ class Run(AnyRun):
         return f"{self.backend}-{scheme}" if self.backend not in (None, "htp") else scheme
 
     @model_validator(mode="after")
-    def _fits(self) -> Run:
+    def _fits(self) -> ExecutorchRun:
         if self.thresholds and self.emulator_fault:
             raise ValueError("either thresholds or emulator_fault")
         if self.qat and self.scheme not in QAT_SCHEMES:
@@ -143,7 +143,7 @@ class Run(AnyRun):
         return self
 
 
-class Case(AnyCase):
+class ExecutorchCase(AnyCase):
     judged_later: ClassVar = AnyCase.judged_later | {"files", "delegates", "cpu_budget"}
 
     factory: Factory
@@ -161,10 +161,10 @@ class Case(AnyCase):
     """The expected number of delegates; a run may override it."""
     cpu_budget: Annotated[int, Field(ge=0)] = 0
     """How many operators may stay on the CPU."""
-    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+    runs: tuple[ExecutorchRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")
-    def _lpai_computes_all_of_it(self) -> Case:
+    def _lpai_computes_all_of_it(self) -> ExecutorchCase:
         for run in self.runs:
             if (run.backend or self.backend) != "lpai":
                 continue
@@ -181,13 +181,13 @@ class Case(AnyCase):
         return self
 
 
-class Suite(AnySuite):
+class ExecutorchSuite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
-    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+    cases: dict[Word, ExecutorchCase] = Field(alias="case", min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Program(AnyProgram[Case, Run]):
+class ExecutorchProgram(AnyProgram[ExecutorchCase, ExecutorchRun]):
     @property
     def delegates(self) -> int:
         return self.case.delegates if self.run.delegates is None else self.run.delegates
@@ -201,13 +201,13 @@ class Program(AnyProgram[Case, Run]):
         return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
 
 
-def ordered(order: dict[str, Any]) -> tuple[Case, Run, str, Path]:
+def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun, str, Path]:
     """The case, the run, the chip, and where modules are searched."""
     request = {**order["run"], "socs": [order["soc"]]}
-    case = Case.model_validate_json(json.dumps({**order["case"], "run": [request]}))
+    case = ExecutorchCase.model_validate_json(json.dumps({**order["case"], "run": [request]}))
     return case, case.runs[0], order["soc"], Path(order["search_path"])
 
 
-SUITES = Suites("test_lowering", SHIPPED, Program, Suite)
+SUITES = Suites("test_lowering", SHIPPED, ExecutorchProgram, ExecutorchSuite)
 load_suite, programs_of = SUITES.load, SUITES.programs_of
 all_programs, choose = SUITES.all_programs, SUITES.choose

@@ -11,10 +11,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ci.engine.work import Result
-from ci.lanes.executorch.compile import Plan
+from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.stage import plan_of
-from ci.lanes.executorch.suite import Case, Program, Run
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.pipeline.findings import not_passed
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.options import OneModel
@@ -60,12 +60,12 @@ def program_of(
     backend: str | None = None,
     cpu_nodes: tuple[str, ...] = (),
     suite: Path | None = None,
-) -> Program:
+) -> ExecutorchProgram:
     """The program of a model that no suite has, or of one that `suite` will have."""
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
     try:
-        run = Run.model_validate(
+        run = ExecutorchRun.model_validate(
             {
                 "scheme": scheme,
                 "backend": backend,
@@ -73,7 +73,7 @@ def program_of(
                 "cpu_nodes": cpu_nodes,
             }
         )
-        case = Case.model_validate(
+        case = ExecutorchCase.model_validate(
             {
                 "factory": named.factory,
                 "samples": os.path.relpath(samples, suite.parent) if samples else "",
@@ -83,7 +83,7 @@ def program_of(
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(f"{named.name}, {scheme}: expected {message}", fix="see docs/suites.md") from error
-    return Program(suite, named.name, case, case.runs[0], soc, selection.profile)
+    return ExecutorchProgram(suite, named.name, case, case.runs[0], soc, selection.profile)
 
 
 def samples_folder(calibrate: str | None) -> Path | None:
@@ -96,29 +96,29 @@ def samples_folder(calibrate: str | None) -> Path | None:
     return folder
 
 
-def program_named(model: OneModel) -> Program:
+def program_named(model: OneModel) -> ExecutorchProgram:
     """The program of MODEL, --precision and --calibrate."""
     named, selection = pytorch_model(model.typed), model.selection
     scheme, samples = scheme_of(named, model.precision), samples_folder(model.calibrate)
     return passing(program_of(named, scheme, selection.soc, selection, samples=samples), model)
 
 
-def passing(program: Program, model: OneModel) -> Program:
+def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
     """The program with what --variable names."""
     names = dict.fromkeys((*program.needs.variables, *model.variables))
     return replace(program, needs=replace(program.needs, variables=tuple(names)))
 
 
 def plan_of_model(
-    model: OneModel, name: str, programs: Sequence[Program], *, quantize_only: bool = False
-) -> Plan:
+    model: OneModel, name: str, programs: Sequence[ExecutorchProgram], *, quantize_only: bool = False
+) -> ExecutorchPlan:
     """The plan for a model that no suite has."""
     programs = [passing(program, model) for program in programs]
     plan = plan_of(programs, model.selection, model.work, name)
     return replace(plan, errors_follow=True, quantize_only=quantize_only)
 
 
-def require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> Result:
+def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> Result:
     if (refused := plan.refused.get(program.name)) is not None:
         fix = "leave --backend out" if program.backend == "gpu" else refused.fix
         raise CheckFailed(refused.message, fix=fix)

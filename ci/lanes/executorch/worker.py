@@ -42,10 +42,10 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
 
 def facts_of(order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.lower import lower
-    from ci.lanes.executorch.suite import ordered
+    from ci.lanes.executorch.suite import parse_request
 
     return lower(
-        *ordered(order),
+        *parse_request(order),
         Path(order["into"]),
         Path(order["log"]),
         keep_going=order.get("keep_going", False),

@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.artifacts.against_sdk import against
-    from ci.artifacts.program import Context, read
+    from ci.artifacts.program import ContextStrings, read
     from ci.engine.closed import closed
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     selection = selection_of(args)
     contents = read(args.context)
-    if not isinstance(contents, Context):
+    if not isinstance(contents, ContextStrings):
         raise UsageError(f"{args.context} is a program already", fix="name a context binary")
     if args.output.is_dir():
         raise UsageError(f"{args.output} is a directory", fix="-o OUT.pte")

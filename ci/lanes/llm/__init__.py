@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         "regret": args.regret,
     }
     return check.check_model(
-        check.Check(
+        check.CheckOptions(
             args.model,
             args.text,
             args.checkpoint,

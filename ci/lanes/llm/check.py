@@ -58,12 +58,12 @@ LIMITS: Mapping[str, Mapping[str, float]] = {
     },
 }
 """By precision, where the command line names no other."""
-SEEN = 0.05
+MAX_OVERLAP = 0.05
 """At most this share of the text may be known from quantizing."""
-LETTERS = 4000
+TOKENIZER_CHARS = 4000
 WINDOWS = 4
 """At least so many, because figures' errors come from windows."""
-ENOUGH = 256
+MIN_TOKENS = 256
 """Tokens to find the part by."""
 FP16_LEAST_DB, QUANTIZED_LEAST_DB, QUANTIZED_LOSS_DB = 30.0, 10.0, 6.0
 """A part is wrong below the least of its precision, and a quantized one also if it is this much worse than on
@@ -75,7 +75,7 @@ READ_OTHERWISE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckOptions:
     """`llm check`."""
 
     model: Path
@@ -90,7 +90,7 @@ class Check:
     timeout: float
 
 
-def check_model(options: Check) -> int:
+def check_model(options: CheckOptions) -> int:
     config = config_of(options.model)
     record = record_of(config)
     if not record:
@@ -132,7 +132,7 @@ def check_model(options: Check) -> int:
             f" {own} need {wanted}",
             fix="give a longer text, or fewer --tokens and --prefixes",
         )
-    if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > SEEN:
+    if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > MAX_OVERLAP:
         raise UsageError(
             f"{seen:.0%} of what would be read of {options.text} is in the text that it was quantized by,"
             " too",
@@ -167,18 +167,20 @@ def check_model(options: Check) -> int:
     with asking(setup_of("speak", log.parent, options.timeout), log) as ask:
         # Before the figures, which take the emulator's time.
         problems = (
-            _tokenizer(config, [text[:LETTERS]], tokenizer, options.timeout) if options.on == "both" else []
+            _tokenizer(config, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
+            if options.on == "both"
+            else []
         )
         if options.on != "parts":
             problems += _figures(ask, order, genie, limits)
         if options.on == "both":
             problems += _choices(ask, order, config, prefixes_of(tokens, lengths), limits)
         if options.on == "parts" or (options.on == "both" and (problems or options.where)):
-            enough = max(ENOUGH, record["prefill"] + 1)
+            enough = max(MIN_TOKENS, record["prefill"] + 1)
             guilty = _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
             problems += guilty or ([READ_OTHERWISE] if problems else [])
         if options.on != "both":
-            sys.stdout.write(f"Genie was not heard: --on {options.on}\n")
+            sys.stdout.write(f"Genie was not run: --on {options.on}\n")
     if problems:
         raise CheckFailed(
             "; ".join(problems),

@@ -15,7 +15,7 @@ from typing import Any
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.arrays import Sample
 from ci.lanes.llm.checkpoint_compile import on_cpu_name
-from ci.lanes.llm.contexts import Reader, load_context, on_cpu
+from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, speak
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
@@ -44,7 +44,7 @@ class Compiled:
         shape, soc = read_architecture(folder), soc_named(record["soc"])
         return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
 
-    def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, Reader]:
+    def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, ContextReader]:
         """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
         parts = range(self.parts) if only is None else [only]
         graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.quantized]
@@ -55,9 +55,9 @@ class Compiled:
         if not cpu:
             wrappers = [self.out / f"{kind}_{part}.onnx" for part in parts]
             sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
-            readers[f"{kind}_htp"] = Reader(self.shape, sessions, encodings)
+            readers[f"{kind}_htp"] = ContextReader(self.shape, sessions, encodings)
         if graphs:
-            readers[f"{kind}_cpu"] = Reader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
+            readers[f"{kind}_cpu"] = ContextReader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
         return readers
 
 
@@ -110,7 +110,7 @@ def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"parts": rows}
 
 
-def _worst(reader: Reader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
+def _worst(reader: ContextReader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
     """Of the outputs of a part, the one that is furthest from float's."""
     pairs: dict[str, list[Pair]] = {}
     for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):

@@ -61,7 +61,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerPart:
     """Some layers of a checkpoint, to be written as graphs. Without `rows` to quantize by they are fp16."""
 
     folder: Path
@@ -124,7 +124,7 @@ def write_binaries(
             encodings = into | shared_encodings(outputs, cache)
             # Quantizing needs the memory.
             del decoder
-        part = Part(folder, shape, context, number, first, last, rows, outputs, encodings)
+        part = LayerPart(folder, shape, context, number, first, last, rows, outputs, encodings)
         for names in [tuple(counts)] if shared else [(name,) for name in counts]:
             graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}
             binary = binaries[min(graphs)] = out / f"{'shared' if shared else names[0]}_{number}.bin"

@@ -20,7 +20,7 @@ from ci.engine.output import SCRATCH, writing_into
 from ci.engine.work import Result
 from ci.lanes.llm import LONG
 from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
-from ci.lanes.llm.forecast import Cost, forecast
+from ci.lanes.llm.forecast import CompileCost, forecast
 from ci.lanes.llm.genie import CONFIG, RECORD, require_short, require_sizes, setting, speak
 from ci.lanes.llm.prompts import (
     chat_text,
@@ -30,8 +30,8 @@ from ci.lanes.llm.prompts import (
     tokens_of,
     without_beginning,
 )
-from ci.lanes.llm.suite import PRECISIONS, Case, Program, Run
-from ci.lanes.llm.work import CompileCheckpoint, Plan, require_installed
+from ci.lanes.llm.suite import PRECISIONS, LlmCase, LlmProgram, LlmRun
+from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, require_installed
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named
 from ci.pipeline.steps import require_done, run_step
@@ -99,7 +99,7 @@ def compile_checkpoint(model: OneModel, named: Path, language: Language) -> int:
         for leftover in stale - set(written):
             leftover.unlink()
     files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
-    sys.stdout.write(f"{named}: {files_written}, {Cost(*costs.values())}; see its README.md\n")
+    sys.stdout.write(f"{named}: {files_written}, {CompileCost(*costs.values())}; see its README.md\n")
     if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
         sys.stdout.write(f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', named, 'The answer is')}\n")
     return 0
@@ -187,10 +187,10 @@ def _compiled(request: Mapping[str, Any], model: OneModel, folder: Path) -> Resu
     lowers = request["do"] == "compile program"
     qnn_environment = ready_environment(selection, os.environ) if lowers else None
     work = replace(work, timeout=LONG if work.timeout == TIMEOUT else work.timeout, jobs=1)
-    run = Run.model_construct(precision=request["precision"], socs=(selection.soc,))
-    case = Case.model_construct(perplexity=math.inf, runs=(run,))
-    program = Program(folder / NO_SUITE, folder.name, case, run, selection.soc)
-    plan = Plan((program,), selection, work, selection.reports.absolute() / "llm", {}, qnn_environment)
+    run = LlmRun.model_construct(precision=request["precision"], socs=(selection.soc,))
+    case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
+    program = LlmProgram(folder / NO_SUITE, folder.name, case, run, selection.soc)
+    plan = LlmPlan((program,), selection, work, selection.reports.absolute() / "llm", {}, qnn_environment)
     return require_done(run_step(CompileCheckpoint(plan, request), [program])[program.name])
 
 

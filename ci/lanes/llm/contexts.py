@@ -129,7 +129,7 @@ def _options() -> Any:
 
 
 @dataclass
-class Reader:
+class ContextReader:
     """Reads tokens with the graphs of a model's parts, and keeps their cache."""
 
     shape: Architecture

@@ -31,7 +31,7 @@ class Norm(nn.Module):
         return x / ((x * x).mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
 
 
-class Attention(nn.Module):
+class DecoderAttention(nn.Module):
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
         self.shape = shape
@@ -88,7 +88,7 @@ class Layer(nn.Module):
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.width, shape.eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = DecoderAttention(shape)
         self.post_attention_layernorm = Norm(shape.width, shape.eps)
         self.mlp = FeedForward(shape)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ci.engine.work import Result
 from ci.lanes.llm.judge import EXCUSED, Figure, choice_misses, close, misses
-from ci.lanes.llm.suite import SUITES, Program
+from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.pipeline.findings import errors_of
 from provisioning.base.findings import Finding, Metric, Severity
 
@@ -38,7 +38,7 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
         )
 
 
-def findings_of(program: Program, result: Result) -> Iterator[Finding]:
+def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
     if failure := result.failure:
@@ -100,7 +100,7 @@ def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
     return {name: Figure(**figure) for name, figure in facts.items()}
 
 
-def row(program: Program, result: Result) -> dict[str, Metric]:
+def row(program: LlmProgram, result: Result) -> dict[str, Metric]:
     """For the report: figures, and every text beside float's."""
     shown: dict[str, Metric] = {
         "cached": result.cached,

@@ -32,7 +32,7 @@ SCORE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CompileCost:
     bytes: float
     seconds: float
     """Of one core."""
@@ -45,7 +45,7 @@ class Cost:
 
 def forecast(
     shape: Architecture, precision: str, parts: int, context: int, shared: bool = False
-) -> Cost | None:
+) -> CompileCost | None:
     """None for a precision that was not measured. The context costs the time to quantize by it; a binary is
     1 % larger at 4096 than at 512, as the cache is not in it."""
     programs = load_baseline(baseline_path(SUITE, DEFAULT_PROFILE)).programs
@@ -67,7 +67,7 @@ def forecast(
         tokens = calibration_windows(context) * context
         long += tokens * READING * (shape.layers * layer + words)
         memory = max(memory, least + SCORE * shape.heads * context**2)
-    return Cost(
+    return CompileCost(
         bytes=cost_of("context_bytes") * (1 if shared else GRAPHS),
         seconds=long,
         memory=memory,

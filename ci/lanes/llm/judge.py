@@ -22,7 +22,7 @@ BOOTSTRAPS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first token at which a text differs from float's; -1 stands for its end."""
 
     place: int
@@ -37,7 +37,7 @@ class Difference:
 
 
 @dataclass
-class Comparison:
+class TextComparison:
     """One prompt's text beside float's."""
 
     prompt: tuple[int, ...]
@@ -46,8 +46,8 @@ class Comparison:
     found: tuple[int, ...]
     """The spoken tokens; after an excused one, those spoken when float's token was forced."""
     found_stop: str
-    excused: list[Difference] = field(default_factory=list)
-    difference: Difference | None = None
+    excused: list[FirstDifference] = field(default_factory=list)
+    difference: FirstDifference | None = None
 
     @property
     def tokens(self) -> int:
@@ -70,12 +70,12 @@ def compare_text(
     ends: Collection[int],
     most: int,
     speak: Continue,
-    excuses: Callable[[Difference], bool] = lambda difference: difference.lost < NEAR_TIE,
-) -> Comparison:
+    excuses: Callable[[FirstDifference], bool] = lambda difference: difference.lost < NEAR_TIE,
+) -> TextComparison:
     """Compare a text with float's. If it differs at a choice that `excuses`, float's token is forced and both
     continue."""
     place, tokens, reason = 0, list[int](), ""
-    comparison = Comparison(tuple(prompt), tuple(expected), stopped, (), "")
+    comparison = TextComparison(tuple(prompt), tuple(expected), stopped, (), "")
     while True:
         spoken, reason = speak(tuple(expected[:place]))
         tokens = [*expected[:place], *spoken][:most]
@@ -103,7 +103,7 @@ def _first_difference(
     reason: str,
     logits: Array,
     ends: Collection[int],
-) -> Difference | None:
+) -> FirstDifference | None:
     same = 0
     while same < min(len(expected), len(tokens)) and expected[same] == tokens[same]:
         same += 1
@@ -115,8 +115,8 @@ def _first_difference(
     other = tokens[same] if same < len(tokens) else -1
     if one == other:
         # Both ended, for different reasons.
-        return Difference(same, -1, -1, float("inf"), 0.0)
-    return Difference(
+        return FirstDifference(same, -1, -1, float("inf"), 0.0)
+    return FirstDifference(
         same, one, other, float(row[end if one == -1 else one]), float(row[end if other == -1 else other])
     )
 

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.genie import KINDS, Spoken
-from ci.lanes.llm.judge import NEAR_TIE, Comparison, Continue, Window, compare_text, figures_of, window_of
+from ci.lanes.llm.judge import NEAR_TIE, Continue, TextComparison, Window, compare_text, figures_of, window_of
 from ci.lanes.llm.prompts import SAID, load_tokenizer, read_text, tokens_of
 from ci.lanes.llm.reference import ends_of, logits_of, text_of
-from ci.lanes.llm.suite import Run
+from ci.lanes.llm.suite import LlmRun
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc, soc_named
@@ -67,7 +67,7 @@ class ProgramFolders:
     model: Path
     into: Path
     shape: Architecture
-    run: Run
+    run: LlmRun
     chip: str
     timeout: float
 
@@ -101,7 +101,7 @@ class ProgramFolders:
         return replace(self.shape, eos=(self.shape.words - 1,))
 
 
-class Reader(Protocol):
+class TokenReader(Protocol):
     def restart(self) -> None: ...
 
     def read(self, tokens: Sequence[int]) -> Array: ...
@@ -156,13 +156,13 @@ def beside_float(
     most: int,
     ends: Sequence[int],
     speak: Continue,
-) -> Comparison:
+) -> TextComparison:
     """A text after a prompt, which lacks the token that begins a text, compared with float's."""
     expected = text_of(reference, [*shape.beginning, *prompt], most, ends, shape.context)
     return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, speak)
 
 
-def _as_row(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
+def _as_row(place: ProgramFolders, comparison: TextComparison) -> dict[str, Any]:
     tokenizer = Tokenizer.from_file(str(place.model / "tokenizer.json"))
 
     def words(tokens: Sequence[int]) -> str:
@@ -177,12 +177,12 @@ def _as_row(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, TokenReader]) -> dict[str, Any]:
     return figures_on(place.rows("judged")[:JUDGED_WINDOWS], reference, readers)
 
 
 def figures_on(
-    rows: Sequence[Sequence[int]], reference: Any, readers: Mapping[str, Reader]
+    rows: Sequence[Sequence[int]], reference: Any, readers: Mapping[str, TokenReader]
 ) -> dict[str, Any]:
     """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU."""
     windows: dict[str, list[Window]] = {}
@@ -198,7 +198,7 @@ def figures_on(
     return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **readings}
 
 
-def _read(reader: Reader, row: Sequence[int]) -> Array:
+def _read(reader: TokenReader, row: Sequence[int]) -> Array:
     reader.restart()
     return reader.read(row[:-1])
 

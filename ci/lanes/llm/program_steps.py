@@ -17,7 +17,7 @@ from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.decoder import load_decoder, require_halves, resized
 from ci.lanes.llm.genie import Spoken
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
-from ci.lanes.llm.measure import DECODE, PREFILL, ProgramFolders, Reader, figures, texts, windows
+from ci.lanes.llm.measure import DECODE, PREFILL, ProgramFolders, TokenReader, figures, texts, windows
 from ci.lanes.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
@@ -34,7 +34,7 @@ from ci.lanes.llm.programs import (
     quantized,
 )
 from ci.lanes.llm.reference import load_reference, spoken
-from ci.lanes.llm.suite import Run
+from ci.lanes.llm.suite import LlmRun
 
 PROGRAM = "hybrid_llama_qnn.pte"
 """Upstream's name of a program with prefill and decode."""
@@ -62,11 +62,11 @@ for executorch.runtime. Compile it with --precision 16a8w for the runner.
 
 def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_grad_enabled(False)
-    run = Run.model_construct(**order["run"])
+    run = LlmRun.model_construct(**order["run"])
     model, into = Path(order["model"]), Path(order["into"])
     place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
-    readers: dict[str, Reader] = {}
-    speaker: Reader
+    readers: dict[str, TokenReader] = {}
+    speaker: TokenReader
     if run.state == "buffers":
         speaker = stateful_reader(place)
     else:
@@ -84,14 +84,14 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def tensor_readers(place: ProgramFolders) -> tuple[Reader, dict[str, Reader]]:
+def tensor_readers(place: ProgramFolders) -> tuple[TokenReader, dict[str, TokenReader]]:
     """Prefill and decode as two methods of one program. The reader that speaks, and those to judge: on HTP
     and, quantized, as PyTorch computes them."""
     path, precision = place.into / PROGRAM, place.run.precision
     counts = (PREFILL, DECODE)
     written = write_program(place.model, place.shape, place.chip, precision, counts, place.calibration, path)
     steps = methods(path, list(written.layouts))
-    readers: dict[str, Reader] = {}
+    readers: dict[str, TokenReader] = {}
 
     def add(where: str, reader_of: Callable[[str], TensorReader]) -> HandedOver:
         prefill, decode = reader_of(PREFILL_METHOD), reader_of(DECODE_METHOD)
@@ -180,7 +180,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"binaries": 1, "bytes": (out / PROGRAM).stat().st_size}
 
 
-def stateful_reader(place: ProgramFolders) -> Reader:
+def stateful_reader(place: ProgramFolders) -> TokenReader:
     """Decode alone: two methods would have a cache each."""
     module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
     path, constants = place.into / PROGRAM, metadata(place.shape, place.context, DECODE, {})
@@ -190,7 +190,7 @@ def stateful_reader(place: ProgramFolders) -> Reader:
 
 
 def answer(
-    place: ProgramFolders, reader: Reader, prompt: Sequence[int], most: int, ends: Collection[int]
+    place: ProgramFolders, reader: TokenReader, prompt: Sequence[int], most: int, ends: Collection[int]
 ) -> Spoken:
     """What the program says, by Genie's measures."""
     began, times = time.monotonic(), list[float]()

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ci.engine.installed import ready_environment
 from ci.engine.work import Result
 from ci.lanes.llm.findings import findings_of, model_findings, row
-from ci.lanes.llm.suite import SUITES, Program
-from ci.lanes.llm.work import Generate, GenerateByExecutorch, Plan, Train, require_installed
+from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.lanes.llm.work import Generate, GenerateByExecutorch, LlmPlan, Train, require_installed
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions
 from ci.pipeline.steps import run_step
@@ -21,21 +21,21 @@ PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "to
 MODELS, TEXTS = "models", "texts"
 
 
-class LanguageModels(Lane[Program, Plan]):
+class LanguageModels(Lane[LlmProgram, LlmPlan]):
     stage, rules = "test_llm", "llm"
     suites = SUITES
 
     def require_installed(self) -> None:
         require_installed()
 
-    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+    def plan(self, programs: Sequence[LlmProgram], options: StageOptions) -> LlmPlan:
         selection = options.selection
         lowered = any(program.run.through == "executorch" for program in programs)
         qnn_environment = ready_environment(selection, os.environ) if lowered else None
         logs = selection.reports.absolute() / "llm"
-        return Plan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
+        return LlmPlan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
 
-    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+    def do(self, plan: LlmPlan, *, new_baseline: bool) -> Results:
         models, texts = run_step(Train(plan), plan.programs), dict[str, Result]()
         for through, step in {"genie": Generate, "executorch": GenerateByExecutorch}.items():
             trained = [
@@ -49,13 +49,13 @@ class LanguageModels(Lane[Program, Plan]):
     def reached(self, mine: Mine) -> bool:
         return TEXTS in mine
 
-    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterable[Finding]:
+    def findings(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Iterable[Finding]:
         return findings_of(program, mine[TEXTS])
 
-    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+    def row(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Mapping[str, Metric]:
         return row(program, mine[TEXTS])
 
-    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+    def close(self, stage: StageRun, plan: LlmPlan, results: Results) -> None:
         of_case = {program.case_name: program for program in plan.programs}
         models = {name: results[MODELS][program.name] for name, program in of_case.items()}
         for name, program in of_case.items():

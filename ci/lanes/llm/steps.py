@@ -14,7 +14,7 @@ from ci.lanes.llm.genie import CONFIG, KINDS, Spoken, require_sizes, speak, writ
 from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, texts
 from ci.lanes.llm.prompts import SAID, prefix_lengths, prefixes_of
 from ci.lanes.llm.reference import load_reference
-from ci.lanes.llm.suite import Run
+from ci.lanes.llm.suite import LlmRun
 
 PREFIXES = 100
 """Genie gives no logits, so its choices are read after this many held-out prefixes."""
@@ -23,7 +23,7 @@ ENDLESS, FEW = "endless.json", "few.json"
 
 
 def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
-    run = Run.model_construct(**order["run"])
+    run = LlmRun.model_construct(**order["run"])
     model, into = Path(order["model"]), Path(order["into"])
     place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
     context, counts = place.context, {"prefill": PREFILL, "decode": DECODE}

@@ -37,7 +37,7 @@ PRECISIONS = {
 """By what the model speaks through."""
 
 
-class Run(AnyRun):
+class LlmRun(AnyRun):
     judged_later: ClassVar = AnyRun.judged_later | {"limits", "htp_against_cpu"}
 
     precision: Literal["fp16", "u16u8", "16a8w", "8a8w", "16a4w"]
@@ -74,7 +74,7 @@ class Run(AnyRun):
         return None
 
     @model_validator(mode="after")
-    def _can_fail(self) -> Run:
+    def _can_fail(self) -> LlmRun:
         known = PRECISIONS[self.through]
         if self.precision not in known:
             raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
@@ -91,21 +91,21 @@ class Run(AnyRun):
         return self
 
 
-class Case(AnyCase):
+class LlmCase(AnyCase):
     perplexity: Annotated[float, Field(gt=1)]
     """The highest perplexity of the float model on held-out text: one that has learned nothing hides
     mistakes."""
-    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+    runs: tuple[LlmRun, ...] = Field(min_length=1, alias="run")
 
 
-class Suite(Model):
+class LlmSuite(Model):
     schema_: Literal[1] = Field(alias="schema")
-    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+    cases: dict[Word, LlmCase] = Field(alias="case", min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Program(AnyProgram[Case, Run]):
+class LlmProgram(AnyProgram[LlmCase, LlmRun]):
     pass
 
 
-SUITES = Suites("test_llm", SHIPPED, Program, Suite)
+SUITES = Suites("test_llm", SHIPPED, LlmProgram, LlmSuite)

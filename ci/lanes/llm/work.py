@@ -17,9 +17,9 @@ from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.engine.workers.parent import Setup
+from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.findings import findings_of, model_findings
-from ci.lanes.llm.suite import Program
+from ci.lanes.llm.suite import LlmProgram
 from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
@@ -58,8 +58,8 @@ def executorch_environment(qnn_environment: Environment) -> dict[str, str]:
     return {**environment(), **qnn_environment.variables}
 
 
-def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> Setup:
-    return Setup(
+def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> WorkerSpec:
+    return WorkerSpec(
         command=("-m", "ci.lanes.llm.worker", work),
         environment={**(variables or environment()), **(PORTABLE if work == "train" else {})},
         logs=logs,
@@ -70,7 +70,9 @@ def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str]
     )
 
 
-def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = None) -> dict[str, Metric]:
+def key_context_of(
+    roots: Roots, store: Path, qnn_environment: Environment | None = None
+) -> dict[str, Metric]:
     """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     basis: dict[str, Metric] = {
@@ -83,16 +85,16 @@ def basis_of(roots: Roots, store: Path, qnn_environment: Environment | None = No
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(AnyPlan[Program]):
+class LlmPlan(AnyPlan[LlmProgram]):
     qnn_environment: Environment | None
     """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""
 
 
 @dataclass(frozen=True)
-class LanguageStep(Step[Program]):
+class LanguageStep(Step[LlmProgram]):
     own_packages = False
 
-    plan: Plan
+    plan: LlmPlan
 
     workers: ClassVar[str]
     """The kind of work that a worker is warm for."""
@@ -100,11 +102,11 @@ class LanguageStep(Step[Program]):
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return environment()
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         return setup_of(self.workers, self.plan.logs, self.plan.work.timeout, self.environment(own))
 
     def basis(self, memo: Memo) -> Mapping[str, Metric]:
-        return basis_of(memo.roots, self.plan.selection.store)
+        return key_context_of(memo.roots, self.plan.selection.store)
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,16 @@ class Train(LanguageStep):
     workers = "train"
     keeps_files = done_once = True
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return {"what": "train", **self.basis(memo)}
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 90.0, MEMORY)
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
         return ask(do="train")
 
-    def accepts(self, program: Program, result: Result) -> bool:
+    def accepts(self, program: LlmProgram, result: Result) -> bool:
         return not list(model_findings(program.case_name, program.case.perplexity, result))
 
 
@@ -140,17 +142,17 @@ class Generate(LanguageStep):
     models: Mapping[str, Result]
     """By program."""
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         weights = str(self.models[program.name].facts["weights"])
         return {"what": "speak", **_asked(program), "weights": weights, **self.basis(memo)}
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY)
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
         return ask(do=program.run.through, **_asked(program), model=str(self.models[program.name].folder))
 
-    def accepts(self, program: Program, result: Result) -> bool:
+    def accepts(self, program: LlmProgram, result: Result) -> bool:
         return verdict(list(findings_of(program, result))) == "pass"
 
 
@@ -165,10 +167,10 @@ class GenerateByExecutorch(Generate):
         return executorch_environment(self.plan.qnn_environment)
 
     def basis(self, memo: Memo) -> Mapping[str, Metric]:
-        return basis_of(memo.roots, self.plan.selection.store, self.plan.qnn_environment)
+        return key_context_of(memo.roots, self.plan.selection.store, self.plan.qnn_environment)
 
 
-def _asked(program: Program) -> dict[str, Any]:
+def _asked(program: LlmProgram) -> dict[str, Any]:
     return {name: program.request[name] for name in ("run", "soc")}
 
 
@@ -190,22 +192,22 @@ class CompileCheckpoint(LanguageStep):
         qnn_environment = self.plan.qnn_environment
         return executorch_environment(qnn_environment) if qnn_environment else environment()
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         kind = "lower" if self._lowers else "speak"
         return setup_of(kind, self.plan.logs, self.plan.work.timeout, self.environment(own))
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         store, request = self.plan.selection.store, self.request
         digests, folder = Digests(store), Path(request["model"])
         paths = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
         paths += [Path(request["calibrate"])] if request["calibrate"] else []
         files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in paths}
         digests.save()
-        basis = basis_of(memo.roots, store, self.plan.qnn_environment)
+        basis = key_context_of(memo.roots, store, self.plan.qnn_environment)
         return {"what": "compile", "order": dict(request), "files": files, **basis}
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 60.0, MEMORY)
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
         return ask(**self.request)

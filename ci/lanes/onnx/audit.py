@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.work import Failure
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, Problem, load_graph
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, GraphProblem, load_graph
 from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.profile import measured
-from ci.lanes.onnx.suite import Program
+from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact_onnx
@@ -35,7 +35,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     if failure := result.failure:
         if problems := failure.details.get("problems"):
             return {
-                "error": "; ".join(str(Problem(**each)) for each in problems),
+                "error": "; ".join(str(GraphProblem(**each)) for each in problems),
                 "fix": "; ".join(dict.fromkeys(each["fix"] for each in problems)),
             }
         if failure.exit_code != CheckFailed.exit_code:
@@ -60,12 +60,12 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     return row
 
 
-def _error(error: Failure, program: Program) -> dict[str, Any]:
+def _error(error: Failure, program: OnnxProgram) -> dict[str, Any]:
     """With the operators that are known to fail."""
     nodes = load_graph(Path(program.case.model)).graph.node
     known = _inexact({node.op_type for node in nodes}, program)
     return {"error": error.message, "fix": error.fix, **({"inexact": known} if known else {})}
 
 
-def _inexact(operators: Iterable[str], program: Program) -> list[dict[str, Any]]:
+def _inexact(operators: Iterable[str], program: OnnxProgram) -> list[dict[str, Any]]:
     return [each._asdict() for each in inexact_onnx(operators, program.run.precision, program.soc)]

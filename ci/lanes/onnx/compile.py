@@ -19,16 +19,16 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result, empty_folder, line_of
 from ci.engine.workers.child import THREADS
-from ci.engine.workers.parent import Gone, Setup
-from ci.lanes.onnx.crosscheck import Pair
+from ci.engine.workers.parent import WorkerDied, WorkerSpec
+from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
-from ci.lanes.onnx.suite import Program
+from ci.lanes.onnx.suite import OnnxProgram
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
 from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import Work
+from ci.pipeline.options import WorkOptions
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
@@ -65,12 +65,12 @@ def setup_of(
     forks: bool = False,
     exports: bool = False,
     own: OwnPackages | None = None,
-) -> Setup:
+) -> WorkerSpec:
     """With `exports`, import what exporting and quantizing need once, before the first fork."""
     variables = environment(own)
     if threads:
         variables[THREADS] = str(threads)
-    return Setup(
+    return WorkerSpec(
         command=(
             "-m",
             "ci.lanes.onnx.worker",
@@ -95,7 +95,7 @@ def versions() -> dict[str, Metric]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
+def key(program: OnnxProgram, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
     """What is known before any work. Code, model and files are discovered by the work itself."""
     named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
     request = program.request
@@ -112,18 +112,18 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(AnyPlan[Program]):
-    pairs: tuple[Pair, ...] = ()
+class OnnxPlan(AnyPlan[OnnxProgram]):
+    pairs: tuple[CrossChecked, ...] = ()
     """Programs beside those that ExecuTorch made of the same models."""
 
 
-def plan_of(programs: Sequence[Program], selection: Selection, work: Work) -> Plan:
+def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:
     logs = selection.reports.absolute() / "onnx"
-    return Plan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
+    return OnnxPlan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
 
 
 @dataclass(frozen=True)
-class Compile(Step[Program]):
+class CompileOnnx(Step[OnnxProgram]):
     """Compiling, running and reloading a program. Programs of one model share its export; those of one run
     its quantized model."""
 
@@ -131,14 +131,14 @@ class Compile(Step[Program]):
     title = "programs"
     shows_cached = True
 
-    plan: Plan
+    plan: OnnxPlan
     new_baseline: bool = False
     """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return environment(own)
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         # Torch and its exporter, which take seconds to import, are for factories alone.
         exports = any(program.case.factory for program in self.plan.programs)
         timeout = self.plan.work.timeout
@@ -146,35 +146,35 @@ class Compile(Step[Program]):
             self.plan.logs, threads=threads, timeout=timeout, forks=True, exports=exports, own=own
         )
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return key(program, memo.roots, environ)
 
     @cached_property
     def groups(self) -> dict[str, str]:
         return model_names(self.plan.programs)
 
-    def group(self, program: Program) -> str:
+    def group(self, program: OnnxProgram) -> str:
         return self.groups[program.name]
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: OnnxProgram) -> Job:
         size = list(self.groups.values()).count(self.groups[program.name])
         seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
         return Job(program.name, seconds, WORKER_MEMORY)
 
-    def accepts(self, program: Program, result: Result) -> bool:
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
         findings = list(findings_of(program, result))
         if not self.new_baseline:
             margin_db = load_tolerances().sqnr_margin_db
             findings += changed(program, result, self.plan.baseline(program), margin_db)
         return verdict(findings) == "pass"
 
-    def line(self, program: Program, result: Result) -> Line:
+    def line(self, program: OnnxProgram, result: Result) -> Line:
         if result.failure or not was_compiled(result):
             return line_of(result)
         words = in_words(context_of(result)["near"])
         return Line("passed", words) if self.accepts(program, result) else failed(words)
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         run, request, group = program.run, program.order, self.groups[program.name]
         # Each run takes as many of them as it says, from the first on.
         most = max(each.calibration for each in program.case.runs)
@@ -185,7 +185,7 @@ class Compile(Step[Program]):
             quantized = ask.once(
                 f"{group}/run {run.name}", do="quantize", **request, **of_model, model=prepared["model"]
             )
-        except Gone as gone:
+        except WorkerDied as gone:
             quantized = self._crash(program, ask, gone)
         if "failed" in quantized:
             reply: Mapping[str, Any] = {name: quantized.get(name) for name in FAILED}
@@ -201,33 +201,33 @@ class Compile(Step[Program]):
             "in_float": quantized.get("in_float", False),
         }
 
-    def _compiled(self, program: Program, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
+    def _compiled(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
         """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
         where the trace is the result; `trace_crash` has how it ended."""
         request = {"do": "case", **program.order, **of_run}
         try:
             return ask(**request)
-        except Gone as gone:
-            if not gone.by_itself or program.run.refused or gone.trouble(ask.log):
+        except WorkerDied as gone:
+            if not gone.is_own_crash or program.run.refused or gone.trouble(ask.log):
                 return self._crash(program, ask, gone)
             crash = explained_end(gone, ask.log).message
         try:
             return {**ask(**request, trace=False, into=str(empty_folder(ask.into))), "trace_crash": crash}
-        except Gone as gone:
+        except WorkerDied as gone:
             return self._crash(program, ask, gone)
 
-    def _crash(self, program: Program, ask: Ask, gone: Gone) -> Mapping[str, Any]:
+    def _crash(self, program: OnnxProgram, ask: Ask, gone: WorkerDied) -> Mapping[str, Any]:
         """How the process ended, if a crash is a result for this case."""
-        if not (program.case.recorded and gone.by_itself) or gone.trouble(ask.log):
+        if not (program.case.recorded and gone.is_own_crash) or gone.trouble(ask.log):
             raise gone
         ask.touched |= Touched.of(gone.touched or {})
         return {"failed": "crash", "message": explained_end(gone, ask.log).message}
 
-    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+    def ended(self, program: OnnxProgram, gone: WorkerDied, log: Path) -> Failure:
         return explained_end(gone, log)
 
 
-def explained_end(gone: Gone, log: Path) -> Failure:
+def explained_end(gone: WorkerDied, log: Path) -> Failure:
     """How a worker ended, with what is known of its last words."""
     message = gone.sentence(log)
     fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
@@ -242,12 +242,12 @@ def cwd() -> str:
     return str(Parser.user_folder())
 
 
-def compile_programs(plan: Plan, *, new_baseline: bool = False) -> dict[str, Result]:
+def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
     """The result of each program by name."""
-    return run_step(Compile(plan, new_baseline), plan.programs)
+    return run_step(CompileOnnx(plan, new_baseline), plan.programs)
 
 
-def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:
+def jobs_of(programs: Sequence[OnnxProgram], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:
     """By program the job of its model, for shards, because a model is exported once."""
     seconds: dict[str, float] = {}
     groups = model_names(programs)
@@ -258,7 +258,7 @@ def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> 
     return {name: jobs[group] for name, group in groups.items()}
 
 
-def model_names(programs: Sequence[Program]) -> dict[str, str]:
+def model_names(programs: Sequence[OnnxProgram]) -> dict[str, str]:
     """The model of each program by name; cases of equal names in two suites get different ones."""
     suites: dict[str, list[Path]] = {}
     names = {}
@@ -272,6 +272,6 @@ def model_names(programs: Sequence[Program]) -> dict[str, str]:
     return names
 
 
-def _seconds(program: Program, baselines: Mapping[Path, Baseline]) -> float:
+def _seconds(program: OnnxProgram, baselines: Mapping[Path, Baseline]) -> float:
     recorded = baselines[program.suite].of(program.name)
     return (recorded.cpu_seconds if recorded else None) or SECONDS_PROGRAM

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
-from ci.lanes.onnx.graph import Signature, Tensor, load_graph
+from ci.lanes.onnx.graph import GraphSignature, Tensor, load_graph
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from provisioning.manifest import load_socs
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ContextRecord:
     """`<model>_ctx.json`, beside the .onnx. Written last, so if it exists, all files are complete."""
 
     model: str
@@ -43,7 +43,7 @@ class Record:
         path.write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> ContextRecord:
         try:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if data["schema"] != SCHEMA or not isinstance(data["files"], dict):
@@ -57,7 +57,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class OnnxContext:
     """What a compiled .onnx says of itself."""
 
     path: Path
@@ -66,16 +66,16 @@ class Context:
     build_ids: tuple[str, ...]
     arch: int
     soc_id: int
-    signature: Signature
+    signature: GraphSignature
     half_floats: bool | None
-    record: Record | None
+    record: ContextRecord | None
 
 
 def record_path(model: Path) -> Path:
     return model.with_suffix(".json")
 
 
-def read_context(path: Path) -> Context:
+def read_context(path: Path) -> OnnxContext:
     """Raises CheckFailed if the context was moved away from its data or is no context at all."""
     compiled = read_model(path)
     record = record_path(path)
@@ -86,22 +86,22 @@ def read_context(path: Path) -> Context:
         socs = {soc for context in compiled.contexts for soc in context.socs}
         chips = {(soc.id, soc.arch) for name, soc in load_socs().items() if name in socs}
         soc_id, arch = chips.pop() if len(chips) == 1 else (0, 0)
-    return Context(
+    return OnnxContext(
         path=path,
         beside=tuple(context_beside(path, name) for name in compiled.files),
         build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
         arch=arch,
         soc_id=soc_id,
-        signature=Signature(
+        signature=GraphSignature(
             tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.inputs),
             tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.outputs),
         ),
         half_floats=None if None in known or not known else False not in known,
-        record=Record.read(record) if record.is_file() else None,
+        record=ContextRecord.read(record) if record.is_file() else None,
     )
 
 
-def soc_of(context: Context) -> str:
+def soc_of(context: OnnxContext) -> str:
     """The chip that it was compiled for."""
     for name, soc in load_socs().items():
         if soc.id == context.soc_id:
@@ -122,7 +122,7 @@ def nodes_beside_context(path: Path) -> list[str]:
 
 
 def require_fit(
-    context: Context, build_id: str, *, soc_id: int | None = None, arch: int | None = None
+    context: OnnxContext, build_id: str, *, soc_id: int | None = None, arch: int | None = None
 ) -> None:
     """Raises CheckFailed unless the context is whole and made by this QNN build, and for the chip if one is
     named."""
@@ -140,7 +140,7 @@ def require_fit(
         )
 
 
-def _require_bytes(context: Context, record: Record) -> None:
+def _require_bytes(context: OnnxContext, record: ContextRecord) -> None:
     if record.model != context.path.name:
         raise CheckFailed(
             f"{record_path(context.path)} is the record of {record.model}, not of {context.path.name}",

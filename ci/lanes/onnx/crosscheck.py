@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.onnx.suite import Program
+from ci.lanes.onnx.suite import OnnxProgram
 from ci.pipeline.baseline import baseline_path, load_baseline
 from ci.pipeline.precision import PRECISIONS
 from provisioning.base import toml
@@ -25,7 +25,7 @@ AGAIN = "nox -s provision test_lowering test_emulator test_onnx"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LaneFigures:
     """One lane's figures of a program; None if unknown."""
 
     cosine: float | None
@@ -43,12 +43,12 @@ Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CrossChecked:
     """A program with its figures in both lanes."""
 
     name: str
-    onnx: Lane
-    executorch: Lane
+    onnx: LaneFigures
+    executorch: LaneFigures
 
     @property
     def difference_db(self) -> float | None:
@@ -60,7 +60,7 @@ class Pair:
         return self.difference_db is None or abs(self.difference_db) <= tolerance_db
 
 
-def key_of_program(program: Program) -> Key:
+def key_of_program(program: OnnxProgram) -> Key:
     precision = PRECISIONS[program.run.precision]
     return _key(program.case.factory or "", program.case.arguments, precision.executorch, program.soc)
 
@@ -70,11 +70,11 @@ def _key(factory: str, arguments: Mapping[str, Any], scheme: str, soc: str) -> K
 
 
 def pairs_of(
-    programs: Sequence[Program], lanes: Mapping[str, Lane], others: Mapping[Key, Lane]
-) -> list[Pair]:
+    programs: Sequence[OnnxProgram], lanes: Mapping[str, LaneFigures], others: Mapping[Key, LaneFigures]
+) -> list[CrossChecked]:
     """The programs that both lanes have; `lanes` has ours by name. Special runs have no counterpart."""
     return [
-        Pair(program.name, lanes[program.name], other)
+        CrossChecked(program.name, lanes[program.name], other)
         for program in programs
         if program.run.name == program.run.kind
         and program.name in lanes
@@ -82,12 +82,12 @@ def pairs_of(
     ]
 
 
-def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) -> dict[Key, Lane]:
+def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) -> dict[Key, LaneFigures]:
     """Every program of the other lane's suite, with figures of this run, else of its baseline."""
     rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
     build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
     baseline = load_baseline(baseline_path(suite, profile))
-    lanes: dict[Key, Lane] = {}
+    lanes: dict[Key, LaneFigures] = {}
     for name, key in _plain_programs(suite):
         lowered, emulated = (rows[stage][0].get(name, {}) for stage in STAGES)
         agreed = baseline.of(name)
@@ -124,11 +124,11 @@ def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, An
     return (rows if isinstance(rows, dict) else {}), str(metrics.get("build_id", ""))
 
 
-def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -> Lane:
+def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -> LaneFigures:
     def whole(name: str) -> int | None:
         return int(costs[name]) if costs.get(name) is not None else None
 
-    return Lane(
+    return LaneFigures(
         cosine=figures.get("cosine"),
         sqnr_db=figures.get("sqnr_db"),
         size=whole("pte_bytes"),
@@ -138,7 +138,7 @@ def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -
     )
 
 
-def verdicts(pairs: Sequence[Pair], tolerance_db: float, stage: str) -> Iterator[Finding]:
+def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> Iterator[Finding]:
     """An error for a program that is much worse in one lane; a warning if compared with a baseline only."""
     if not pairs:
         message = "no model here is in ExecuTorch's lane at the same precision for the same chip"
@@ -162,7 +162,7 @@ def verdicts(pairs: Sequence[Pair], tolerance_db: float, stage: str) -> Iterator
         )
 
 
-def markdown(pairs: Sequence[Pair], tolerance_db: float) -> str:
+def markdown(pairs: Sequence[CrossChecked], tolerance_db: float) -> str:
     lines = [
         f"SQNR may differ by {tolerance_db:g} dB between the lanes.",
         "",

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.arrays import Sample
-from ci.lanes.onnx.events import Place
+from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.accuracy import Pair
 from ci.pipeline.divergence import Cuts
@@ -113,7 +113,7 @@ class Graph:
 
 def searched(
     path: Path,
-    places: Mapping[str, Place],
+    places: Mapping[str, SourcePlace],
     samples: Sequence[Sample],
     precision: Precision,
     soc: Soc,
@@ -139,7 +139,7 @@ def searched(
         ]
 
     def described(node: onnx.NodeProto) -> dict[str, str]:
-        return {"operator": node.op_type, **asdict(places.get(node.name, Place()))}
+        return {"operator": node.op_type, **asdict(places.get(node.name, SourcePlace()))}
 
     cuts = Cuts[onnx.NodeProto](lambda node: node.name or node.output[0], pairs)
     result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.models.model_lines import user_frame
-from ci.pipeline.profile import Cost, OnCpu, costs_of, located
+from ci.pipeline.profile import OnCpu, OperatorCost, costs_of, located
 from provisioning.base.command_line import Parser
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NO_LINE = "(added by the provider)"
 KERNEL = "_kernel_time"
 
 
-def costs(path: Path) -> list[Cost]:
+def costs(path: Path) -> list[OperatorCost]:
     """Every operator with cycles, the slowest first."""
     runs: dict[str, list[int]] = defaultdict(list)
     with path.open(encoding="utf-8", errors="replace", newline="") as stream:
@@ -33,12 +33,12 @@ def costs(path: Path) -> list[Cost]:
     return costs_of(runs)
 
 
-def slowest(path: Path, count: int = 5) -> list[Cost]:
+def slowest(path: Path, count: int = 5) -> list[OperatorCost]:
     return costs(path)[:count]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where the author of a model wrote a node, as the exporter noted it."""
 
     source: str = ""
@@ -46,7 +46,7 @@ class Place:
     module: str = ""
 
 
-def places_of(model: onnx.ModelProto) -> dict[str, Place]:
+def places_of(model: onnx.ModelProto) -> dict[str, SourcePlace]:
     """By names of nodes."""
     here = f"{Parser.user_folder()}/"
     places = {}
@@ -54,11 +54,11 @@ def places_of(model: onnx.ModelProto) -> dict[str, Place]:
         properties = {entry.key: entry.value for entry in node.metadata_props}
         frame = user_frame(properties.get("pkg.torch.onnx.stack_trace", ""))
         source = f"{frame.path.removeprefix(here)}:{frame.line}" if frame else ""
-        places[node.name] = Place(source, frame.code if frame else "", _module(properties))
+        places[node.name] = SourcePlace(source, frame.code if frame else "", _module(properties))
     return places
 
 
-def with_lines(graph_costs: Sequence[Cost], places: Mapping[str, Place]) -> list[Cost]:
+def with_lines(graph_costs: Sequence[OperatorCost], places: Mapping[str, SourcePlace]) -> list[OperatorCost]:
     """The same with each operator's line and module, if its node has them.
 
     The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
@@ -66,7 +66,7 @@ def with_lines(graph_costs: Sequence[Cost], places: Mapping[str, Place]) -> list
     return located(graph_costs, lines, NO_LINE)
 
 
-def cpu_times(path: Path, places: Mapping[str, Place]) -> list[OnCpu]:
+def cpu_times(path: Path, places: Mapping[str, SourcePlace]) -> list[OnCpu]:
     """What ran on the CPU, from the events that ONNX Runtime recorded: the least of all inferences."""
     nodes: dict[tuple[str, str], float] = {}
     whole = float("inf")
@@ -78,7 +78,7 @@ def cpu_times(path: Path, places: Mapping[str, Place]) -> list[OnCpu]:
             key = name.removesuffix(KERNEL), arguments["op_name"]
             nodes[key] = min(event["dur"], nodes.get(key, event["dur"]))
     return [
-        OnCpu(f"{operator} ({name})", time / 1e3, time / whole, places.get(name, Place()).source)
+        OnCpu(f"{operator} ({name})", time / 1e3, time / whole, places.get(name, SourcePlace()).source)
         for (name, operator), time in nodes.items()
     ]
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ci.engine.work import Result
-from ci.lanes.onnx.crosscheck import Lane
+from ci.lanes.onnx.crosscheck import LaneFigures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
-from ci.lanes.onnx.suite import SUITES, Program, command_for_one
+from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.findings import (
@@ -31,7 +31,7 @@ ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
 
 
-def findings_of(program: Program, result: Result) -> Iterator[Finding]:
+def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     """Findings that need no baseline."""
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
@@ -96,7 +96,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         )
 
 
-def _fix(program: Program, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
+def _fix(program: OnnxProgram, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
     again = command_for_one("divergence", program.case, program.run, program.soc, program.search_path)
     if not again or not chip_differs(misses, figures):
         return "raise the precision or calibrate with more samples"
@@ -120,14 +120,14 @@ def build_id_of(result: Result) -> str:
     )
 
 
-def misses_of(program: Program, result: Result) -> list[Missed]:
+def misses_of(program: OnnxProgram, result: Result) -> list[Missed]:
     """None of a case whose figures are held by the baseline."""
     if program.case.recorded:
         return []
     return missed(program.run.effective_thresholds, context_of(result)["near"])
 
 
-def changed(program: Program, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
+def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
     """Of a case whose every result is recorded: one that is not as the baseline says."""
     if not program.case.recorded or result.failure:
         return
@@ -196,7 +196,9 @@ def outcome_of(result: Result) -> dict[str, Any]:
     }
 
 
-def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:
+def cost(
+    program: OnnxProgram, result: Result, baseline: Baseline, tolerances: Tolerances
+) -> Iterator[Finding]:
     """Costs that grew beyond the baseline."""
     if not was_compiled(result):
         return
@@ -220,9 +222,9 @@ def costs_of(result: Result) -> dict[str, float]:
     return {name: costs[name] for name in COSTS if name in costs}
 
 
-def lane_of(result: Result) -> Lane:
+def lane_of(result: Result) -> LaneFigures:
     costs = costs_of(result)
-    return Lane(
+    return LaneFigures(
         cosine=context_of(result)["near"].get("cosine"),
         sqnr_db=context_of(result)["near"].get("sqnr_db"),
         size=context_of(result)["bytes"],
@@ -232,7 +234,9 @@ def lane_of(result: Result) -> Lane:
     )
 
 
-def row(program: Program, result: Result, baseline: Baseline, other: Lane | None) -> dict[str, Metric]:
+def row(
+    program: OnnxProgram, result: Result, baseline: Baseline, other: LaneFigures | None
+) -> dict[str, Metric]:
     """The program's row on the page."""
     shown: dict[str, Metric] = {
         "precision": program.run.precision,

@@ -33,7 +33,7 @@ NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64",
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class GraphProblem:
     """A reason why a model cannot be compiled, and how to fix it."""
 
     rule: str
@@ -63,7 +63,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class GraphSignature:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
@@ -100,9 +100,9 @@ def load_graph(path: Path) -> onnx.ModelProto:
     return model
 
 
-def signature_of(model: onnx.ModelProto) -> Signature:
+def signature_of(model: onnx.ModelProto) -> GraphSignature:
     constants = {initializer.name for initializer in model.graph.initializer}
-    return Signature(
+    return GraphSignature(
         tuple(_tensor(value) for value in model.graph.input if value.name not in constants),
         tuple(_tensor(value) for value in model.graph.output),
     )
@@ -330,7 +330,7 @@ def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
     return wrong
 
 
-def problems_of(model: onnx.ModelProto) -> list[Problem]:
+def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
     problems = [*_newer(model), *_dynamic(model), *_control_flow(model.graph), *_types(model)]
     return problems or list(_malformed(model))
@@ -340,7 +340,7 @@ def is_context(model: onnx.ModelProto) -> bool:
     return any(node.op_type == CONTEXT_OPERATOR for node in model.graph.node)
 
 
-def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
+def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     for tensor in signature_of(model).inputs:
         if not tensor.static:
             open_ = [(size, index) for index, size in enumerate(tensor.shape) if not _is_fixed(size)]
@@ -348,7 +348,9 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
             if all(_is_name(size) for size, _ in open_):
                 given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
             fix = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
-            yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", fix)
+            yield GraphProblem(
+                "onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", fix
+            )
     known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:
         if node.op_type not in DATA_DEPENDENT:
@@ -359,7 +361,7 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
         fix = "replace it by a mask of fixed size, or do this step outside the model"
         if node.op_type in PADDED:
             fix = f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {fix}"
-        yield Problem(
+        yield GraphProblem(
             "onnx-dynamic-shape",
             _name(node),
             f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
@@ -367,11 +369,11 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
         )
 
 
-def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
+def _control_flow(graph: onnx.GraphProto) -> Iterator[GraphProblem]:
     """The provider accepts no loops. It computes both branches of an If."""
     for node in graph.node:
         if node.op_type in LOOPS:
-            yield Problem(
+            yield GraphProblem(
                 "onnx-control-flow",
                 _name(node),
                 f"{node.op_type} is control flow, which HTP does not have",
@@ -382,7 +384,7 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
         elif node.op_type == "If":
             branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
             if difference := _unlike(branches):
-                yield Problem(
+                yield GraphProblem(
                     "onnx-control-flow",
                     _name(node),
                     f"HTP computes both branches of an If and takes one: {difference}",
@@ -403,13 +405,13 @@ def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
     return ""
 
 
-def _newer(model: onnx.ModelProto) -> Iterator[Problem]:
+def _newer(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     from onnx import defs
 
     for imported in model.opset_import:
         newest = defs.onnx_opset_version()
         if imported.domain in ("", "ai.onnx") and imported.version > newest:
-            yield Problem(
+            yield GraphProblem(
                 "onnx-opset",
                 "opset",
                 f"opset {imported.version} is newer than {newest}, the newest that is known here",
@@ -417,7 +419,7 @@ def _newer(model: onnx.ModelProto) -> Iterator[Problem]:
             )
 
 
-def _types(model: onnx.ModelProto) -> Iterator[Problem]:
+def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     seen: set[str] = set()
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     kinds = [(value.name, value.type.tensor_type.elem_type) for value in values]
@@ -426,7 +428,7 @@ def _types(model: onnx.ModelProto) -> Iterator[Problem]:
         kind = _kind(number)
         if kind in NOT_ON_HTP and name not in seen:
             seen.add(name)
-            yield Problem(
+            yield GraphProblem(
                 "onnx-type",
                 name,
                 f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have",
@@ -434,7 +436,7 @@ def _types(model: onnx.ModelProto) -> Iterator[Problem]:
             )
 
 
-def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
+def _malformed(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     import onnx
     from onnx import checker
 
@@ -454,7 +456,7 @@ def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
     try:
         checker.check_model(bare)
     except checker.ValidationError as error:
-        yield Problem(
+        yield GraphProblem(
             "onnx-malformed",
             model.graph.name or "graph",
             f"the model breaks ONNX's rules: {str(error).strip().splitlines()[0]}",

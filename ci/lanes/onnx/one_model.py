@@ -14,20 +14,20 @@ from ci.engine.memo import Memo
 from ci.engine.output import writing_into
 from ci.engine.work import empty_folder
 from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import Plan, compile_programs, plan_of
+from ci.lanes.onnx.compile import OnnxPlan, compile_programs, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import say, search_path
-from ci.lanes.onnx.stage import COMPILED, Onnx, accuracy_of
-from ci.lanes.onnx.suite import SUITES, Program
+from ci.lanes.onnx.stage import COMPILED, OnnxLane, accuracy_of
+from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of, warn_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import not_in_fp16, warnings_of
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import update
-from ci.pipeline.options import Compile, OneModel
+from ci.pipeline.options import CompileOptions, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import Ask, require_done, run_step
 from provisioning.base.commands import session
@@ -38,7 +38,7 @@ from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
 
-def compile_model(options: Compile) -> int:
+def compile_model(options: CompileOptions) -> int:
     selection, suite = options.model.selection, options.suite
     assigned = parse_assignments(options.model.options)
     settings = {
@@ -70,7 +70,7 @@ def compile_model(options: Compile) -> int:
     return 0
 
 
-def _extend(suite: Path, program: Program, model: OneModel) -> None:
+def _extend(suite: Path, program: OnnxProgram, model: OneModel) -> None:
     """Write the model to the suite, with thresholds and a baseline from what the stage measures."""
     selection = model.selection
     case: dict[str, Any] = {"model": os.path.relpath(program.case.model, suite.parent)}
@@ -103,10 +103,10 @@ def _extend(suite: Path, program: Program, model: OneModel) -> None:
                 raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
     measured = [accuracy_of(results[each.name]) for each in plan.programs]
     extension.write([each for each in measured if each is not None], {})
-    update(Onnx(), plan, {COMPILED: results})
+    update(OnnxLane(), plan, {COMPILED: results})
 
 
-def _require_fitting(options: Compile) -> None:
+def _require_fitting(options: CompileOptions) -> None:
     if options.and_socs and len(options.model.selection.socs) > 1:
         raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
     if not options.verify and (options.and_socs or options.profile_run):
@@ -120,7 +120,7 @@ def _named(written: Sequence[Path], files: Sequence[Path]) -> list[Path]:
     return [path for path in written if path.name in names]
 
 
-def _whose(facts: Mapping[str, Any]) -> str:
+def _sample_source(facts: Mapping[str, Any]) -> str:
     compared = facts["compared"]
     return f"{plural(compared, 'sample')} held back" if compared else "made-up inputs"
 
@@ -131,13 +131,13 @@ class CompileOne(OneModelStep):
 
     kind = "onnx-compile"
 
-    plan: Plan
-    options: Compile
+    plan: OnnxPlan
+    options: CompileOptions
     settings: Mapping[str, Settings]
     names: Mapping[str, str]
     """By chip, the stem of the context's file."""
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         options = self.options
         assigned = parse_assignments(options.model.options)
         return {
@@ -151,7 +151,7 @@ class CompileOne(OneModelStep):
             "verify": "emulator" if options.verify else "none",
         }
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         options, chips, name = self.options, _chips(self.options, program), self.names[program.soc]
         scratch = ask.scratch / program.soc
         common, facts = prepared(program, ask, scratch, verify=options.verify)
@@ -181,12 +181,16 @@ class CompileOne(OneModelStep):
         return {**kept, "reply": reply, "for each": figures}
 
 
-def _chips(options: Compile, program: Program) -> tuple[str, ...]:
+def _chips(options: CompileOptions, program: OnnxProgram) -> tuple[str, ...]:
     return tuple(dict.fromkeys([program.soc, *options.and_socs]))
 
 
 def _say(
-    options: Compile, program: Program, name: str, facts: Mapping[str, Any], written: Sequence[Path]
+    options: CompileOptions,
+    program: OnnxProgram,
+    name: str,
+    facts: Mapping[str, Any],
+    written: Sequence[Path],
 ) -> None:
     chips = _chips(options, program)
     warn_of(facts)
@@ -199,7 +203,7 @@ def _say(
         print("".join(f"  {chip} {figure}\n" for chip, figure in figures.items()), end="")
     reply, result = facts["reply"], "not run"
     if near := reply["near"]:
-        result = f"reload is bit-equal; {in_words(near)} against float on {_whose(facts)}"
+        result = f"reload is bit-equal; {in_words(near)} against float on {_sample_source(facts)}"
     nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
     precision = program.run.precision
     print(f"{chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
@@ -223,10 +227,10 @@ class QuantizeOne(OneModelStep):
 
     kind = "onnx-quantize"
 
-    plan: Plan
+    plan: OnnxPlan
     name: str
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         _, facts = prepared(program, ask, ask.scratch, name=self.name)
         for path in (ask.scratch / "quantized").glob(f"{self.name}*"):
             shutil.move(path, ask.into / path.name)
@@ -252,13 +256,13 @@ def quantize_model(model: OneModel, output: Path) -> int:
         for path in publish([*files, record]):
             print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print(
-        f"{precision}: {in_words(facts['near'])} against float on {_whose(facts)}, both by ONNX"
+        f"{precision}: {in_words(facts['near'])} against float on {_sample_source(facts)}, both by ONNX"
         " Runtime on the CPU"
     )
     return 0
 
 
-def _record(program: Program, files: list[Path], facts: Mapping[str, Any]) -> str:
+def _record(program: OnnxProgram, files: list[Path], facts: Mapping[str, Any]) -> str:
     document = {
         "schema": 1,
         "model": Path(program.case.model).name,

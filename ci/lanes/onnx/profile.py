@@ -8,21 +8,23 @@ from pathlib import Path
 
 from ci.lanes.onnx.compile import cwd, setup_of
 from ci.lanes.onnx.context import read_context, soc_of
-from ci.lanes.onnx.events import Place, costs, cpu_times, places_of, with_lines
-from ci.lanes.onnx.graph import Signature, is_context, load_graph, source_digest
+from ci.lanes.onnx.events import SourcePlace, costs, cpu_times, places_of, with_lines
+from ci.lanes.onnx.graph import GraphSignature, is_context, load_graph, source_digest
 from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
 from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
 from ci.lanes.onnx.samples import drawn, read_inputs
 from ci.lanes.onnx.suite import command_for_one
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.pipeline.options import OneModel
-from ci.pipeline.profile import PROCESSES, Measured, OnCpu, merged
+from ci.pipeline.profile import PROCESSES, OnCpu, ProgramProfile, merged
 from ci.pipeline.steps import asking, require_done
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
 
-def profiled(model: OneModel, files: Sequence[str], source: Path | None) -> tuple[dict[str, str], Measured]:
+def profiled(
+    model: OneModel, files: Sequence[str], source: Path | None
+) -> tuple[dict[str, str], ProgramProfile]:
     """What was profiled, and its figures. `files` are its inputs; `source` is what a compiled .onnx was."""
     path = search_path() / model.typed
     require_file(path)
@@ -50,7 +52,7 @@ def profiled(model: OneModel, files: Sequence[str], source: Path | None) -> tupl
 
 def _of_context(
     model: OneModel, path: Path, files: Sequence[str], source: Path | None, inputs: Path
-) -> tuple[dict[str, str], Measured]:
+) -> tuple[dict[str, str], ProgramProfile]:
     for flag, value in {
         "--precision": model.precision,
         "--calibrate": model.calibrate,
@@ -63,7 +65,7 @@ def _of_context(
     soc = next(iter(model.selection.named_socs), None) or soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
     _write_inputs(files, context.signature, inputs)
-    places: Mapping[str, Place] = {}
+    places: Mapping[str, SourcePlace] = {}
     if source:
         require_file(source)
         if context.record and context.record.source != source_digest(source):
@@ -75,15 +77,20 @@ def _of_context(
     return {"soc": soc}, measured(path, inputs, soc, settings, places, model.work.timeout)
 
 
-def _write_inputs(files: Sequence[str], signature: Signature, path: Path) -> None:
+def _write_inputs(files: Sequence[str], signature: GraphSignature, path: Path) -> None:
     from ci.lanes.onnx.arrays import save
 
     save(path, [read_inputs(files, signature) if files else drawn(signature)])
 
 
 def measured(
-    context: Path, inputs: Path, soc: str, settings: Settings, places: Mapping[str, Place], timeout: float
-) -> Measured:
+    context: Path,
+    inputs: Path,
+    soc: str,
+    settings: Settings,
+    places: Mapping[str, SourcePlace],
+    timeout: float,
+) -> ProgramProfile:
     """The least of RUNS inferences in each of PROCESSES processes."""
     profiles, cpu = [], dict[str, OnCpu]()
     with (
@@ -110,7 +117,7 @@ def measured(
                 known = cpu.setdefault(each.operator, each)
                 cpu[each.operator] = min(known, each, key=lambda one: one.milliseconds)
     merged_costs = merged(profiles)
-    return Measured(
+    return ProgramProfile(
         with_lines(merged_costs, places) if places else merged_costs,
         sorted(cpu.values(), key=lambda each: -each.milliseconds),
     )

@@ -17,7 +17,7 @@ from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
     from ci.lanes.onnx.arrays import Array, Sample
-    from ci.lanes.onnx.graph import Signature, Tensor
+    from ci.lanes.onnx.graph import GraphSignature, Tensor
 
 
 NPY = b"\x93NUMPY"
@@ -36,7 +36,7 @@ def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], l
     return list(samples[:compared]), list(samples[compared:])
 
 
-def drawn(signature: Signature, seed: int = 0) -> Sample:
+def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
     """Used if the user gives no data: enough to compare a run with its reload."""
     import numpy as np
 
@@ -74,7 +74,7 @@ def resembling(sample: Sample, number: int) -> Sample:
     return {name: of(array) for name, array in sample.items()} if number else dict(sample)
 
 
-def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:
+def calibration_samples(source: str, signature: GraphSignature, search_path: Path) -> list[Sample]:
     """Samples from a directory below `search_path`, else from `module:function`."""
     folder = search_path / source
     if folder.is_dir() or not FACTORY.fullmatch(source):
@@ -96,7 +96,7 @@ def _called(source: str, search_path: Path) -> list[object]:
         ) from error
 
 
-def _from_function(name: str, values: Iterable[object], signature: Signature) -> list[Sample]:
+def _from_function(name: str, values: Iterable[object], signature: GraphSignature) -> list[Sample]:
     """Each value is a dict of inputs by name, a sequence of inputs, or the only input."""
     names = [tensor.name for tensor in signature.inputs]
     samples: list[Sample] = []
@@ -122,7 +122,7 @@ def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
     return dict(zip(names, map(np.asarray, values), strict=True))
 
 
-def read_samples(folder: Path, signature: Signature) -> list[Sample]:
+def read_samples(folder: Path, signature: GraphSignature) -> list[Sample]:
     """Calibration data, one sample per file.
 
     An .npz contains every input by name. An .npy is for a model of one input; for several inputs there is a
@@ -145,7 +145,7 @@ def read_samples(folder: Path, signature: Signature) -> list[Sample]:
     return _from_folders(folder, signature)
 
 
-def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
+def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
     """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
     sample: Sample = {}
     for text in files:
@@ -164,7 +164,7 @@ def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
     return checked(sample, signature, "--input")
 
 
-def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sample:
+def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
     """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
     import numpy as np
 
@@ -230,7 +230,7 @@ def _npz(path: Path) -> Sample:
         ) from error
 
 
-def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
+def _from_folders(folder: Path, signature: GraphSignature) -> list[Sample]:
     names = [tensor.name for tensor in signature.inputs]
     files = {name: sorted((folder / name).glob("*.npy")) for name in names}
     if not any(files.values()):
@@ -256,7 +256,7 @@ def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
     ]
 
 
-def _only_input(signature: Signature, path: Path) -> str:
+def _only_input(signature: GraphSignature, path: Path) -> str:
     if len(signature.inputs) != 1:
         names = [tensor.name for tensor in signature.inputs]
         raise UsageError(

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from ci.engine.jobs import Job
 from ci.engine.work import Result
-from ci.lanes.onnx.compile import Plan, compile_programs, jobs_of, plan_of, require_installed, versions
-from ci.lanes.onnx.crosscheck import Lane as CrossChecked
-from ci.lanes.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
+from ci.lanes.onnx.compile import OnnxPlan, compile_programs, jobs_of, plan_of, require_installed, versions
+from ci.lanes.onnx.crosscheck import LaneFigures, executorch_lane, markdown, pairs_of, verdicts
 from ci.lanes.onnx.findings import (
     build_id_of,
     changed,
@@ -23,7 +22,7 @@ from ci.lanes.onnx.findings import (
     row,
     was_compiled,
 )
-from ci.lanes.onnx.suite import SUITES, Program
+from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.pipeline.accuracy import rounded
 from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults
@@ -37,37 +36,37 @@ from provisioning.base.stage_run import RUN, StageRun
 COMPILED = "onnx"
 
 
-class Onnx(Lane[Program, Plan]):
+class OnnxLane(Lane[OnnxProgram, OnnxPlan]):
     stage, rules = "test_onnx", "onnx"
     suites = SUITES
 
     def require_installed(self) -> None:
         require_installed()
 
-    def jobs(self, programs: Sequence[Program], profile: str) -> Mapping[str, Job]:
+    def jobs(self, programs: Sequence[OnnxProgram], profile: str) -> Mapping[str, Job]:
         return jobs_of(programs, baselines_of(programs, profile))
 
-    def plan(self, programs: Sequence[Program], options: StageOptions) -> Plan:
+    def plan(self, programs: Sequence[OnnxProgram], options: StageOptions) -> OnnxPlan:
         return plan_of(programs, options.selection, options.work)
 
-    def do(self, plan: Plan, *, new_baseline: bool) -> Results:
+    def do(self, plan: OnnxPlan, *, new_baseline: bool) -> Results:
         return {COMPILED: compile_programs(plan, new_baseline=new_baseline)}
 
-    def findings(self, plan: Plan, program: Program, mine: Mine) -> Iterator[Finding]:
+    def findings(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Iterator[Finding]:
         result, baseline, tolerances = mine[COMPILED], plan.baseline(program), load_tolerances()
         yield from findings_of(program, result)
         yield from cost(program, result, baseline, tolerances)
         yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
         yield from (each for each in cross_checks(plan) if each.subject == program.name)
 
-    def row(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, Metric]:
+    def row(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Mapping[str, Metric]:
         others = {pair.name: pair.executorch for pair in plan.pairs}
         return row(program, mine[COMPILED], plan.baseline(program), others.get(program.name))
 
-    def figures(self, program: Program, mine: Mine) -> Mapping[str, float] | None:
+    def figures(self, program: OnnxProgram, mine: Mine) -> Mapping[str, float] | None:
         return None if program.case.recorded else accuracy_of(mine[COMPILED])
 
-    def recorded(self, plan: Plan, program: Program, mine: Mine) -> Mapping[str, object] | None:
+    def recorded(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Mapping[str, object] | None:
         """Costs and accuracy. What QNN refuses has its operators instead, and what fails how it did."""
         result = mine[COMPILED]
         if not result.facts:
@@ -78,12 +77,12 @@ class Onnx(Lane[Program, Plan]):
         megabytes = int(result.facts["peak"]) >> 20
         return {**costs_of(result), "peak_mb": megabytes, "accuracy": rounded(figures), **common}
 
-    def compared(self, plan: Plan, results: Results) -> Plan:
+    def compared(self, plan: OnnxPlan, results: Results) -> OnnxPlan:
         """With ExecuTorch's programs of the same models."""
         others = executorch_lane(plan.selection.reports, plan.selection.profile, os.environ.get(RUN, ""))
         return replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results[COMPILED]), others)))
 
-    def close(self, stage: StageRun, plan: Plan, results: Results) -> None:
+    def close(self, stage: StageRun, plan: OnnxPlan, results: Results) -> None:
         stage.findings += [each for each in cross_checks(plan) if each.subject == self.stage]
         build_ids = sorted({lane.build_id for lane in lanes_of(results[COMPILED]).values()})
         for build_id in build_ids:
@@ -100,12 +99,12 @@ class Onnx(Lane[Program, Plan]):
         }
 
 
-def cross_checks(plan: Plan) -> Iterator[Finding]:
+def cross_checks(plan: OnnxPlan) -> Iterator[Finding]:
     if any(program.case.factory for program in plan.programs):
-        yield from verdicts(plan.pairs, load_tolerances().cross_check_db, Onnx.stage)
+        yield from verdicts(plan.pairs, load_tolerances().cross_check_db, OnnxLane.stage)
 
 
-def lanes_of(results: Mapping[str, Result]) -> dict[str, CrossChecked]:
+def lanes_of(results: Mapping[str, Result]) -> dict[str, LaneFigures]:
     return {name: lane_of(result) for name, result in results.items() if was_compiled(result)}
 
 

@@ -15,11 +15,11 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.engine.workers.child import blame
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.arrays import Array, Sample, save, saved
-from ci.lanes.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
-from ci.lanes.onnx.events import Place, places_of, slowest
+from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, record_path, require_fit
+from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
 from ci.lanes.onnx.graph import (
-    Problem,
+    GraphProblem,
     Size,
     all_in_float,
     external_files,
@@ -34,7 +34,7 @@ from ci.lanes.onnx.graph import (
 )
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, checked, divided, drawn, resembling
-from ci.lanes.onnx.suite import Case, Run, command_for_one
+from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, Unusable, compare, in_words
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
@@ -59,7 +59,7 @@ SHOWN = 5
 class NotCompilable(CheckFailed):
     """A model with problems that are found before the provider is asked."""
 
-    def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
+    def __init__(self, path: Path, problems: Sequence[GraphProblem]) -> None:
         listed = "; ".join(map(str, problems[:SHOWN]))
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
@@ -150,7 +150,7 @@ def write_context(
         raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
     require_fit(context, build, soc_id=soc.id, arch=soc.arch)
     again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
-    record = Record(
+    record = ContextRecord(
         model=path.name,
         files={file.name: hash_file(file) for file in (path, *context.beside)},
         soc=soc_name,
@@ -225,7 +225,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exported(
-    case: Case, search_path: Path, into: Path, count: int
+    case: OnnxCase, search_path: Path, into: Path, count: int
 ) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
     from ci.pipeline.models.factory import CALIBRATION_SEED
     from ci.pipeline.models.user_model import BadFactory
@@ -316,7 +316,7 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
     )
     files = write_flexible(model, precision, order["chips"], settings, build, path, embed=order["embed"])
     record = replace(
-        Record(**facts["record"]),
+        ContextRecord(**facts["record"]),
         model=path.name,
         files={file.name: hash_file(file) for file in files},
         soc=", ".join(order["chips"]),
@@ -361,7 +361,7 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
         return _failed(order, error)
 
 
-def _both_forms(order: Mapping[str, Any], run: Run, into: Path) -> dict[str, Any]:
+def _both_forms(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, Any]:
     def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
         (into / form).mkdir(parents=True)
         path = into / form / "model_ctx.onnx"
@@ -381,7 +381,7 @@ def _both_forms(order: Mapping[str, Any], run: Run, into: Path) -> dict[str, Any
     }
 
 
-def _refused(order: Mapping[str, Any], run: Run, path: Path) -> dict[str, Any]:
+def _refused(order: Mapping[str, Any], run: OnnxRun, path: Path) -> dict[str, Any]:
     """QNN is to refuse the model for the operators that the suite names, and for no others."""
     expected = ", ".join(sorted(run.refused))
     try:
@@ -456,7 +456,7 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
                 "operator": node.op_type,
                 "node": node.name,
                 "reason": reasons.get(node.name, "the provider gives no reason"),
-                **asdict(places.get(node.name, Place())),
+                **asdict(places.get(node.name, SourcePlace())),
             }
             for node in nodes
         ],
@@ -484,13 +484,13 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"result": result}
 
 
-def case_of(order: Mapping[str, Any]) -> Case:
-    return Case.model_construct(**order["case"])
+def case_of(order: Mapping[str, Any]) -> OnnxCase:
+    return OnnxCase.model_construct(**order["case"])
 
 
-def run_of(order: Mapping[str, Any]) -> Run:
+def run_of(order: Mapping[str, Any]) -> OnnxRun:
     # An order lacks the fields that are judged later, without which a run is not valid.
-    return Run.model_construct(**order["run"])
+    return OnnxRun.model_construct(**order["run"])
 
 
 ORDERS = {

@@ -33,7 +33,7 @@ SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 Count = Annotated[int, Field(ge=1)]
 
 
-class Run(AnyRun):
+class OnnxRun(AnyRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 32
@@ -62,7 +62,7 @@ class Run(AnyRun):
             raise ValueError(f"a precision ({error.message}; {error.fix})") from None
 
     @model_validator(mode="after")
-    def _options_fit(self) -> Run:
+    def _options_fit(self) -> OnnxRun:
         for soc in self.socs:
             try:
                 self.settings(soc)
@@ -79,7 +79,7 @@ class Run(AnyRun):
         return settings_of(values, soc=soc_named(soc), embed=True, where="options")
 
 
-class Case(AnyCase):
+class OnnxCase(AnyCase):
     factory: Dotted | None = None
     """`module:function`, as in the lowering suite (docs/suites.md)."""
     arguments: dict[str, Scalar] = Field(default={})
@@ -94,10 +94,10 @@ class Case(AnyCase):
     recorded: bool = False
     """Whatever becomes of it is a result, failures too: --accept records it, and another result is
     an error."""
-    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+    runs: tuple[OnnxRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")
-    def _is_one_model(self) -> Case:
+    def _is_one_model(self) -> OnnxCase:
         if bool(self.factory) == bool(self.model):
             raise ValueError("either factory or model")
         if self.factory and (self.calibrate or self.dimensions):
@@ -105,12 +105,12 @@ class Case(AnyCase):
         return self
 
 
-class Suite(AnySuite):
+class OnnxSuite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
-    cases: dict[CaseName, Case] = Field(alias="case", min_length=1)
+    cases: dict[CaseName, OnnxCase] = Field(alias="case", min_length=1)
 
 
-def command_for_one(verb: str, case: Case, run: Run, soc: str, search_path: Path) -> str:
+def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> str:
     """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
     suite makes an .onnx."""
     if not case.model:
@@ -127,11 +127,11 @@ def command_for_one(verb: str, case: Case, run: Run, soc: str, search_path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Program(AnyProgram[Case, Run]):
+class OnnxProgram(AnyProgram[OnnxCase, OnnxRun]):
     def file(self, name: str) -> Path:
         return self.search_path / name
 
 
-SUITES = Suites("test_onnx", SHIPPED, Program, Suite)
+SUITES = Suites("test_onnx", SHIPPED, OnnxProgram, OnnxSuite)
 load_suite, programs_of = SUITES.load, SUITES.programs_of
 all_programs, choose = SUITES.all_programs, SUITES.choose

@@ -12,11 +12,11 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result, empty_folder, line_of
-from ci.engine.workers.parent import Gone, Setup
+from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.onnx.compile import (
     SECONDS_PREPARE,
     WORKER_MEMORY,
-    Plan,
+    OnnxPlan,
     cwd,
     environment,
     explained_end,
@@ -28,7 +28,7 @@ from ci.lanes.onnx.compile import (
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import MOST
-from ci.lanes.onnx.suite import Case, Program, Run
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
@@ -40,7 +40,7 @@ from provisioning.manifest import soc_named
 SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
 
 
-def program_of(model: OneModel, *, with_options: bool = True) -> Program:
+def program_of(model: OneModel, *, with_options: bool = True) -> OnnxProgram:
     """The program for the first chip, with or without the command line's --option."""
     options, selection = parse_assignments(model.options) if with_options else {}, model.selection
     for chip in selection.socs:
@@ -50,49 +50,49 @@ def program_of(model: OneModel, *, with_options: bool = True) -> Program:
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
-    run = Run(
+    run = OnnxRun(
         precision=precision_of(named.file, model.precision),
         socs=(selection.soc,),
         per_channel=model.per_channel,
         calibration=MOST,
         options=dict(options),
     )
-    case = Case(model=str(named.file), dimensions=dimensions, calibrate=model.calibrate or "", run=(run,))
-    return Program(search_path() / NO_SUITE, named.name, case, run, selection.soc)
+    case = OnnxCase(model=str(named.file), dimensions=dimensions, calibrate=model.calibrate or "", run=(run,))
+    return OnnxProgram(search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
 @dataclass(frozen=True)
-class OneModelStep(Step[Program]):
+class OneModelStep(Step[OnnxProgram]):
     """A step of a command for one model."""
 
     keeps_files = True
     own_packages = False
     title = "programs"
 
-    plan: Plan
+    plan: OnnxPlan
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return environment()
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> Setup:
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         return setup_of(self.plan.logs, threads=threads, timeout=self.plan.work.timeout, forks=True)
 
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return key(program, memo.roots, environ)
 
-    def cost(self, program: Program) -> Job:
+    def cost(self, program: OnnxProgram) -> Job:
         return Job(program.name, SECONDS_PREPARE, WORKER_MEMORY)
 
-    def line(self, program: Program, result: Result) -> Line:
+    def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
         return failed(result.failure.kind) if result.failure else line_of(result)
 
-    def ended(self, program: Program, gone: Gone, log: Path) -> Failure:
+    def ended(self, program: OnnxProgram, gone: WorkerDied, log: Path) -> Failure:
         return explained_end(gone, log)
 
 
 def prepared(
-    program: Program, ask: Asker, scratch: Path, *, name: str = "", **more: Any
+    program: OnnxProgram, ask: Asker, scratch: Path, *, name: str = "", **more: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Have the model checked and quantized. Returns what further requests about it have, and the facts.
 
@@ -110,7 +110,7 @@ def warn_of(facts: Mapping[str, Any]) -> None:
         say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
 
 
-def plan_of_model(model: OneModel, program: Program) -> Plan:
+def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
     """For all chips of the command line."""
     programs = [replace(program, soc=soc) for soc in model.selection.socs]
     return plan_of(programs, model.selection, model.work)
@@ -122,7 +122,7 @@ class CompileMixed(OneModelStep):
 
     kind = "onnx-mixed"
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         scratch = ask.scratch / program.soc
         common, facts = prepared(program, ask, scratch, drawn=True)
         mixed = ask(do="mixed", **common)
@@ -130,7 +130,7 @@ class CompileMixed(OneModelStep):
         return {**mixed, "constant": facts["constant"]}
 
 
-def mixed(model: OneModel, program: Program) -> Result:
+def mixed(model: OneModel, program: OnnxProgram) -> Result:
     """Facts, and the folder of the contexts; or why there are none."""
     plan = plan_of_model(model, program)
     result = run_step(CompileMixed(plan), plan.programs[:1])[plan.programs[0].name]

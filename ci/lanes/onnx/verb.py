@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.onnx.stage import Onnx
+    from ci.lanes.onnx.stage import OnnxLane
     from ci.pipeline.lane import run as run_lane
 
-    return run_lane(Onnx(), stage_options(args))
+    return run_lane(OnnxLane(), stage_options(args))

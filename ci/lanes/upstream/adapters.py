@@ -22,21 +22,21 @@ from ci.pipeline.accuracy import EXACT_DB, LEAST_DB, Pair, Unusable, least_sqnr_
 
 
 @dataclass(slots=True)
-class Comparison:
+class UpstreamComparison:
     """What a test compared: the SQNR in dB, None if shapes or types differ, and what the test said of it."""
 
     figure: float | None
     passed: bool = False
 
 
-class Plain:
+class DefaultAdapter:
     """Tests that need nothing, or set themselves up by environment variables."""
 
     arguments: tuple[str, ...] = ()
     """For pytest."""
 
     def __init__(self) -> None:
-        self.comparisons: list[Comparison] = []
+        self.comparisons: list[UpstreamComparison] = []
         """Those of the test since the last report."""
 
     def prepare(self) -> None:
@@ -49,7 +49,7 @@ class Plain:
         """Whether the test belongs to the suite."""
         return True
 
-    def unfit(self, item: pytest.Item) -> str:
+    def skip_reason(self, item: pytest.Item) -> str:
         """Why this test says nothing of what it is named for; it is not run then."""
         return ""
 
@@ -65,7 +65,7 @@ class Plain:
         @functools.wraps(original)
         def watched(*args: Any, **named: Any) -> Any:
             computed, expected = [*args, *named.values()][outputs]
-            compared = Comparison(least_db(computed, expected))
+            compared = UpstreamComparison(least_db(computed, expected))
             self.comparisons.append(compared)
             result = original(*args, **named)
             compared.passed = True
@@ -74,7 +74,7 @@ class Plain:
         setattr(owner, name, watched)
 
 
-class Compared(Plain):
+class ComparingAdapter(DefaultAdapter):
     """test_qnn_delegate_x86.py, which sets itself up."""
 
     def prepare(self) -> None:
@@ -82,7 +82,7 @@ class Compared(Plain):
         self.watch(shared, "_assert_outputs_equal", slice(1, 3))
 
 
-class Delegate(Compared):
+class DelegateAdapter(ComparingAdapter):
     """The classes of test_qnn_delegate.py, which its own command line sets up."""
 
     def prepare(self) -> None:
@@ -108,7 +108,7 @@ class AgainstFloat:
     """The operators that HTP computes in float."""
 
 
-class Backend(Plain):
+class Backend(DefaultAdapter):
     """ExecuTorch's suite for all backends: each test gives a summary for every model that it tries."""
 
     arguments: tuple[str, ...] = ("-m", "backend_qualcomm")
@@ -131,7 +131,7 @@ class Backend(Plain):
             runner, importlib.import_module("executorch.backends.test.harness.tester")
         )
 
-    def unfit(self, item: pytest.Item) -> str:
+    def skip_reason(self, item: pytest.Item) -> str:
         flow: Any = item.callspec.params["test_runner"]  # type: ignore[attr-defined]
         return built_otherwise(flow.name, flow.quantize_stage_factory) if flow.quantize else ""
 
@@ -220,7 +220,7 @@ def in_float(nodes: Iterable[Any]) -> list[str]:
 NO_ARITHMETIC = re.compile(r"quantize|getitem|_to_copy|permute_copy")
 
 
-class Values(Backend):
+class ValuesAdapter(Backend):
     """Our own cases in ExecuTorch's suite: other values, shapes and schemes."""
 
     arguments = ("-p", "executorch.backends.test.suite.conftest", "-m", "backend_qualcomm")
@@ -255,7 +255,7 @@ class Values(Backend):
             return bool(case.settings.blocks and case.shape[1] % BLOCK == 0)
         return bool(case.name == PLAIN or case.weights or scheme not in SAME_WITHOUT_WEIGHTS)
 
-    def unfit(self, item: pytest.Item) -> str:
+    def skip_reason(self, item: pytest.Item) -> str:
         return ""
 
 
@@ -269,7 +269,7 @@ def _in_blocks(create: Callable[[], Any]) -> Any:
     return stage
 
 
-class Rework(Plain):
+class Rework(DefaultAdapter):
     """Qualcomm's newer tests: they look for the runner in a folder build-x86, and bind a test to an
     architecture by the name of its file's folder."""
 
@@ -313,12 +313,12 @@ class Feature(Rework):
         return (*Rework.arguments, "--soc_model", soc, "--build_folder", "build-x86", "--enable_x86_64")
 
 
-ADAPTERS: Mapping[str, type[Plain]] = {
-    "plain": Plain,
-    "compared": Compared,
-    "delegate": Delegate,
+ADAPTERS: Mapping[str, type[DefaultAdapter]] = {
+    "plain": DefaultAdapter,
+    "compared": ComparingAdapter,
+    "delegate": DelegateAdapter,
     "backend": Backend,
-    "values": Values,
+    "values": ValuesAdapter,
     "rework": Rework,
     "feature": Feature,
 }

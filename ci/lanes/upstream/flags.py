@@ -6,19 +6,19 @@ import argparse
 from dataclasses import dataclass
 
 from ci.pipeline.flags import add_accept, add_work, host_selection, work_of
-from ci.pipeline.options import Choice, Work
+from ci.pipeline.options import Choice, WorkOptions
 from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import Selection, add_selection
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class UpstreamOptions:
     selection: Selection
     choice: Choice
     flows: tuple[str, ...]
     sample: str | None
     """I/N; empty for the ledger's own, and None for all tests."""
-    work: Work
+    work: WorkOptions
     list_only: bool
     report_upstream: bool
     fail_fast: bool
@@ -55,8 +55,8 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return choice
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    return Options(
+def options_of(args: argparse.Namespace) -> UpstreamOptions:
+    return UpstreamOptions(
         selection=host_selection(args),
         choice=Choice(words=tuple(args.expressions), shard=args.shard or ""),
         flows=tuple(args.flows or ()),

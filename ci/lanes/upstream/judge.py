@@ -15,10 +15,10 @@ from ci.lanes.upstream.ledger import (
     NOT_RUN,
     UNKNOWN,
     Ledger,
-    Part,
-    Record,
-    Recorded,
-    Verdict,
+    RecordedPart,
+    RecordedTest,
+    SuiteRecord,
+    UpstreamVerdict,
     ledger_path,
     load_ledger,
     load_record,
@@ -53,25 +53,25 @@ class Judge:
     ledger: Ledger
     soc: str
     logs: Path
-    record: Record = field(default_factory=Record)
+    record: SuiteRecord = field(default_factory=SuiteRecord)
 
     def expected(self, test: str) -> str:
         return self.ledger.outcome(test, self.soc)
 
-    def is_surprise(self, verdict: Verdict) -> bool:
+    def is_surprise(self, verdict: UpstreamVerdict) -> bool:
         if verdict.outcome == "passed" and self._is_unsteady(verdict.test):
             return False
         return verdict.outcome != self.expected(verdict.test) or any(
             worse for _, worse in self.changes(verdict)
         )
 
-    def changes(self, verdict: Verdict) -> list[tuple[str, bool]]:
+    def changes(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
         """Each reason and part that was another when it was recorded: both values, whether it is worse."""
         before = self._before(verdict)
         parts = _changed_parts(before.parts, verdict.parts) if before.parts else []
         return [*self._changed_reasons(verdict), *parts]
 
-    def _changed_reasons(self, verdict: Verdict) -> list[tuple[str, bool]]:
+    def _changed_reasons(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
         """A reason that is gone makes nothing worse."""
         old, new = self._before(verdict).reasons, reasons_of(verdict)
         before, now = set(map(words_of, old)), set(map(words_of, new))
@@ -80,7 +80,7 @@ class Judge:
         text = f"the reason was `{'; '.join(old)}` when it was recorded, and is `{'; '.join(new)}`"
         return [(text, not now < before)]
 
-    def _before(self, verdict: Verdict) -> Recorded:
+    def _before(self, verdict: UpstreamVerdict) -> RecordedTest:
         """What was recorded of a test, to compare with; nothing of one that ends by chance."""
         recorded = self.record.tests.get(verdict.test, UNKNOWN)
         return UNKNOWN if self._is_unsteady(verdict.test) else recorded
@@ -89,7 +89,7 @@ class Judge:
         entry = self.ledger.entry(test, self.soc)
         return entry is not None and entry.unsteady
 
-    def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
+    def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
         rules = rules_of(stage)
         for verdict in sorted(verdicts, key=lambda each: each.test):
@@ -107,7 +107,7 @@ class Judge:
                 message = f"not run: {entry.cause}" if absent else entry.cause
                 stage.add(rule, Severity.NOTE, verdict.test, message, self._again(stage, verdict))
 
-    def _surprise(self, stage: StageRun, verdict: Verdict) -> None:
+    def _surprise(self, stage: StageRun, verdict: UpstreamVerdict) -> None:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
         changes = [text for text, _ in self.changes(verdict)]
         reason = "; ".join([verdict.reason.rstrip("."), *changes])
@@ -138,7 +138,9 @@ class Judge:
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
 
-    def note_changes(self, stage: StageRun, verdicts: Iterable[Verdict], tests: Collection[str]) -> None:
+    def note_changes(
+        self, stage: StageRun, verdicts: Iterable[UpstreamVerdict], tests: Collection[str]
+    ) -> None:
         """What --accept accepts: a note for every verdict that is not the recorded one."""
         rule = f"{rules_of(stage)}-recorded"
         for verdict in sorted(verdicts, key=lambda each: each.test):
@@ -158,7 +160,7 @@ class Judge:
         named = {each.test for each in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
         return sorted(named.difference(tests))
 
-    def _again(self, stage: StageRun, verdict: Verdict, *flags: str) -> str:
+    def _again(self, stage: StageRun, verdict: UpstreamVerdict, *flags: str) -> str:
         """The command that runs this test again."""
         return self.command(stage, "-k", verdict.test.rpartition(".")[2], *flags)
 
@@ -172,10 +174,10 @@ class Judge:
             words += ["--soc", self.soc]
         return session(stage.stage, *words)
 
-    def _explanation(self, verdict: Verdict) -> Explanation | None:
+    def _explanation(self, verdict: UpstreamVerdict) -> Explanation | None:
         return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
 
-    def counts(self, verdicts: Iterable[Verdict]) -> dict[str, int]:
+    def counts(self, verdicts: Iterable[UpstreamVerdict]) -> dict[str, int]:
         """Each verdict counts once, as passed, failed, not run or expected failure."""
         names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
         total = dict.fromkeys(names, 0)
@@ -191,7 +193,7 @@ class Judge:
                 total["failed" if surprise else "expected_failures"] += 1
         return total
 
-    def updated(self, verdicts: Iterable[Verdict], tests: Collection[str], measured: str) -> Judge:
+    def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
         """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs, and
         tests that the suite no longer has are removed."""
         verdicts = list(verdicts)
@@ -212,7 +214,7 @@ class Judge:
                 sys.stderr.write(f"wrote {path}\n")
         return replace(self, ledger=ledger, record=record)
 
-    def recorded(self, verdicts: Iterable[Verdict], measured: str) -> Record:
+    def recorded(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> SuiteRecord:
         """The record with these verdicts. Of a test that ends by chance it keeps a failure."""
         new = [each for each in verdicts if each.outcome != "passed" or not self._failed_by_chance(each.test)]
         return self.record.with_verdicts(new, measured)
@@ -221,7 +223,7 @@ class Judge:
         parts = self.record.tests.get(test, UNKNOWN).parts
         return self._is_unsteady(test) and any(part.result not in GOOD for part in parts)
 
-    def _cause(self, verdict: Verdict) -> str:
+    def _cause(self, verdict: UpstreamVerdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""
         if verdict.outcome == "wrong" and verdict.problems:
             return "its outputs are not those of the model that it is compared with"
@@ -232,7 +234,7 @@ class Judge:
         return verdict.reason or verdict.outcome
 
 
-def _changed_parts(old: Sequence[Part], new: Sequence[Part]) -> list[tuple[str, bool]]:
+def _changed_parts(old: Sequence[RecordedPart], new: Sequence[RecordedPart]) -> list[tuple[str, bool]]:
     changes = [
         (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
         for index, (before, part) in enumerate(zip(old, new, strict=False))
@@ -244,7 +246,7 @@ def _changed_parts(old: Sequence[Part], new: Sequence[Part]) -> list[tuple[str, 
     return changes
 
 
-def _worse(before: Part, now: Part) -> float:
+def _worse(before: RecordedPart, now: RecordedPart) -> float:
     """Above 0 if a part is worse than it was, below if it is better, 0 if it is the same."""
     if before.result != now.result:
         return ORDER.index(before.result) - ORDER.index(now.result)

@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 from ci.engine.workers.parent import tail
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import Verdict
+from ci.lanes.upstream.ledger import UpstreamVerdict
 from provisioning.base.rendering.junit_xml import document, testcase
 
 LOG_CHARACTERS = 8000
 """Of the log of an unexpected failure."""
 
 
-def junit_text(verdicts: Iterable[Verdict], judge: Judge, suite: str, module: str) -> str:
+def junit_text(verdicts: Iterable[UpstreamVerdict], judge: Judge, suite: str, module: str) -> str:
     """A test that the ledger names is a skipped case with its cause; a surprise is a failure with its log."""
     root = ElementTree.Element("testsuite", name=suite)
     for verdict in sorted(verdicts, key=lambda each: each.test):

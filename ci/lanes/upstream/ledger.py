@@ -61,7 +61,7 @@ NOT_RUN = ("absent", "not_run")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RecordedPart:
     """One model or subtest of a test: its result and its least SQNR in dB."""
 
     result: str
@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class UpstreamVerdict:
     """A test's outcome: `passed`, or a Kind."""
 
     test: str
@@ -95,7 +95,7 @@ class Verdict:
     problems: tuple[tuple[str, str], ...] = ()
     """The failed subtests, or the whole test under an empty name, each with its error."""
     subtests: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RecordedPart, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     """CPU time of the worker and its children: other work on the machine does not affect it."""
@@ -105,7 +105,7 @@ class Verdict:
     """Of what the machine is to blame for: it says nothing about the test."""
 
 
-class Expected(Model):
+class ExpectedTests(Model):
     test: str
     outcome: Kind
     cause: Annotated[str, Field(min_length=1), AfterValidator(lambda text: " ".join(text.split()))]
@@ -126,12 +126,12 @@ class Group(Model):
     socs: tuple[str, ...] = ()
     unsteady: bool = False
 
-    def each(self) -> Iterator[Expected]:
+    def each(self) -> Iterator[ExpectedTests]:
         for test in [self.test] if isinstance(self.test, str) else self.test:
-            yield Expected(test=test, **self.model_dump(exclude={"test"}))
+            yield ExpectedTests(test=test, **self.model_dump(exclude={"test"}))
 
 
-class File(Model):
+class LedgerFile(Model):
     schema_: Literal[1] = Field(alias="schema")
     sample: tuple[str, ...] = ()
     expected: tuple[Group, ...] = ()
@@ -141,10 +141,10 @@ class File(Model):
 class Ledger:
     suite: str
     profile: str
-    expected: tuple[Expected, ...] = ()
+    expected: tuple[ExpectedTests, ...] = ()
     sample: tuple[str, ...] = ()
 
-    def entry(self, test: str, soc: str) -> Expected | None:
+    def entry(self, test: str, soc: str) -> ExpectedTests | None:
         return next((each for each in self.expected if each.test == test and each.covers(soc)), None)
 
     def outcome(self, test: str, soc: str) -> str:
@@ -153,7 +153,7 @@ class Ledger:
 
     def updated(
         self,
-        verdicts: Iterable[Verdict],
+        verdicts: Iterable[UpstreamVerdict],
         causes: Mapping[str, str],
         soc: str,
         stale: Collection[str] = (),
@@ -177,7 +177,7 @@ class Ledger:
             if verdict.outcome != "passed":
                 outcome = cast(Kind, verdict.outcome)
                 cause = causes[verdict.test]
-                expected.append(Expected(test=verdict.test, outcome=outcome, cause=cause, socs=(soc,)))
+                expected.append(ExpectedTests(test=verdict.test, outcome=outcome, cause=cause, socs=(soc,)))
         return replace(self, expected=_joined(expected))
 
     def only(self, names: Collection[str]) -> Ledger:
@@ -206,14 +206,14 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
-def _joined(entries: Iterable[Expected]) -> tuple[Expected, ...]:
+def _joined(entries: Iterable[ExpectedTests]) -> tuple[ExpectedTests, ...]:
     """One entry for all chips on which a test ends alike, for one reason."""
     chips: dict[tuple[str, Kind, str, bool], set[str]] = {}
     for each in entries:
         key = (each.test, each.outcome, each.cause, each.unsteady)
         chips.setdefault(key, set()).update(each.socs)
     joined = (
-        Expected(test=test, outcome=outcome, cause=cause, unsteady=unsteady, socs=tuple(sorted(socs)))
+        ExpectedTests(test=test, outcome=outcome, cause=cause, unsteady=unsteady, socs=tuple(sorted(socs)))
         for (test, outcome, cause, unsteady), socs in chips.items()
     )
     return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
@@ -243,8 +243,8 @@ def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
     path = path or ledger_path(suite, profile)
     if not path.is_file():
         return Ledger(suite, profile)
-    file = load(path, File)
-    rows: dict[str, list[Expected]] = {}
+    file = load(path, LedgerFile)
+    rows: dict[str, list[ExpectedTests]] = {}
     for row in (each for group in file.expected for each in group.each()):
         for other in rows.setdefault(row.test, []):
             if not row.socs or not other.socs or set(row.socs) & set(other.socs):
@@ -257,41 +257,41 @@ def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedTest:
     """What a test took, why it did not pass, and what each of its parts gave."""
 
     seconds: float
     megabytes: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RecordedPart, ...] = ()
     measured: str = ""
     """The versions that gave these."""
     reasons: tuple[str, ...] = ()
     """Those of ci.lanes.upstream.reason; none in a record that was written before there were any."""
 
 
-UNKNOWN = Recorded(5.0, 900)
+UNKNOWN = RecordedTest(5.0, 900)
 """For a test that was never measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SuiteRecord:
     """What a suite's tests gave on one chip. Runs of parts of a suite add up in it."""
 
     measured: str = ""
     """The versions of what was measured last. Parts of a suite may be older."""
-    tests: Mapping[str, Recorded] = field(default_factory=dict)
+    tests: Mapping[str, RecordedTest] = field(default_factory=dict)
 
-    def with_verdicts(self, verdicts: Iterable[Verdict], measured: str) -> Record:
+    def with_verdicts(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> SuiteRecord:
         """With what was measured now. A test whose process ended keeps what it took before."""
         tests = dict(self.tests)
         for verdict in verdicts:
             old = tests.get(verdict.test, UNKNOWN)
             if not (verdict.outcome in GONE or (verdict.cached and verdict.test in tests)):
-                old = Recorded(verdict.cpu_seconds, verdict.peak >> 20)
+                old = RecordedTest(verdict.cpu_seconds, verdict.peak >> 20)
             tests[verdict.test] = replace(
                 old, parts=verdict.parts, measured=measured, reasons=reasons_of(verdict)
             )
-        return Record(measured, tests)
+        return SuiteRecord(measured, tests)
 
     def versions(self) -> str:
         """Those of all tests, the last ones first."""
@@ -301,11 +301,11 @@ class Record:
             [self.measured, *(f"{count} of {of} tests with {name}" for name, count in older.items())]
         )
 
-    def only(self, names: Collection[str]) -> Record:
-        return Record(self.measured, {test: row for test, row in self.tests.items() if test in names})
+    def only(self, names: Collection[str]) -> SuiteRecord:
+        return SuiteRecord(self.measured, {test: row for test, row in self.tests.items() if test in names})
 
     def as_json(self) -> str:
-        by_version: dict[str, dict[str, Recorded]] = {self.measured: {}}
+        by_version: dict[str, dict[str, RecordedTest]] = {self.measured: {}}
         for test, row in sorted(self.tests.items()):
             by_version.setdefault(row.measured, {})[test] = row
         last = (
@@ -316,7 +316,7 @@ class Record:
         return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
-def _rows(tests: Mapping[str, Recorded]) -> str:
+def _rows(tests: Mapping[str, RecordedTest]) -> str:
     rows = [
         f"    {json.dumps(test)}: "
         + json.dumps(
@@ -327,15 +327,15 @@ def _rows(tests: Mapping[str, Recorded]) -> str:
     return "{\n" + ",\n".join(rows) + "\n  }"
 
 
-def _row_of(part: Part) -> list[Any]:
+def _row_of(part: RecordedPart) -> list[Any]:
     row: list[Any] = [part.result, part.sqnr_db, *part.cpu]
     if part.in_float is not None:
         return [*row, [part.float_db, part.quantized_db, *part.in_float]]
     return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
 
 
-def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> Part:
-    part = Part(str(result), _figure(sqnr_db), tuple(each for each in rest if isinstance(each, str)))
+def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedPart:
+    part = RecordedPart(str(result), _figure(sqnr_db), tuple(each for each in rest if isinstance(each, str)))
     if not rest or isinstance(rest[-1], str):
         return part
     float_db, quantized_db, *in_float = rest[-1]
@@ -355,14 +355,14 @@ def record_path(suite: str, profile: str, soc: str) -> Path:
     return DIRECTORY / suite / f"{profile}-{soc}.json"
 
 
-def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> Record:
+def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> SuiteRecord:
     path = path or record_path(suite, profile, soc)
     if not path.is_file():
-        return Record()
+        return SuiteRecord()
     try:
         file = json.loads(path.read_text(encoding="utf-8"))
         tests = {
-            str(test): Recorded(
+            str(test): RecordedTest(
                 float(seconds),
                 int(megabytes),
                 tuple(_part_of(*each) for each in rest if not isinstance(each, str)),
@@ -372,7 +372,7 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
             for name, rows in {**file.get("older", {}), file["measured"]: file["tests"]}.items()
             for test, (seconds, megabytes, *rest) in rows.items()
         }
-        return Record(str(file["measured"]), tests)
+        return SuiteRecord(str(file["measured"]), tests)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
             path,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.lanes.upstream.adapters import ORDER
-from ci.lanes.upstream.ledger import DIRECTORY, Part, Record, load_record
+from ci.lanes.upstream.ledger import DIRECTORY, RecordedPart, SuiteRecord, load_record
 from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS, cases
 from ci.operators import onnx_page
 from ci.operators.names import REWORK, key_of
@@ -20,11 +20,11 @@ from ci.operators.table import (
     LOSES_DB,
     MEANINGS,
     PLAIN,
-    Case,
+    CaseResult,
     Cell,
-    Onnx,
+    OnnxOperators,
+    OperatorTable,
     Result,
-    Table,
     read,
 )
 from ci.pipeline.accuracy import LEAST_DB
@@ -39,12 +39,12 @@ OPERATORS = ("operators", "values", NEWER)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OperatorCase:
     """What one case of an operator gave."""
 
     suite: str
     test: str
-    part: Part
+    part: RecordedPart
     own: str = ""
     """The name of our own case."""
     case: str = ""
@@ -63,12 +63,12 @@ class Row:
 
 
 def table_of(
-    records: Mapping[str, Mapping[str, Record]],
+    records: Mapping[str, Mapping[str, SuiteRecord]],
     upstream: Mapping[str, Sequence[str]],
-    onnx: Onnx | None = None,
-) -> Table:
+    onnx: OnnxOperators | None = None,
+) -> OperatorTable:
     """From records by suite and chip, with what ONNX Runtime compiled."""
-    rows: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[tuple[str, str], dict[str, list[OperatorCase]]] = defaultdict(lambda: defaultdict(list))
     names: dict[str, str] = {}
     measured: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for suite in sorted(records, key=(*OPERATORS, *records).index):
@@ -92,7 +92,7 @@ def table_of(
                 cell = cell.model_copy(update={"default": result})
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
     files = {name: tuple(words) for name, words in upstream.items()}
-    return Table.model_validate(
+    return OperatorTable.model_validate(
         {
             "schema": 1,
             "measured": {soc: _in_words(versions) for soc, versions in measured.items()},
@@ -110,7 +110,9 @@ def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{', '.join(suites)}: {name}" for name, suites in versions.items())
 
 
-def _from_similar_scheme(own: Sequence[Row], others: Sequence[Row], scheme: MeasuredScheme) -> list[Row]:
+def _from_similar_scheme(
+    own: Sequence[OperatorCase], others: Sequence[OperatorCase], scheme: MeasuredScheme
+) -> list[OperatorCase]:
     """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
     in both and no other of our own cases was tried."""
     plain, same = ([row.part for row in rows if row.own == PLAIN] for rows in (own, others))
@@ -121,7 +123,7 @@ def _from_similar_scheme(own: Sequence[Row], others: Sequence[Row], scheme: Meas
     return [replace(row, tried_in=scheme) for row in others if row.own not in ("", PLAIN)]
 
 
-def _rows(suite: str, test: str, parts: Sequence[Part]) -> Iterator[tuple[str, str, Row]]:
+def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tuple[str, str, OperatorCase]]:
     """Each part with its operator and scheme: abs, 8a8w, with the test shapes for
     `test_abs.test_abs_shapes[qnn_8a8w-…]`, and log, 8a8w, with our case small for
     `test_values[qnn_8a8w-log-small]`."""
@@ -141,15 +143,15 @@ def _rows(suite: str, test: str, parts: Sequence[Part]) -> Iterator[tuple[str, s
         operator = file.removeprefix("test_")
         case = function.removeprefix(f"{file}_").removeprefix("test_")
     for part in parts:
-        yield operator, scheme, Row(suite, test, part, own, case)
+        yield operator, scheme, OperatorCase(suite, test, part, own, case)
 
 
 NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}
 
 
 def _newer_rows(
-    function: str, identifier: str, test: str, parts: Sequence[Part]
-) -> Iterator[tuple[str, str, Row]]:
+    function: str, identifier: str, test: str, parts: Sequence[RecordedPart]
+) -> Iterator[tuple[str, str, OperatorCase]]:
     """gather, 8a8w for `test_gather[8a]`; conv1d, 16a4w for `test_conv1d[16a4w_pcq]`.
 
     Such a test compares outputs only after it made sure that all is one delegate, so a part with a figure is
@@ -168,29 +170,29 @@ def _newer_rows(
             # Below -EXACT there is no signal, and no ratio.
             figure = part.sqnr_db if part.sqnr_db > -EXACT else None
             if scheme == "fp16":
-                tested = Part("wrong" if part.result == "wrong" else "whole", figure)
+                tested = RecordedPart("wrong" if part.result == "wrong" else "whole", figure)
             else:
                 refused = part.result == "wrong" and (figure is None or figure < LEAST_DB)
                 far = figure is not None and figure < LEAST_DB
-                tested = Part("wrong" if refused else "bad_test" if far else "whole")
+                tested = RecordedPart("wrong" if refused else "bad_test" if far else "whole")
                 float_db = figure
         elif part.result not in ("dies", "crash", "memory", "timeout"):
             continue
         yield (
             REWORK.get(operator, operator),
             scheme,
-            Row(NEWER, test, tested, case=function, float_db=float_db),
+            OperatorCase(NEWER, test, tested, case=function, float_db=float_db),
         )
 
 
-def _counted(rows: Sequence[Row]) -> Sequence[Row]:
+def _counted(rows: Sequence[OperatorCase]) -> Sequence[OperatorCase]:
     """Without the newer tests where the others measure anything, and without tests that test nothing."""
     first = [row for row in rows if row.suite != NEWER and row.result != "bad_test"]
     newer = [row for row in rows if row.suite == NEWER]
     return first or newer or rows
 
 
-def _cell(operator: str, rows: Sequence[Row]) -> Cell:
+def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     """Most of the suite's own models and of the plain case decide. What is otherwise is named beside it: one
     unusual case that dies does not make an operator one that dies."""
     inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
@@ -234,7 +236,9 @@ def _cell(operator: str, rows: Sequence[Row]) -> Cell:
             if not row.usual and row.result != result and row.result not in (*FAILING, "bad_test")
         },
         bad={
-            name: Case(result=row.result, sqnr_db=row.part.sqnr_db) for name, row in own if _fails(row.part)
+            name: CaseResult(result=row.result, sqnr_db=row.part.sqnr_db)
+            for name, row in own
+            if _fails(row.part)
         },
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
@@ -251,12 +255,12 @@ def _short(name: str) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
-def _fails(part: Part) -> bool:
+def _fails(part: RecordedPart) -> bool:
     """Of our own cases. Where values are large, ExecuTorch's tolerances refuse good outputs too."""
     return _result(part) in FAILING and (part.sqnr_db is None or part.sqnr_db < LEAST_DB)
 
 
-def _result(part: Part) -> Result:
+def _result(part: RecordedPart) -> Result:
     if part.result in ("failed", "memory", "timeout"):
         return "dies"
     if part.result not in MEANINGS:
@@ -267,12 +271,12 @@ def _result(part: Part) -> Result:
     return part.result  # type: ignore[return-value]
 
 
-def committed() -> Table:
+def committed() -> OperatorTable:
     onnx = onnx_page.committed(DEFAULT_PROFILE)
     return table_of(committed_records(DEFAULT_PROFILE), upstream_files() or read().upstream, onnx)
 
 
-def committed_records(profile: str) -> dict[str, dict[str, Record]]:
+def committed_records(profile: str) -> dict[str, dict[str, SuiteRecord]]:
     return {
         suite: {
             path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)

@@ -7,12 +7,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import Verdict
+from ci.lanes.upstream.ledger import UpstreamVerdict
 from ci.lanes.upstream.operator_cells import NEWER, committed, committed_records, table_of, upstream_files
 from ci.operators import onnx_page
 from ci.operators.html import html_of
 from ci.operators.names import names_of
-from ci.operators.table import DIFFERS, FAILING, LOSES_DB, MEANINGS, PLAIN, TABLE, Table, by_name, read
+from ci.operators.table import (
+    DIFFERS,
+    FAILING,
+    LOSES_DB,
+    MEANINGS,
+    PLAIN,
+    TABLE,
+    OperatorTable,
+    by_name,
+    read,
+)
 from ci.pipeline.accuracy import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
 from provisioning.base.files import replace_text
@@ -56,7 +66,7 @@ no rule, and it runs quantized.
 """
 
 
-def write_table(runs: Sequence[tuple[Judge, Iterable[Verdict]]], measured: str) -> list[Path]:
+def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measured: str) -> list[Path]:
     """reports/operators/table.json and reports/operators.html: the records, and what these suites gave now
     on top."""
     judge, _ = runs[0]
@@ -90,12 +100,12 @@ def markdown() -> str:
     return markdown_of(committed())
 
 
-def markdown_of(table: Table) -> str:
+def markdown_of(table: OperatorTable) -> str:
     """The page of a table."""
     return "\n".join(_markdown(table)) + "\n"
 
 
-def _markdown(table: Table) -> Iterator[str]:
+def _markdown(table: OperatorTable) -> Iterator[str]:
     yield INTRODUCTION
     yield from ("| word | meaning |", "| --- | --- |")
     yield from (f"| {word} | {meaning} |" for word, meaning in MEANINGS.values())
@@ -107,7 +117,7 @@ def _markdown(table: Table) -> Iterator[str]:
     yield from onnx_page.markdown(table.onnx)
 
 
-def _whole_table(table: Table) -> Iterator[str]:
+def _whole_table(table: OperatorTable) -> Iterator[str]:
     yield from ("", f"## {DEFAULT_SOC}", "")
     yield f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}."
     yield from (
@@ -123,7 +133,7 @@ def _whole_table(table: Table) -> Iterator[str]:
             yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
 
 
-def _unmeasured(table: Table) -> Iterator[str]:
+def _unmeasured(table: OperatorTable) -> Iterator[str]:
     known = {name for operator in table.cells for name in names_of(operator)}
     missing = sorted(set(table.upstream) - known)
     if missing:
@@ -131,7 +141,7 @@ def _unmeasured(table: Table) -> Iterator[str]:
         yield f"Not measured, and ExecuTorch's files have a builder or a rule for it: {', '.join(missing)}."
 
 
-def _bad_values(table: Table) -> Iterator[str]:
+def _bad_values(table: OperatorTable) -> Iterator[str]:
     yield from ("", "## Where values and shapes decide", "")
     yield f"What is wrong or fails on {DEFAULT_SOC}: inputs by range or shape, and ExecuTorch's tests."
     yield from ("", "| operator | inputs | schemes | result |", "| --- | --- | --- | --- |")
@@ -147,7 +157,7 @@ def _bad_values(table: Table) -> Iterator[str]:
             yield f"| {operator} | {inputs} | {', '.join(names)} | {words} |"
 
 
-def _elsewhere(table: Table) -> Iterator[str]:
+def _elsewhere(table: OperatorTable) -> Iterator[str]:
     """A line for each scheme, shape and pair of results: operators stay apart by these, not by their kind."""
     operators: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for operator, chips in table.cells.items():
@@ -162,7 +172,7 @@ def _elsewhere(table: Table) -> Iterator[str]:
         yield f"| {' | '.join(words)} | {', '.join(names)} |"
 
 
-def _other_chips(table: Table) -> Iterator[str]:
+def _other_chips(table: OperatorTable) -> Iterator[str]:
     others = [soc for soc in sorted(table.measured) if soc != DEFAULT_SOC]
     if not others:
         return

@@ -13,16 +13,16 @@ from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.trouble import of_text
-from ci.engine.work import Done, Failure, Result
-from ci.engine.workers.parent import Gone, Refused, Setup, Worker
-from ci.lanes.upstream.ledger import GONE, Part, Verdict
-from ci.lanes.upstream.suite import Suite
+from ci.engine.work import Failure, Finished, Result
+from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
+from ci.lanes.upstream.ledger import GONE, RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.suite import UpstreamSuite
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
 
-def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
-    return Setup(
+def setup_of(suite: UpstreamSuite, environment: Mapping[str, str], logs: Path, timeout: float) -> WorkerSpec:
+    return WorkerSpec(
         command=("-m", "ci.lanes.upstream.worker", suite.name, str(logs)),
         environment=environment,
         logs=logs,
@@ -37,7 +37,7 @@ def tests_of(worker: Worker) -> list[str]:
     """All tests that a worker has collected."""
     try:
         reply = worker.ask({"do": "list"}, worker.setup.start_seconds)
-    except Gone as gone:
+    except WorkerDied as gone:
         raise EnvironmentLacking(
             f"the tests could not be listed ({gone.how})", fix=worker.setup.fix
         ) from gone
@@ -63,7 +63,7 @@ class TestTask:
     def log(self) -> Path:
         return self.logs / f"{self.name}.log"
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
         scratch = self.logs / self.name
         shutil.rmtree(scratch, ignore_errors=True)
         began = time.monotonic()
@@ -71,9 +71,9 @@ class TestTask:
             reply = worker.ask(
                 {"do": "run", "test": self.name, "log": str(self.log), "scratch": str(scratch)}
             )
-        except Gone as gone:
+        except WorkerDied as gone:
             end = self.ended(gone, shared)
-            if gone.trouble(self.log) or gone.touched is None or not gone.by_itself:
+            if gone.trouble(self.log) or gone.touched is None or not gone.is_own_crash:
                 raise
             reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
         # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
@@ -83,9 +83,9 @@ class TestTask:
         if not reply["problems"] and not self.keep:
             shutil.rmtree(scratch, ignore_errors=True)
         facts = {name: reply[name] for name in FACTS}
-        return Done(facts, Touched.of(reply["touched"]), own=(self.logs,))
+        return Finished(facts, Touched.of(reply["touched"]), own=(self.logs,))
 
-    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+    def ended(self, gone: WorkerDied, shared: Mapping[str, Any]) -> Failure:
         return Failure(gone.kind, gone.sentence(self.log), log=self.log)
 
     def refused(self, refused: Refused, shared: Mapping[str, Any]) -> Failure:
@@ -100,7 +100,7 @@ def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) 
         "reason": message,
         "problems": [{"where": "", "what": message}],
         "subtests": 0,
-        "parts": [asdict(Part("crash"))],
+        "parts": [asdict(RecordedPart("crash"))],
         "seconds": round(seconds, 3),
         "cpu_seconds": 0.0,
         "peak": 0,
@@ -111,32 +111,32 @@ def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) 
 FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
 
 
-def of_machine(result: Result | None) -> bool:
+def blames_the_machine(result: Result | None) -> bool:
     """Whether it says nothing about the test. Memory does: the worker's own limit is the same everywhere."""
     failure = result and result.failure
     return bool(failure and failure.blame == "machine" and failure.kind != "memory")
 
 
-def verdict_of(test: str, result: Result) -> Verdict:
+def verdict_of(test: str, result: Result) -> UpstreamVerdict:
     if failure := result.failure:
         # A kill from outside is what the system does when memory runs out.
         kind = failure.kind if failure.kind in GONE else "memory"
-        return Verdict(
+        return UpstreamVerdict(
             test,
             kind,
             failure.message,
             (("", failure.message),),
-            parts=(Part(kind),),
+            parts=(RecordedPart(kind),),
             seconds=result.seconds,
-            fix=failure.fix if of_machine(result) else "",
+            fix=failure.fix if blames_the_machine(result) else "",
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))
-    return Verdict(**{**result.facts, "problems": problems, "parts": parts}, cached=result.cached)
+    return UpstreamVerdict(**{**result.facts, "problems": problems, "parts": parts}, cached=result.cached)
 
 
-def _part(fields: Mapping[str, Any]) -> Part:
+def _part(fields: Mapping[str, Any]) -> RecordedPart:
     values: dict[str, Any] = {
         name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()
     }
-    return Part(**values)
+    return RecordedPart(**values)

@@ -9,7 +9,7 @@ from ci.artifacts.compiler_log import DIES_OF
 from ci.pipeline.reason import first_line
 
 if TYPE_CHECKING:
-    from ci.lanes.upstream.ledger import Verdict
+    from ci.lanes.upstream.ledger import UpstreamVerdict
 
 BY_CHANCE = ("memory", "timeout")
 """Outcomes of which a process says something else each time."""
@@ -20,7 +20,7 @@ OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
 
 
-def reasons_of(verdict: Verdict) -> tuple[str, ...]:
+def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:
     """What is recorded of why a test fails, and compared: the operators that the compiler dies of, a missing
     module, a signal, the first line of an error. Each part of a test may have a reason of its own.
     Wrong outputs have their figures instead."""

@@ -11,32 +11,32 @@ from pathlib import Path
 
 from ci.engine.inputs import Roots, Touched
 from ci.engine.installed import ready_runner
-from ci.engine.jobs import Calls, Job, default_slots, parse_shard, run_jobs, shard
-from ci.engine.memo import Entry, Memo
+from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
+from ci.engine.memo import CachedResult, Memo
 from ci.engine.progress import Line, progress
-from ci.engine.work import How, Result, do
+from ci.engine.work import Result, RunOptions, do
 from ci.engine.workers.child import WARM
-from ci.engine.workers.parent import Setup, Worker
-from ci.lanes.upstream.flags import Options
+from ci.engine.workers.parent import Worker, WorkerSpec
+from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.ledger import (
     NOT_RUN,
     UNKNOWN,
     Ledger,
-    Recorded,
-    Verdict,
+    RecordedTest,
+    UpstreamVerdict,
     load_ledger,
     load_record,
     locked,
 )
 from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
-from ci.lanes.upstream.process import TestTask, of_machine, setup_of, tests_of, verdict_of
-from ci.lanes.upstream.suite import Machinery, Suite, machinery, worker_environment
+from ci.lanes.upstream.process import TestTask, blames_the_machine, setup_of, tests_of, verdict_of
+from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite, machinery, worker_environment
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.pipeline.expression import matcher
-from ci.pipeline.options import Choice, Work
+from ci.pipeline.options import Choice, WorkOptions
 from ci.pipeline.stage import machine_failed
 from provisioning.base import units
 from provisioning.base.commands import quoted, session
@@ -55,14 +55,14 @@ START_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class UpstreamPlan:
     """What can be run, on what, and the expected results."""
 
-    suite: Suite
-    machinery: Machinery
-    setup: Setup
+    suite: UpstreamSuite
+    machinery: SuiteKeyContext
+    setup: WorkerSpec
     judge: Judge
-    costs: Mapping[str, Recorded]
+    costs: Mapping[str, RecordedTest]
     slots: int
 
     def job(self, test: str) -> Job:
@@ -73,7 +73,7 @@ class Plan:
 class Workers:
     """Starts workers. A worker that listed the tests and is warm is taken first."""
 
-    def __init__(self, setup: Setup, *, to_list_alone: bool) -> None:
+    def __init__(self, setup: WorkerSpec, *, to_list_alone: bool) -> None:
         self._setup, self._to_list_alone = setup, to_list_alone
         self._idle: list[Worker] = []
 
@@ -109,7 +109,7 @@ class Workers:
             self._idle.pop().end()
 
 
-def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, str]) -> int:
+def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str]) -> int:
     """One after the other, in one report."""
     _check(options)
     selection = options.selection
@@ -138,18 +138,18 @@ def run_suites(suites: Sequence[Suite], options: Options, environ: Mapping[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ListedSuite:
     """A suite whose tests are listed and chosen."""
 
-    plan: Plan
+    plan: UpstreamPlan
     workers: Workers
     tests: Sequence[str]
     chosen: Sequence[str]
 
 
 def prepare(
-    suites: Sequence[Suite], options: Options, environ: Mapping[str, str], started: ExitStack
-) -> list[Run]:
+    suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str], started: ExitStack
+) -> list[ListedSuite]:
     """The suites with tests that the flags choose. All are listed before the first test runs, so that a
     mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
     selection, choice = options.selection, options.choice
@@ -167,11 +167,11 @@ def prepare(
     with bar as shown:
         listed = run_jobs(
             jobs,
-            lambda: Calls(lambda job: list_tests(plans[job.name], selection, workers[job.name])),
+            lambda: FunctionSlot(lambda job: list_tests(plans[job.name], selection, workers[job.name])),
             slots=slots,
             observer=shown,
         )
-    runs: list[Run] = []
+    runs: list[ListedSuite] = []
     unmatched = set(choice.words)
     for name, plan in plans.items():
         tests = listed[name]
@@ -179,7 +179,7 @@ def prepare(
         chosen = choose(plan, choice, options.flows, options.sample, tests)
         # A suite that has lost all its tests is no suite without a match.
         if chosen or not tests:
-            runs.append(Run(plan, workers[name], tests, chosen))
+            runs.append(ListedSuite(plan, workers[name], tests, chosen))
     if unmatched or not runs:
         flags = [word for each in sorted(unmatched or choice.words) for word in ("-k", each)]
         if not unmatched:
@@ -193,7 +193,9 @@ def prepare(
     return runs
 
 
-def _measure(stage: StageRun, run: Run, options: Options) -> tuple[Judge, Mapping[str, Verdict]]:
+def _measure(
+    stage: StageRun, run: ListedSuite, options: UpstreamOptions
+) -> tuple[Judge, Mapping[str, UpstreamVerdict]]:
     plan, judge = run.plan, run.plan.judge
     # What a suite without tests has lost stays recorded, and is an error.
     updates = bool(run.tests) and options.accept
@@ -207,7 +209,7 @@ def _measure(stage: StageRun, run: Run, options: Options) -> tuple[Judge, Mappin
     return judge, verdicts
 
 
-def _check(options: Options) -> None:
+def _check(options: UpstreamOptions) -> None:
     selection, shard = options.selection, options.choice.shard
     if len(selection.socs) > 1:
         raise UsageError(
@@ -225,7 +227,13 @@ def _check(options: Options) -> None:
             )
 
 
-def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Verdict], run: Run) -> None:
+def _report(
+    stage: StageRun,
+    plan: UpstreamPlan,
+    judge: Judge,
+    verdicts: Mapping[str, UpstreamVerdict],
+    run: ListedSuite,
+) -> None:
     judge.findings(stage, verdicts.values())
     place, version = f"manifests/upstream/{plan.suite.name}", plan.machinery.versions["executorch"]
     gone = judge.gone(run.tests)
@@ -284,8 +292,8 @@ def _report(stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Ve
 
 def _write_tables(
     stage: StageRun,
-    runs: Sequence[Run],
-    done: Sequence[tuple[Judge, Mapping[str, Verdict]]],
+    runs: Sequence[ListedSuite],
+    done: Sequence[tuple[Judge, Mapping[str, UpstreamVerdict]]],
     *,
     accept: bool,
 ) -> None:
@@ -300,7 +308,9 @@ def _write_tables(
     stage.artifacts += [Artifact.of("table", path) for path in write_table(tabled, measured)]
 
 
-def make_plan(suite: Suite, selection: Selection, work: Work, environ: Mapping[str, str]) -> Plan:
+def make_plan(
+    suite: UpstreamSuite, selection: Selection, work: WorkOptions, environ: Mapping[str, str]
+) -> UpstreamPlan:
     """Everything except the list of tests, which may need a worker."""
     suite.check(selection.soc)
     qnn_environment = resolve(selection, environ)
@@ -311,7 +321,7 @@ def make_plan(suite: Suite, selection: Selection, work: Work, environ: Mapping[s
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
-    return Plan(
+    return UpstreamPlan(
         suite=suite,
         machinery=machinery(qnn_environment, environment, runner),
         setup=setup_of(suite, environment, logs, work.timeout),
@@ -322,7 +332,7 @@ def make_plan(suite: Suite, selection: Selection, work: Work, environ: Mapping[s
 
 
 def choose(
-    plan: Plan, choice: Choice, flows: Sequence[str], sample: str | None, tests: Sequence[str]
+    plan: UpstreamPlan, choice: Choice, flows: Sequence[str], sample: str | None, tests: Sequence[str]
 ) -> list[str]:
     """The tests that the flags name, sorted."""
     matches = matcher(choice.words, whole=True)
@@ -345,7 +355,7 @@ UNMEASURED = ("bad_test", "no_kernel", *NOT_RUN)
 
 
 def sample_of(
-    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, Recorded]
+    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, RecordedTest]
 ) -> Sequence[str]:
     """The tests of `--sample`: the ledger's own choice, or some that measured something when they were
     recorded. Of `--sample I/N`: every N-th of all tests; the N parts together are the whole.
@@ -363,7 +373,7 @@ def sample_of(
     return [test for test in measuring if _hash(test) % SAMPLE == 0] or measuring[:1]
 
 
-def _measured(row: Recorded) -> bool:
+def _measured(row: RecordedTest) -> bool:
     """A record without parts does not tell."""
     return not row.parts or any(part.result not in UNMEASURED for part in row.parts)
 
@@ -372,20 +382,20 @@ def _hash(test: str) -> int:
     return int(sha256(test.encode()).hexdigest(), 16)
 
 
-def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
+def memo_of(plan: UpstreamPlan, selection: Selection, *, reuse: bool) -> Memo:
     on = plan.machinery
     roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": selection.store})
     return Memo(selection.store, f"test_{plan.suite.name}", roots, environ=on.environment, reuse=reuse)
 
 
-def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
+def list_tests(plan: UpstreamPlan, selection: Selection, workers: Workers) -> list[str]:
     """Every test of the suite, from memory or from a worker.
 
     The list is no verdict, so --no-cache does not apply."""
     memo = memo_of(plan, selection, reuse=True)
     key = {"suite": plan.suite.name, **plan.machinery.key(memo.roots)}
     answer = memo.find("the tests of the suite", key)
-    if not isinstance(answer, Entry):
+    if not isinstance(answer, CachedResult):
         tests, touched = workers.tests()
         answer = memo.remember(
             "the tests of the suite", key, {"tests": tests}, touched, own=(plan.judge.logs,)
@@ -394,8 +404,8 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 
 
 def run_tests(
-    plan: Plan, chosen: Sequence[str], workers: Workers, options: Options
-) -> tuple[dict[str, Verdict], set[str]]:
+    plan: UpstreamPlan, chosen: Sequence[str], workers: Workers, options: UpstreamOptions
+) -> tuple[dict[str, UpstreamVerdict], set[str]]:
     """The verdicts, remembered or new, and the tests of which the machine kept us from having one.
 
     A surprise runs again each time, so that its log and files can be read; not with --resume."""
@@ -413,7 +423,7 @@ def run_tests(
         slots = min(plan.slots, worth)
         return do(
             tasks,
-            How(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
+            RunOptions(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
             accept=lambda test, result: options.resume or not is_surprise(test, result),
             line=lambda test, result: _line(verdict_of(test, result), judge),
             stop_after=lambda test, result: options.fail_fast and is_surprise(test, result),
@@ -425,7 +435,7 @@ def run_tests(
     if killed := [task for task in tasks if _was_killed(results.get(task.name))]:
         results |= work(killed)
     verdicts = {test: verdict_of(test, result) for test, result in results.items()}
-    return verdicts, {test for test, result in results.items() if of_machine(result)}
+    return verdicts, {test for test, result in results.items() if blames_the_machine(result)}
 
 
 def _was_killed(result: Result | None) -> bool:
@@ -447,14 +457,14 @@ WORDS = {
 }
 
 
-def _line(verdict: Verdict, judge: Judge) -> Line:
+def _line(verdict: UpstreamVerdict, judge: Judge) -> Line:
     surprise = judge.is_surprise(verdict)
     note = "" if verdict.outcome == "passed" else verdict.reason
     word = "MACHINE" if surprise and verdict.fix else WORDS[verdict.outcome]
     return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
 
 
-def _print_list(plan: Plan, tests: Sequence[str]) -> None:
+def _print_list(plan: UpstreamPlan, tests: Sequence[str]) -> None:
     for test in tests:
         cost = plan.costs.get(test)
         entry = plan.judge.ledger.entry(test, plan.judge.soc)
@@ -464,7 +474,7 @@ def _print_list(plan: Plan, tests: Sequence[str]) -> None:
     print(f"{len(tests)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 
 
-def _announce(plan: Plan, *, has_record: bool) -> None:
+def _announce(plan: UpstreamPlan, *, has_record: bool) -> None:
     on = plan.machinery
     absent = f"; stand-ins for {', '.join(on.absent)}" if on.absent else ""
     sys.stderr.write(

@@ -22,7 +22,7 @@ PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class UpstreamSuite:
     """Tests of the executorch package that pytest collects."""
 
     name: str
@@ -85,21 +85,21 @@ _DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite(
+        UpstreamSuite(
             "delegate",
             f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
             "operators, lowered and run",
             adapter="compared",
             warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
         ),
-        Suite(
+        UpstreamSuite(
             "operators",
             "backends/test/suite/operators",
             "each operator in every scheme, held to the quantized model",
             adapter="backend",
             warm_up="test_abs.test_abs_shapes[qnn_8a8w]",
         ),
-        Suite(
+        UpstreamSuite(
             "models",
             _DELEGATE,
             "models in float and quantized",
@@ -108,28 +108,28 @@ SUITES = {
             models=True,
             warm_up="TestQNNFloatingPointModel.test_qnn_backend_simple_model",
         ),
-        Suite(
+        UpstreamSuite(
             "utils",
             _DELEGATE,
             "multi-graph contexts, dumps, profiles, skipped nodes and the like",
             classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
             adapter="delegate",
         ),
-        Suite(
+        UpstreamSuite(
             "zoo",
             "backends/test/suite/models",
             "torchvision's and others' models",
             adapter="backend",
             models=True,
         ),
-        Suite(
+        UpstreamSuite(
             "values",
             "ci/lanes/upstream/values.py",
             "operators with other values, shapes and schemes: manifests/upstream/values.toml",
             adapter="values",
             warm_up="test_values[qnn_8a8w-relu-plain]",
         ),
-        Suite(
+        UpstreamSuite(
             "rework-op",
             f"{_REWORK}/htp/op/v68/test.py",
             "operators, on the chip's architecture",
@@ -137,31 +137,35 @@ SUITES = {
             socs=_REWORK_SOCS,
             warm_up="test_relu[8a]",
         ),
-        Suite(
+        UpstreamSuite(
             "rework-feature",
             f"{_REWORK}/htp/feature/v68/test.py",
             "options",
             adapter="feature",
             socs=_REWORK_SOCS,
         ),
-        Suite("rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework", socs=_REWORK_SOCS),
-        Suite(
+        UpstreamSuite(
+            "rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework", socs=_REWORK_SOCS
+        ),
+        UpstreamSuite(
             "rework-passes",
             f"{_REWORK}/passes/test.py",
             "graph passes, each alone",
             adapter="rework",
             socs=_REWORK_SOCS,
         ),
-        Suite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
-        Suite("qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"),
-        Suite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),
-        Suite("genai", f"{_QUALCOMM}/genai_pipeline/tests", "the pipeline for language models"),
+        UpstreamSuite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
+        UpstreamSuite(
+            "qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"
+        ),
+        UpstreamSuite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),
+        UpstreamSuite("genai", f"{_QUALCOMM}/genai_pipeline/tests", "the pipeline for language models"),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Machinery:
+class SuiteKeyContext:
     """What tests run on. A verdict also depends on the files that a test touches, which are discovered."""
 
     sdk: Path
@@ -205,7 +209,7 @@ class Machinery:
         }
 
 
-def machinery(qnn_environment: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
+def machinery(qnn_environment: Environment, environment: Mapping[str, str], runner: Path) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
     from provisioning.build_id import build_ids
     from provisioning.components import QNN_SDK
@@ -218,7 +222,7 @@ def machinery(qnn_environment: Environment, environment: Mapping[str, str], runn
             f"{sdk} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
             fix="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
-    return Machinery(
+    return SuiteKeyContext(
         sdk=sdk,
         runner=runner,
         soc=qnn_environment.soc,

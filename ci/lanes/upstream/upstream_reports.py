@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.lanes.upstream.ledger import DIRECTORY, Expected, Kind, Ledger, load_ledger
+from ci.lanes.upstream.ledger import DIRECTORY, ExpectedTests, Kind, Ledger, load_ledger
 from provisioning.base.documents import Model, load
 
 REPORTS = DIRECTORY / "reports.toml"
@@ -64,7 +64,7 @@ def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
     return sorted({each.test for each in ledger.expected if shows(each, report)})
 
 
-def shows(entry: Expected, report: UpstreamReport) -> bool:
+def shows(entry: ExpectedTests, report: UpstreamReport) -> bool:
     """Whether this entry of a ledger is one of the report's."""
     outcomes = [report.outcome] if isinstance(report.outcome, str) else report.outcome
     names = [report.test] if isinstance(report.test, str) else report.test

@@ -29,7 +29,7 @@ SAME_WITHOUT_WEIGHTS: Mapping[str, MeasuredScheme] = {
 """Schemes that differ from another one in the weights alone: what has none is tried in the other one."""
 
 
-class Operator(Model):
+class TestedOperator(Model):
     call: str = ""
     module: str = ""
     domain: str = "any"
@@ -40,29 +40,29 @@ class Operator(Model):
     indices: tuple[int, ...] = ()
 
     @model_validator(mode="after")
-    def _one(self) -> Operator:
+    def _one(self) -> TestedOperator:
         if bool(self.call) == bool(self.module):
             raise ValueError("expected either call or module")
         return self
 
 
-class Values(Model):
+class ValueTable(Model):
     """The file."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     seed: int
     domain: Mapping[str, Mapping[str, Range]]
     shapes: Mapping[str, Shapes]
-    operators: Mapping[str, Operator]
+    operators: Mapping[str, TestedOperator]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ValueCase:
     """One operator with inputs from one range and of one shape."""
 
     operator: str
     name: str
-    settings: Operator
+    settings: TestedOperator
     range: tuple[float, ...]
     shape: tuple[int, ...]
     seed: int
@@ -90,8 +90,8 @@ class Case:
 
 
 @cache
-def cases() -> tuple[Case, ...]:
-    values = load(VALUES, Values)
+def cases() -> tuple[ValueCase, ...]:
+    values = load(VALUES, ValueTable)
     all_cases = []
     for operator, settings in values.operators.items():
         ranges, shapes = values.domain[settings.domain], settings.shapes
@@ -99,5 +99,7 @@ def cases() -> tuple[Case, ...]:
         plain = next(iter(ranges.values()))
         rows = [(name, each, first) for name, each in ranges.items()]
         rows += [("x".join(map(str, shape)), plain, shape) for shape in others]
-        all_cases += [Case(operator, name, settings, each, shape, values.seed) for name, each, shape in rows]
+        all_cases += [
+            ValueCase(operator, name, settings, each, shape, values.seed) for name, each, shape in rows
+        ]
     return tuple(all_cases)

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from ci.lanes.upstream.value_cases import Case, cases
+from ci.lanes.upstream.value_cases import ValueCase, cases
 from ci.pipeline.models.shipped.operators import alone
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_values(test_runner: Any, case: Case) -> None:
+def test_values(test_runner: Any, case: ValueCase) -> None:
     torch.manual_seed(case.seed)
     model, count = alone(case.expression, case.is_module, case.settings.indices)
     inputs = tuple(_draw(case) for _ in range(count))
     test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
 
 
-def _draw(case: Case) -> torch.Tensor:
+def _draw(case: ValueCase) -> torch.Tensor:
     low, high, *zeros = case.range
     values = torch.rand(case.shape) * (high - low) + low
     if case.settings.integers:

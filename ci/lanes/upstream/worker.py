@@ -25,14 +25,14 @@ from ci.lanes.upstream.adapters import (
     ADAPTERS,
     ADDRESS,
     LOWERING,
-    Comparison,
-    Plain,
+    DefaultAdapter,
+    UpstreamComparison,
     least_of,
     part,
     why_unheld,
     worst,
 )
-from ci.lanes.upstream.suite import SUITES, Suite
+from ci.lanes.upstream.suite import SUITES, UpstreamSuite
 
 SEED = 0
 
@@ -70,14 +70,14 @@ MEMORY_LIMIT = 12 << 30
 class Recorder:
     """A pytest plugin that keeps the reports of the test that runs, and of the collection."""
 
-    def __init__(self, adapter: Plain) -> None:
+    def __init__(self, adapter: DefaultAdapter) -> None:
         self.adapter = adapter
         self.forget()
         self.collection_errors: list[str] = []
 
     def forget(self) -> None:
         self.reports: list[pytest.TestReport] = []
-        self.comparisons: list[list[Comparison]] = []
+        self.comparisons: list[list[UpstreamComparison]] = []
         self.parts: list[dict[str, Any]] = []
         self.adapter.comparisons = []
 
@@ -110,7 +110,7 @@ class Recorder:
 class Tests:
     """The collected tests of a suite by name, and the way to run one."""
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: UpstreamSuite) -> None:
         # pytest.main would run all tests; pytest-xdist creates its session in the same way.
         from _pytest.config import _prepareconfig
 
@@ -150,7 +150,7 @@ class Tests:
         self._adapter.enter(scratch)
         item = self._items[name]
         meter = Meter()
-        if reason := self._adapter.unfit(item):
+        if reason := self._adapter.skip_reason(item):
             parts = [part("bad_test", error=reason)]
         else:
             with self._naming_guilty(log):
@@ -166,7 +166,7 @@ class Tests:
         if log is None or not self._models:
             yield
             return
-        from ci.partition.guilty import naming
+        from ci.partition.failing_operators import naming
 
         with naming(log):
             yield
@@ -216,7 +216,7 @@ def verdict_of(
     return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
 
 
-def part_of_report(report: pytest.TestReport, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def part_of_report(report: pytest.TestReport, comparisons: Sequence[UpstreamComparison]) -> dict[str, Any]:
     """A test or subtest as a part: how it ended, and the least figure of what it compared."""
     figure = least_of(each.figure for each in comparisons if each.figure is not None)
     error = ""

@@ -7,9 +7,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ci.parity.cmake import genex, words
-from ci.parity.cmake.trace import BINARY, DECLARING, SOURCE, UNKNOWN, Event, Project, Trace, in_tree, traces
+from ci.parity.cmake.trace import (
+    BINARY,
+    DECLARING,
+    SOURCE,
+    UNKNOWN,
+    ConfigureInput,
+    ExecutedCommand,
+    Trace,
+    in_tree,
+    traces,
+)
 from ci.parity.cmake.unknowns import unknowns
-from ci.parity.model import SCHEMAS, Generated, Glob, Item, Library, Place, Side, Trouble
+from ci.parity.model import SCHEMAS, GeneratingRule, Glob, Library, NamedItem, NotEvaluated, Side, TreePlace
 from ci.parity.tree import Tree, glob_regex
 
 _WHOLE = ("executorch_target_link_options_shared_lib", "target_link_options_shared_lib")
@@ -22,7 +32,7 @@ _OF_CUSTOM_COMMANDS = frozenset(
 )
 
 
-def evaluate(tree: Tree, projects: Sequence[Project]) -> list[Side]:
+def evaluate(tree: Tree, projects: Sequence[ConfigureInput]) -> list[Side]:
     """CMake's side, for each project. Sides are kept for later trees, so nobody may change them."""
     done = traces(tree, projects)
     [memory] = tree.evaluated.setdefault("CMake's sides", [{}])
@@ -35,18 +45,18 @@ def evaluate(tree: Tree, projects: Sequence[Project]) -> list[Side]:
 
 
 class _Reader:
-    def __init__(self, tree: Tree, project: Project, trace: Trace) -> None:
+    def __init__(self, tree: Tree, project: ConfigureInput, trace: Trace) -> None:
         self.tree, self.project, self.trace = tree, project, trace
         self.texts = {event.file: tree.read(event.file) for event in trace.events}
         self.commands = {file: words.by_line(text) for file, text in self.texts.items()}
         self.result = Side(troubles=list(trace.troubles), stopped=not trace.ended)
-        self.naming: dict[str, list[Event]] = {}
+        self.naming: dict[str, list[ExecutedCommand]] = {}
         """Events by the elements of their arguments; files and directories by their paths."""
-        self.written: dict[str, Place] = {}
+        self.written: dict[str, TreePlace] = {}
         """Where the last part of a path, or another word, was first stored in a variable."""
         self.generated: set[str] = set()
         self.aliases: dict[str, str] = {}
-        self.declared: dict[str, Event] = {}
+        self.declared: dict[str, ExecutedCommand] = {}
         self.expressions = genex.Expressions(project.variables, self._is_target)
 
     def side(self) -> Side:
@@ -77,7 +87,7 @@ class _Reader:
 
     # Lines
 
-    def _index(self, event: Event) -> None:
+    def _index(self, event: ExecutedCommand) -> None:
         for arg in event.args:
             for element in split(arg):
                 keys = {element, element.removeprefix("-D")}
@@ -91,9 +101,9 @@ class _Reader:
         for word in command.words:
             for piece in re.split(r"[;/\s]", word.literal):
                 if piece:
-                    self.written.setdefault(piece, Place(event.file, word.line))
+                    self.written.setdefault(piece, TreePlace(event.file, word.line))
 
-    def _place(self, target: str, element: str, text: str) -> Place:
+    def _place(self, target: str, element: str, text: str) -> TreePlace:
         """Where a target got a value: the line that names it, if there is one."""
         events = self.naming.get(element) or self.naming.get(text) or []
         own = [event for event in events if target in event.args[:1] or "PROPERTIES" in event.args]
@@ -106,11 +116,11 @@ class _Reader:
             return self._declaration(target)
         line = self._line(event, element)
         if line is not None:
-            return Place(event.file, line)
+            return TreePlace(event.file, line)
         last = element.rpartition("/")[2]
         return self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or event.place
 
-    def _place_of_flag(self, target: str, flag: str) -> Place:
+    def _place_of_flag(self, target: str, flag: str) -> TreePlace:
         """Of one of several in a text: CMAKE_CXX_FLAGS, or the target's COMPILE_FLAGS."""
         for event in self.trace.events:
             if (
@@ -120,7 +130,7 @@ class _Reader:
                 return event.place
         return self._declaration(target)
 
-    def _line(self, event: Event, element: str) -> int | None:
+    def _line(self, event: ExecutedCommand, element: str) -> int | None:
         command = self.commands[event.file].get((event.line, event.command))
         last = element.rpartition("/")[2].partition("=")[0]
         best: tuple[int, int] | None = None
@@ -131,9 +141,9 @@ class _Reader:
                     best = alike, word.line
         return best[1] if best else None
 
-    def _declaration(self, target: str) -> Place:
+    def _declaration(self, target: str) -> TreePlace:
         event = self.declared.get(target)
-        return event.place if event else Place(self.project.entries[0], 1)
+        return event.place if event else TreePlace(self.project.entries[0], 1)
 
     # Targets
 
@@ -150,11 +160,11 @@ class _Reader:
         for element, text, scope in self._scoped(target, "LINK_LIBRARIES"):
             if not element.startswith(("-", "::@")) and not posixpath.isabs(element):
                 linked = self.aliases.get(element, element)
-                library.dependencies.append(Item(linked, self._place(name, element, text), scope))
+                library.dependencies.append(NamedItem(linked, self._place(name, element, text), scope))
         directory = [] if kind == "interface" else self._elements(target, "DEFINITIONS")
         own = self._scoped(target, "COMPILE_DEFINITIONS")
         for element, text, scope in [*own, *((one, text, "PRIVATE") for one, text in directory)]:
-            library.definitions.append(Item(element, self._place(name, element, text), scope))
+            library.definitions.append(NamedItem(element, self._place(name, element, text), scope))
         library.standard = self._standard(target)
         for element, text, scope in self._scoped(target, "COMPILE_OPTIONS"):
             library.add_flag(element, self._place(name, element, text), scope)
@@ -163,20 +173,20 @@ class _Reader:
         for element, text, scope in self._scoped(target, "INCLUDE_DIRECTORIES"):
             path = in_tree(element, folder)
             if path is not None and (path in self.tree.directories or not path):
-                library.includes.append(Item(path, self._place(name, path, text), scope))
+                library.includes.append(NamedItem(path, self._place(name, path, text), scope))
         return library
 
     def _add_file(self, library: Library, element: str, text: str, scope: str, folder: str) -> None:
         path = in_tree(element, folder)
         if path is None:
             return
-        item = Item(path, self._place(library.name, path, text), scope)
+        item = NamedItem(path, self._place(library.name, path, text), scope)
         if path in self.tree.files:
             library.files.append(item)
         elif path not in self.generated:
             self.result.missing.append(item)
 
-    def _standard(self, target: Mapping[str, str]) -> Item | None:
+    def _standard(self, target: Mapping[str, str]) -> NamedItem | None:
         """The newest standard that is requested anywhere, as CMake decides."""
         requested = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
         if not requested:
@@ -188,7 +198,7 @@ class _Reader:
             own = name in event.args and {"CXX_STANDARD", f"cxx_std_{number}"} & {*event.args}
             if everywhere or own:
                 place = event.place
-        return Item(number, place)
+        return NamedItem(number, place)
 
     def _scoped(self, target: Mapping[str, str], name: str) -> list[tuple[str, str, str]]:
         """Elements of a property and of its INTERFACE twin, with their texts and scopes."""
@@ -222,24 +232,24 @@ class _Reader:
             except genex.Unevaluable as error:
                 if name.endswith(("SOURCES", "LINK_LIBRARIES", "HEADERS")):
                     place = self._place(target["NAME"], whole, whole)
-                    self._trouble(Trouble(place, _plain(whole), f"{target['NAME']} needs {error}"))
+                    self._trouble(NotEvaluated(place, _plain(whole), f"{target['NAME']} needs {error}"))
                 continue
             elements += [(one, whole) for one in split(value) if one and UNKNOWN not in one]
         if text:
             place = self._place(target["NAME"], text, text)
-            self._trouble(Trouble(place, _plain(text), "a generator expression is not closed"))
+            self._trouble(NotEvaluated(place, _plain(text), "a generator expression is not closed"))
         return elements
 
     def _is_target(self, name: str) -> bool:
         return name in self.declared or name in self.project.targets
 
-    def _trouble(self, trouble: Trouble) -> None:
+    def _trouble(self, trouble: NotEvaluated) -> None:
         if trouble not in self.result.troubles:
             self.result.troubles.append(trouble)
 
     # Files that are found or made
 
-    def _glob(self, event: Event) -> None:
+    def _glob(self, event: ExecutedCommand) -> None:
         patterns = list(event.args[2:])
         for option in ("RELATIVE", "LIST_DIRECTORIES"):
             if option in patterns:
@@ -251,7 +261,7 @@ class _Reader:
             path = in_tree(pattern, event.folder)
             if path is None:
                 why = f"file(GLOB) of {pattern}, which is outside the tree"
-                self._trouble(Trouble(event.place, pattern, why))
+                self._trouble(NotEvaluated(event.place, pattern, why))
                 continue
             if event.args[0] == "GLOB_RECURSE":
                 folder, _, last = path.rpartition("/")
@@ -264,12 +274,12 @@ class _Reader:
             shown = pattern.removeprefix(f"{SOURCE}/")
             self.result.globs.append(Glob(shown, event.folder, event.place, frozenset(matched)))
 
-    def _generates(self, text: str, event: Event) -> None:
+    def _generates(self, text: str, event: ExecutedCommand) -> None:
         path = in_tree(text, event.folder)
         if path is not None:
             self.generated.add(path)
 
-    def _custom_command(self, event: Event) -> None:
+    def _custom_command(self, event: ExecutedCommand) -> None:
         parts: list[tuple[str, list[str]]] = []
         for arg in event.args:
             if arg in _OF_CUSTOM_COMMANDS:
@@ -289,18 +299,18 @@ class _Reader:
                 inputs = dict(self._inputs([*needed, *elements], folders, event))
                 program = re.sub(r"^\$<TARGET_FILE:([^<>]+)>$", r"\1", elements[0])
                 command = (program, *map(_plain, elements[1:]))
-                self.result.generated.append(Generated(tuple(inputs.values()), command, event.place))
+                self.result.generated.append(GeneratingRule(tuple(inputs.values()), command, event.place))
 
     def _inputs(
-        self, elements: Sequence[str], folders: Sequence[str], event: Event
-    ) -> Iterator[tuple[str, Item]]:
+        self, elements: Sequence[str], folders: Sequence[str], event: ExecutedCommand
+    ) -> Iterator[tuple[str, NamedItem]]:
         for element in elements:
             paths = [path for folder in folders if (path := in_tree(element, folder)) is not None]
             existing = [path for path in paths if path in self.tree.files]
             for path in existing or paths[-1:]:
                 line = self._line(event, path)
                 place = self.written.get(posixpath.basename(path), event.place)
-                item = Item(path, Place(event.file, line) if line else place)
+                item = NamedItem(path, TreePlace(event.file, line) if line else place)
                 if existing:
                     yield path, item
                 elif path.endswith(SCHEMAS) and path not in self.generated:

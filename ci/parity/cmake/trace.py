@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.parity.cmake import words
-from ci.parity.model import Place, Trouble, is_python
+from ci.parity.model import NotEvaluated, TreePlace, is_python
 from ci.parity.tree import Tree, normal
 from provisioning.base.errors import EnvironmentLacking
 
@@ -99,7 +99,7 @@ _CALLER = re.compile(r"^  (?P<file>[^\n]+?):(?P<line>\d+) \(", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class ConfigureInput:
     """The input of a configure step."""
 
     entries: tuple[str, ...]
@@ -113,7 +113,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ExecutedCommand:
     """An executed command. Paths in `args` begin with SOURCE or BINARY, with no directory of the machine."""
 
     command: str
@@ -125,8 +125,8 @@ class Event:
     """The directory that its relative paths begin in."""
 
     @property
-    def place(self) -> Place:
-        return Place(self.file, self.line)
+    def place(self) -> TreePlace:
+        return TreePlace(self.file, self.line)
 
 
 SOURCE, BINARY = "/source", "/binary"
@@ -134,22 +134,22 @@ SOURCE, BINARY = "/source", "/binary"
 
 @dataclass(slots=True)
 class Trace:
-    events: list[Event] = field(default_factory=list)
+    events: list[ExecutedCommand] = field(default_factory=list)
     targets: list[dict[str, str]] = field(default_factory=list)
     """Properties by name; `HEADERS` are those of file sets, `DEFINITIONS` those of the directory."""
     variables: frozenset[str] = frozenset()
     """Names that had a value before the tree's first command."""
     unknown: set[str] = field(default_factory=set)
     """Names that got UNKNOWN in answer to a question about the machine."""
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[NotEvaluated] = field(default_factory=list)
     ended: bool = False
 
 
-def traces(tree: Tree, projects: Sequence[Project]) -> tuple[Trace, ...]:
+def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     """One for each project, configured side by side."""
     missing = [entry for project in projects for entry in project.entries if entry not in tree.files]
     if missing:
-        trouble = Trouble(Place(missing[0], 1), missing[0], "the file does not exist")
+        trouble = NotEvaluated(TreePlace(missing[0], 1), missing[0], "the file does not exist")
         return tuple(Trace(troubles=[trouble]) for _ in projects)
     texts: set[str] = set()
     names: set[str] = set()
@@ -222,7 +222,7 @@ def _take_touched(tree: Tree, done: Iterable[Trace], texts: set[str], names: set
 
 
 def _remembered(
-    tree: Tree, projects: Sequence[Project], texts: set[str], names: set[str]
+    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
 ) -> tuple[Trace, ...]:
     """`--fix` and tests change a tree many times, but its CMake files rarely."""
     key = frozenset((path, tree.read(path)) for path in texts), frozenset(names), repr(projects)
@@ -234,7 +234,7 @@ def _remembered(
 
 
 def _configured(
-    tree: Tree, projects: Sequence[Project], texts: set[str], names: set[str]
+    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
 ) -> tuple[Trace, ...]:
     cmake = _cmake()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-cmake-") as temporary:
@@ -257,7 +257,7 @@ def _configured(
         )
 
 
-def _elsewhere(path: str, project: Project) -> bool:
+def _elsewhere(path: str, project: ConfigureInput) -> bool:
     return not any(path.startswith(f"{posixpath.dirname(entry)}/") for entry in project.entries)
 
 
@@ -273,7 +273,9 @@ def _cmake() -> Path:
     raise EnvironmentLacking("CMake is neither beside this Python nor on PATH", fix=_FIX)
 
 
-def _copy(tree: Tree, source: Path, projects: Sequence[Project], texts: set[str], names: set[str]) -> None:
+def _copy(
+    tree: Tree, source: Path, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
+) -> None:
     """Copy the texts, and create empty files under the other names."""
     folders = {posixpath.dirname(path) for path in (*texts, *names)}
     for folder in sorted({*folders, *(outside for project in projects for outside in project.outside)}):
@@ -304,7 +306,9 @@ def _declared(texts: Iterable[str]) -> set[str]:
     return names
 
 
-def _settings(work: Path, project: Project, declared: set[str], includes: Sequence[str]) -> Iterator[str]:
+def _settings(
+    work: Path, project: ConfigureInput, declared: set[str], includes: Sequence[str]
+) -> Iterator[str]:
     folders = ";".join(posixpath.dirname(entry) for entry in project.entries)
     yield f"set(QNN_CI_FOLDERS {_bracket(folders)})"
     yield f"set(QNN_CI_INCLUDES {_bracket(';'.join(includes))})"
@@ -380,7 +384,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree, project: Project) -> Trace:
+def _read(
+    process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree, project: ConfigureInput
+) -> Trace:
     errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
     if too_old := _TOO_OLD.search(" ".join(errors.split())):
         raise EnvironmentLacking(
@@ -426,15 +432,15 @@ def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree,
             evaluated = _EVALUATED.fullmatch(path)
             path, number_of_line = (evaluated[1], int(evaluated[2])) if evaluated else (path, data["line"])
             if _tree_path(path) in tree.files and path != f"{SOURCE}/CMakeLists.txt":
-                trace.events.append(Event(command, args, _tree_path(path), number_of_line, folder))
+                trace.events.append(ExecutedCommand(command, args, _tree_path(path), number_of_line, folder))
         if command == "add_subdirectory" and args:
             here = in_tree(args[0], folders[-1][1] if folders else "")
             folders.append((depth, here if here is not None else ""))
     trace.troubles += _errors(errors, tree, local, project)
     if not trace.ended and not trace.troubles:
-        place = trace.events[-1].place if trace.events else Place(project.entries[0], 1)
+        place = trace.events[-1].place if trace.events else TreePlace(project.entries[0], 1)
         why = f"CMake was stopped after {MOST_SECONDS:.0f} s or {MOST_BYTES >> 20} MB: a loop without end?"
-        trace.troubles.append(Trouble(place, place.file, why))
+        trace.troubles.append(NotEvaluated(place, place.file, why))
     return trace
 
 
@@ -447,7 +453,9 @@ def _localiser(work: Path, number: int) -> Callable[[str], str]:
     return local
 
 
-def _errors(text: str, tree: Tree, local: Callable[[str], str], project: Project) -> Iterator[Trouble]:
+def _errors(
+    text: str, tree: Tree, local: Callable[[str], str], project: ConfigureInput
+) -> Iterator[NotEvaluated]:
     for part in re.split(r"^(?=CMake \w+)", text, flags=re.MULTILINE):
         match = _ERROR.match(part)
         if not match or _END in part or match["file"] is None:
@@ -455,11 +463,13 @@ def _errors(text: str, tree: Tree, local: Callable[[str], str], project: Project
         body, _, callers = match["text"].partition("Call Stack")
         places = [(match["file"], match["line"]), *_CALLER.findall(callers)]
         inside = [
-            Place(path, int(line)) for file, line in places if (path := _tree_path(local(file))) in tree.files
+            TreePlace(path, int(line))
+            for file, line in places
+            if (path := _tree_path(local(file))) in tree.files
         ]
         # The tree's own first file is replaced by the project around it.
         inside = [place for place in inside if place.file != "CMakeLists.txt"]
-        place = inside[0] if inside else Place(project.entries[0], 1)
+        place = inside[0] if inside else TreePlace(project.entries[0], 1)
         why = " ".join(local(body).split())
         unknown = re.match(r'Unknown CMake command "(\w+)"', why)
         if unknown:
@@ -468,7 +478,7 @@ def _errors(text: str, tree: Tree, local: Callable[[str], str], project: Project
             what = "message(FATAL_ERROR)"
         else:
             what = f"{match['command']}()" if match["command"] else place.file
-        yield Trouble(place, what, f"CMake stops: {why}")
+        yield NotEvaluated(place, what, f"CMake stops: {why}")
 
 
 def _tree_path(file: str) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ci.parity.cmake import words
 from ci.parity.cmake.genex import truth
-from ci.parity.cmake.trace import BINARY, DECLARING, SOURCE, UNKNOWN, Event, Project, Trace
-from ci.parity.cmake.words import Command
-from ci.parity.model import Trouble
+from ci.parity.cmake.trace import BINARY, DECLARING, SOURCE, UNKNOWN, ConfigureInput, ExecutedCommand, Trace
+from ci.parity.cmake.words import CMakeCommand
+from ci.parity.model import NotEvaluated
 
 _HARMLESS = frozenset(
     {
@@ -45,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _OF_CALLS = re.compile(r"ARG[CNV]\d*|CMAKE_MATCH_\w+|CMAKE_(?:CURRENT|PARENT)_\w+")
 
 
-def unknowns(trace: Trace, project: Project, texts: Mapping[str, str]) -> Iterator[Trouble]:
+def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) -> Iterator[NotEvaluated]:
     """`texts` are those of the files that ran."""
     tainted = set(trace.unknown)
     own_names = _assigned(trace, texts)
@@ -79,13 +79,15 @@ def unknowns(trace: Trace, project: Project, texts: Mapping[str, str]) -> Iterat
             for name in _unset(command, known):
                 what = f"${{{name}}}"
                 why = f"{event.command}() reads {what}, which no file and no variable of the mapping sets"
-                yield Trouble(event.place, what, why)
+                yield NotEvaluated(event.place, what, why)
         elif event.command == "list" and not tainted.isdisjoint(event.args[1:2]) and not _hands_on(event):
             yield _trouble(event, command, "it rests on what only a configure step knows")
 
 
-def _trouble(event: Event, command: Command, why: str) -> Trouble:
-    return Trouble(event.place, f"{event.command}({' '.join(word.text for word in command.words)[:80]})", why)
+def _trouble(event: ExecutedCommand, command: CMakeCommand, why: str) -> NotEvaluated:
+    return NotEvaluated(
+        event.place, f"{event.command}({' '.join(word.text for word in command.words)[:80]})", why
+    )
 
 
 def _own_functions(text: str) -> Iterator[str]:
@@ -94,7 +96,7 @@ def _own_functions(text: str) -> Iterator[str]:
             yield command.words[0].text.lower()
 
 
-def _hands_on(event: Event) -> bool:
+def _hands_on(event: ExecutedCommand) -> bool:
     kind = event.args[0] if event.args else ""
     return (
         event.command in _KEEPING
@@ -103,7 +105,7 @@ def _hands_on(event: Event) -> bool:
     )
 
 
-def _reads_environment(command: Command, project: Project) -> bool:
+def _reads_environment(command: CMakeCommand, project: ConfigureInput) -> bool:
     return any(
         f"ENV{{{name}}}" not in project.variables
         for word in command.words
@@ -140,18 +142,18 @@ def _is_known(name: str, known: set[str]) -> bool:
     return any(f"{name[:end]}_" in known for end in (at.start() for at in re.finditer("_", name)))
 
 
-def _unset(command: Command, known: set[str]) -> list[str]:
+def _unset(command: CMakeCommand, known: set[str]) -> list[str]:
     names = (name for word in command.words for name in word.variables)
     return list(dict.fromkeys(name for name in names if not _is_known(name, known)))
 
 
 def _unsure(
-    event: Event,
-    command: Command,
+    event: ExecutedCommand,
+    command: CMakeCommand,
     known: set[str],
     tainted: set[str],
     targets: Iterable[str],
-    project: Project,
+    project: ConfigureInput,
 ) -> Iterator[str]:
     """Why the answer of a condition cannot be relied on."""
     for name in _unset(command, known):
@@ -179,7 +181,7 @@ def _unsure(
             yield f"{arg} is outside the tree"
 
 
-def _decided(command: Command, project: Project, fixed: Mapping[str, str]) -> bool:
+def _decided(command: CMakeCommand, project: ConfigureInput, fixed: Mapping[str, str]) -> bool:
     """Whether the mapping's variables alone make one of several AND-ed terms false, so that the others do not
     matter."""
     terms: list[list[str]] = [[]]
@@ -193,7 +195,7 @@ def _decided(command: Command, project: Project, fixed: Mapping[str, str]) -> bo
     return any(_is_false(term, project, fixed) for term in terms)
 
 
-def _is_false(term: list[str], project: Project, fixed: Mapping[str, str]) -> bool:
+def _is_false(term: list[str], project: ConfigureInput, fixed: Mapping[str, str]) -> bool:
     if term[:2] == ["NOT", "DEFINED"]:
         return term[2:] != [] and term[2] in project.variables
     return len(term) == 1 and (truth(fixed.get(term[0], "1")) == "0" or term[0] in ("FALSE", "OFF", "0"))
@@ -208,7 +210,7 @@ def _is_word(text: str) -> bool:
     )
 
 
-def _matters(text: str, event: Event, project: Project) -> bool:
+def _matters(text: str, event: ExecutedCommand, project: ConfigureInput) -> bool:
     """Whether anything in the block may change what a target consists of."""
     return any(
         command.name not in _HARMLESS and command.name not in project.ignored

@@ -42,16 +42,16 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CMakeCommand:
     name: str
     line: int
     words: Sequence[Word]
 
 
 @lru_cache(maxsize=512)
-def commands(text: str) -> tuple[Command, ...]:
+def commands(text: str) -> tuple[CMakeCommand, ...]:
     """The commands, as far as the text can be read; CMake itself reports syntax errors."""
-    result: list[Command] = []
+    result: list[CMakeCommand] = []
     before: Word | None = None
     words: list[Word] | None = None
     name, depth = Word("", 0, plain=True), 0
@@ -66,7 +66,7 @@ def commands(text: str) -> tuple[Command, ...]:
         if depth:
             words.append(word)
         else:
-            result.append(Command(name.text.lower(), name.line, tuple(words)))
+            result.append(CMakeCommand(name.text.lower(), name.line, tuple(words)))
             words, before = None, None
     return tuple(result)
 
@@ -85,14 +85,14 @@ def _words(text: str) -> Iterator[Word]:
             break
 
 
-def by_line(text: str) -> Mapping[tuple[int, str], Command]:
+def by_line(text: str) -> Mapping[tuple[int, str], CMakeCommand]:
     """Commands by their first line and name, as a trace gives them."""
     return {(command.line, command.name): command for command in commands(text)}
 
 
-def block(text: str, line: int) -> list[Command]:
+def block(text: str, line: int) -> list[CMakeCommand]:
     """The commands from the `if` (or `while`) on this line to the end of it."""
-    body: list[Command] = []
+    body: list[CMakeCommand] = []
     depth = 0
     for command in commands(text):
         if command.line < line:

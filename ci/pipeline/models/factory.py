@@ -91,7 +91,7 @@ NOT_COMPILABLE = (
 
 
 @dataclass(frozen=True)
-class Signature:
+class ModelSignature:
     """What the model takes, by its own example."""
 
     example: tuple[Tensor, ...]
@@ -116,8 +116,8 @@ def _kind(tensor: Tensor) -> str:
 class Samples:
     """Draws inputs from the user's data, which replaces the factory's own inputs."""
 
-    draw: Callable[[torch.Generator, Signature | None], tuple[Tensor, ...]]
-    wanted: Signature | None = None
+    draw: Callable[[torch.Generator, ModelSignature | None], tuple[Tensor, ...]]
+    wanted: ModelSignature | None = None
 
     def __call__(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         return self.draw(generator, self.wanted)
@@ -126,7 +126,7 @@ class Samples:
         """The same, refusing what the model does not take."""
         names = tuple(inspect.signature(loaded.model.forward).parameters)
         example = loaded.sample(0)
-        return replace(self, wanted=Signature(example, names[: len(example)]))
+        return replace(self, wanted=ModelSignature(example, names[: len(example)]))
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class ModelWithInputs:
         return sample
 
     @cached_property
-    def _signature(self) -> Signature:
-        return Signature(self._drawn(0), ())
+    def _signature(self) -> ModelSignature:
+        return ModelSignature(self._drawn(0), ())
 
     def _drawn(self, number: int) -> tuple[Tensor, ...]:
         if number == 0 and self.first is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ci.pipeline.models.factory import Samples, Signature, described, seed_of
+from ci.pipeline.models.factory import ModelSignature, Samples, described, seed_of
 from ci.pipeline.models.user_model import SAMPLE_FILES, BadFactory
 
 COMPARED = 2
@@ -27,7 +27,7 @@ def samples_of(folder: Path) -> Samples:
     compared = {seed_of("inputs", number): files[number] for number in range(held)}
     rest = files[held:]
 
-    def draw(generator: torch.Generator, wanted: Signature | None) -> tuple[Tensor, ...]:
+    def draw(generator: torch.Generator, wanted: ModelSignature | None) -> tuple[Tensor, ...]:
         own = compared.get(generator.initial_seed())
         path = own or rest[int(torch.randint(len(rest), (1,), generator=generator))]
         return _sample(path, wanted)
@@ -35,7 +35,7 @@ def samples_of(folder: Path) -> Samples:
     return Samples(draw)
 
 
-def _sample(path: Path, wanted: Signature | None) -> tuple[Tensor, ...]:
+def _sample(path: Path, wanted: ModelSignature | None) -> tuple[Tensor, ...]:
     try:
         if path.suffix == ".pt":
             loaded: Any = torch.load(path, weights_only=True)

@@ -63,7 +63,7 @@ class Signer:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FileToSign:
     """One file to make: a signed `source`, or a test signature for the device `serial`."""
 
     source: Path | None
@@ -75,12 +75,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ChipWork:
     """What is to be signed for one chip."""
 
     chip: Chip
     qnn: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[FileToSign, ...]
     signer: Signer
 
     def as_metric(self, overlay: Path) -> dict[str, Metric]:
@@ -130,7 +130,7 @@ def _plan(
     selection: Selection,
     chain: rehearsal.KeyAndChain | None,
     cancelled: threading.Event,
-) -> Work:
+) -> ChipWork:
     files = [] if serial else libraries.to_sign(chip, environment, options.libraries, direct=options.direct)
     qnn = libraries.check_qnn(chip, environment.roots.get("qnn-sdk") if environment else None, files)
     if chain is not None:
@@ -138,11 +138,11 @@ def _plan(
     else:
         assert environment is not None
         signer = _elfsigner(options, environment, selection, chip, files, cancelled)
-    jobs = (Job(None, serial),) if serial else tuple(Job(path) for path in files)
-    return Work(chip, qnn, jobs, signer)
+    jobs = (FileToSign(None, serial),) if serial else tuple(FileToSign(path) for path in files)
+    return ChipWork(chip, qnn, jobs, signer)
 
 
-def _announce(planned: Sequence[Work], environment: Environment | None) -> None:
+def _announce(planned: Sequence[ChipWork], environment: Environment | None) -> None:
     lines = [STATEMENT] if any(work.signer.root for work in planned) else []
     for work in planned:
         chip = work.chip
@@ -163,7 +163,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _sign_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[FileToSign],
     signer: Signer,
     overlay: Path,
     into: Path,
@@ -210,14 +210,14 @@ def _sign_jobs(
         raise stopped[0]
 
 
-def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
+def _sign_one(job: FileToSign, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
     """Sign, verify the result like any foreign file, and only then put it in place."""
     work.mkdir()
     result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
     place = into / job.name
-    expected = checks.Expected()
+    expected = checks.ExpectedSignature()
     if signer.root is not None:
-        expected = checks.Expected(root=signer.root, serial=job.serial or None)
+        expected = checks.ExpectedSignature(root=signer.root, serial=job.serial or None)
     verified = verification.verify_file(result, expected)
     allowed = (checks.SIGNATURE, checks.ROOT)
     findings = [
@@ -260,7 +260,7 @@ def _rehearsal(chain: rehearsal.KeyAndChain, chip: Chip) -> Signer:
 
     def test_signature(serial: int, into: Path) -> Path:
         signed = rehearsal.sign(rehearsal.carrier_library(chip.arch, (serial,)), chain, (serial,))
-        return _written(into / Job(None, serial).name, signed)
+        return _written(into / FileToSign(None, serial).name, signed)
 
     return Signer("the rehearsal signer", library, test_signature, chain.root)
 

@@ -30,7 +30,7 @@ Row = Mapping[str, Metric]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FigureChange:
     figure: str
     before: float | str
     after: float | str
@@ -40,46 +40,46 @@ class Difference:
         return f"{TITLES.get(self.figure, self.figure)}: {_number(self.before)} → {_number(self.after)}"
 
 
-def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
+def differences(before: Row, after: Row, tolerances: Tolerances) -> list[FigureChange]:
     """Differences beyond the tolerances. If only one build takes the program, that is the only difference.
 
     The `error` of a row is what its lane found wrong with the program, costs aside."""
     taken = [bool(row.get("figures")) for row in (before, after)]
     if taken[0] != taken[1]:
         old, new = ("runs" if each else "is refused" for each in taken)
-        return [Difference("the program", old, new, "better" if taken[1] else "worse")]
+        return [FigureChange("the program", old, new, "better" if taken[1] else "worse")]
     if not all(taken):
         return []
-    changes: list[Difference] = []
+    changes: list[FigureChange] = []
     for name, was, now in _pairs(before, after, "figures", ACCURACY):
         # Another answer is a difference, however small the error that gives it.
         if abs(now - was) > (1e-6 if name in SHARES else tolerances.sqnr_margin_db):
-            changes.append(Difference(name, was, now, "worse" if now < was else "better"))
+            changes.append(FigureChange(name, was, now, "worse" if now < was else "better"))
     for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
         tolerance = tolerances.costs[name]
         if now > tolerance.most(was):
-            changes.append(Difference(name, was, now, "worse"))
+            changes.append(FigureChange(name, was, now, "worse"))
         elif was > tolerance.most(now):
-            changes.append(Difference(name, was, now, "better"))
+            changes.append(FigureChange(name, was, now, "better"))
     for name, was, now in _pairs({"nodes": dict(before)}, {"nodes": dict(after)}, "nodes", NODES):
         # Older providers do not report how many graphs there are, so they are not compared.
         if was != now and (name != "graphs" or (was and now)):
-            changes.append(Difference(name, was, now, "worse" if now > was else "better"))
+            changes.append(FigureChange(name, was, now, "worse" if now > was else "better"))
     errors = [str(row.get("error", "")) for row in (before, after)]
     if bool(errors[0]) != bool(errors[1]):
         old, new = (f"fails ({each})" if each else "passes" for each in errors)
         change: Verdict = "worse" if errors[1] else "better"
         # A figure that says so already is not said twice.
         if change not in {each.verdict for each in changes}:
-            changes.append(Difference("the program", old, new, change))
+            changes.append(FigureChange("the program", old, new, change))
     return changes
 
 
-def verdict_of(changes: Sequence[Difference]) -> Verdict:
+def verdict_of(changes: Sequence[FigureChange]) -> Verdict:
     return min((each.verdict for each in changes), key=RANK.__getitem__, default="same")
 
 
-def severity_of(changes: Sequence[Difference], tolerances: Tolerances) -> Severity:
+def severity_of(changes: Sequence[FigureChange], tolerances: Tolerances) -> Severity:
     """The worst severity of what became worse; a cost has that of its tolerance."""
     worse = [each.figure for each in changes if each.verdict == "worse"]
     grave = {

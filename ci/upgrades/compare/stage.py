@@ -14,7 +14,7 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import COSTS, Tolerances, load_tolerances
 from ci.pipeline.costs import cost_rule
 from ci.upgrades import releases
-from ci.upgrades.compare.judge import RANK, Difference, Row, differences, severity_of, verdict_of
+from ci.upgrades.compare.judge import RANK, FigureChange, Row, differences, severity_of, verdict_of
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.commands import logged
@@ -27,7 +27,7 @@ from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
-from provisioning.store import Store, Want
+from provisioning.store import FileSelection, Store
 
 STAGES: Mapping[str, Sequence[str]] = {
     "onnx": ("test_onnx",),
@@ -42,7 +42,7 @@ TABLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ComparedBuilds:
     lane: str
     builds: tuple[str, ...]
     """QNN versions; the others are compared with the first."""
@@ -86,7 +86,7 @@ class Measurement:
     programs: Mapping[str, Row]
 
 
-def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) -> int:
+def compare(selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str]) -> int:
     stage = StageRun.as_typed("compare", selection.profile, selection.target)
     with stage.reported(selection.reports, "compare-not-measured"):
         measurements = [measure(each, selection, choice, environ, stage) for each in stacks(choice)]
@@ -100,7 +100,7 @@ def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) ->
     return stage.close(selection.reports)
 
 
-def stacks(choice: Choice) -> list[Stack]:
+def stacks(choice: ComparedBuilds) -> list[Stack]:
     if choice.lane == "onnx":
         if choice.executorch:
             raise UsageError("--executorch chooses for the ExecuTorch lane: add --lane executorch")
@@ -138,7 +138,7 @@ def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
 
 
 def measure(
-    stack: Stack, selection: Selection, choice: Choice, environ: Mapping[str, str], stage: StageRun
+    stack: Stack, selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str], stage: StageRun
 ) -> Measurement:
     title = title_of(stack.name)
     sys.stderr.write(f"{title}\n")
@@ -198,7 +198,7 @@ def environment_of(
     build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of a process that uses only this build."""
-    store, want = Store(selection.store), Want(targets=frozenset({"x86_64-linux"}))
+    store, want = Store(selection.store), FileSelection(targets=frozenset({"x86_64-linux"}))
     others = {
         name: value for name, value in environ.items() if name not in ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
     }
@@ -215,7 +215,7 @@ def environment_of(
     return {**others, "QNN_SDK_ROOT": str(tree.root), "LD_LIBRARY_PATH": libraries}
 
 
-def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) -> None:
+def judge(stage: StageRun, measurements: Sequence[Measurement], choice: ComparedBuilds) -> None:
     """Compare each stack with the first: what the later of the two does worse is an error."""
     base, *others = measurements
     tolerances = load_tolerances()
@@ -291,7 +291,7 @@ def _reason(row: Row) -> str:
     return f": {row['error']}" if "error" in row and not row.get("figures") else ""
 
 
-def _words(changes: Sequence[Difference]) -> str:
+def _words(changes: Sequence[FigureChange]) -> str:
     return "; ".join(str(each) for each in changes if each.verdict == "worse")
 
 

@@ -50,11 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.compare.stage import Choice, compare
+    from ci.upgrades.compare.stage import ComparedBuilds, compare
     from provisioning.base.settings import selection_of
 
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    choice = Choice(args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.accept)
+    choice = ComparedBuilds(
+        args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.accept
+    )
     return compare(selection_of(args), choice, os.environ)

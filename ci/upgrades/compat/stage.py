@@ -27,7 +27,7 @@ from provisioning.compat import STEPS, Build, Measured, Pair, Step
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile, soc_named
-from provisioning.store import Store, Want
+from provisioning.store import FileSelection, Store
 from provisioning.validation import probe
 
 PAGE = ROOT / "docs" / "upgrades.md"
@@ -147,7 +147,7 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
     tree = store.provision(
         QNN_SDK,
         component,
-        Want(targets=frozenset({"x86_64-linux"})),
+        FileSelection(targets=frozenset({"x86_64-linux"})),
         locked=True,
         progress=progress.for_stream(),
     )

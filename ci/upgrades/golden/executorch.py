@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from ci.artifacts.program import Program, TensorInfo, read
+from ci.artifacts.program import CompiledProgram, TensorInfo, read
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.trouble import of_ending
 from ci.upgrades import releases
@@ -164,7 +164,7 @@ def _draw_inputs(place: Path) -> None:
 
 def _tensors(place: Path, which: str) -> list[TensorInfo]:
     program = read(place / PROGRAM)
-    assert isinstance(program, Program)
+    assert isinstance(program, CompiledProgram)
     (method,) = program.methods
     return [tensor for tensor in getattr(method, which) if isinstance(tensor, TensorInfo)]
 

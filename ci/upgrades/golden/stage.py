@@ -67,7 +67,7 @@ class MakerResult(Model):
     runtimes: dict[str, RuntimeResult]
 
 
-class Measured(Model):
+class GoldenFile(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
     programs: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
     """Program → the build that made it → each runtime's result."""
@@ -84,11 +84,11 @@ class Runtime:
     variables: Mapping[str, str]
 
 
-def load_measured() -> Measured:
+def load_measured() -> GoldenFile:
     try:
-        return Measured.model_validate_json(MEASURED.read_text(encoding="utf-8"))
+        return GoldenFile.model_validate_json(MEASURED.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Measured(schema=1)
+        return GoldenFile(schema=1)
     except ValidationError as error:
         raise ManifestError(
             MEASURED,
@@ -316,7 +316,7 @@ def sqnr(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
     return figures.get("sqnr_db", EXACT_DB) if figures.get("agreement", 1) == 1 else -math.inf
 
 
-def write(agreed: Measured, results: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
+def write(agreed: GoldenFile, results: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
     programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in results}
     for name, makers in results.items():
         for maker, maker_result in makers.items():

@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
 from ci.engine.workers.child import new_text, size_of, text_since
-from ci.partition.decisions import Watch, is_glue, is_quantizer, module_of, operator_name, source_of
+from ci.partition.decisions import PartitionerSpy, is_glue, is_quantizer, module_of, operator_name, source_of
 from ci.partition.parts import Partition, smallest_failing
 from provisioning.base.diagnosis import with_names_of_data_types
 
@@ -51,7 +51,7 @@ and nothing is lowered again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class Culprit:
     """Nodes of the edge graph at which the compiler fails; the first one is in the model's own code."""
 
     nodes: tuple[str, ...]
@@ -66,15 +66,15 @@ class Suspect:
         return self.operator, self.line, self.reason
 
     @staticmethod
-    def in_words(suspects: Sequence[Suspect]) -> str:
+    def in_words(culprits: Sequence[Culprit]) -> str:
         """Nodes of one line, as in a loop, are named once."""
-        alike: dict[tuple[str, str, str], list[Suspect]] = {}
-        for one in suspects:
+        alike: dict[tuple[str, str, str], list[Culprit]] = {}
+        for one in culprits:
             alike.setdefault(one._alike, []).append(one)
         return "; and of ".join(_sentence(each) for each in alike.values())
 
 
-def _sentence(alike: Sequence[Suspect]) -> str:
+def _sentence(alike: Sequence[Culprit]) -> str:
     one = alike[0]
     names = [each.nodes[0] for each in alike]
     node = names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
@@ -86,7 +86,7 @@ def _sentence(alike: Sequence[Suspect]) -> str:
 class Search:
     """Remembers the partition that is being compiled, and what QNN printed about it."""
 
-    def __init__(self, log: Path, watch: Watch) -> None:
+    def __init__(self, log: Path, watch: PartitionerSpy) -> None:
         self.log, self.watch = log, watch
         self.partition: Partition | None = None
         self.later: list[Any] = []
@@ -145,7 +145,7 @@ class Search:
         calls = (node for node in self.partition.calls if not is_glue(node))
         return next((node for node in calls if node.name == self.visited), None)
 
-    def suspects(self, error: BaseException, *, alone: bool = False) -> list[Suspect]:
+    def culprits(self, error: BaseException, *, alone: bool = False) -> list[Culprit]:
         """The nodes at which the lowering with this error fails, and all others of their kind.
 
         With `alone`, only those that fail alone are found: nothing larger is compiled."""
@@ -183,29 +183,31 @@ class Search:
                     failing += alike
                     messages.update(dict.fromkeys((each.name for each in alike), messages[alike[0].name]))
             return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
-        company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
-        if not company:
+        minimal_set = smallest_failing(
+            partition.operators, fails, [n for n in named if n in partition.operators]
+        )
+        if not minimal_set:
             return []
-        guilty = company[-1]
+        guilty = minimal_set[-1]
         failing = [guilty]
-        if len(company) == 1:
+        if len(minimal_set) == 1:
             alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
             failing += [node for node in alike if node is not guilty and fails([node])]
         reason = "QNN compiles it neither in the model nor alone"
-        if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1]):
+        if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in minimal_set[:-1]):
             reason, messages = f"QNN does not compile it after {together}", {}
         return self._all_proved(failing, messages, reason, partition)
 
     def _all_proved(
         self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
-    ) -> list[Suspect]:
-        suspects = [
+    ) -> list[Culprit]:
+        culprits = [
             self._proved(node, f"{reason}{messages.get(node.name, '')}", partition)
             for node in sorted(nodes, key=partition.calls.index)
         ]
-        return suspects if partition.live.issuperset(nodes) else [*suspects, *self._later_constants()]
+        return culprits if partition.live.issuperset(nodes) else [*culprits, *self._later_constants()]
 
-    def _later_constants(self) -> list[Suspect]:
+    def _later_constants(self) -> list[Culprit]:
         """The constants that a partition which was not compiled yet hands out: it would fail next."""
         partitions = [Partition(program, spec) for program, spec in self.later]
         return [
@@ -215,13 +217,13 @@ class Search:
             if node not in partition.live
         ]
 
-    def _proved(self, node: Node, reason: str, partition: Partition) -> Suspect:
+    def _proved(self, node: Node, reason: str, partition: Partition) -> Culprit:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
         return _suspect(nodes, f"{reason}, with {_operands(node)}", _more_bits(node))
 
-    def _handed_out(self, nodes: Sequence[Node], reason: str) -> Suspect:
+    def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
         """Also says why the operator that uses the constant is on the CPU."""
         users = [user for node in nodes for user in self.watch.users.get(node.name, ())]
         for user in users:
@@ -232,12 +234,12 @@ class Search:
         fix = "make the constant in __init__ with register_buffer, or an input"
         if is_quantizer(nodes[0]):
             fix = _more_bits(nodes[0])
-        suspect = _suspect(nodes, reason, fix)
-        if ASSIGNMENT.search(suspect.line):
-            suspect = replace(suspect, fix=WITHOUT_ASSIGNMENT)
-        elif not suspect.line:
-            suspect = replace(suspect, fix=WITHOUT_CAUSAL)
-        return suspect
+        culprit = _suspect(nodes, reason, fix)
+        if ASSIGNMENT.search(culprit.line):
+            culprit = replace(culprit, fix=WITHOUT_ASSIGNMENT)
+        elif not culprit.line:
+            culprit = replace(culprit, fix=WITHOUT_CAUSAL)
+        return culprit
 
     def _errors(self, begin: int) -> list[str]:
         return [each.strip() for each in NATIVE_ERROR.findall(text_since(self.log, begin))]
@@ -247,7 +249,7 @@ class Search:
 class Workaround:
     """What must stay on the CPU, and the lowering that proves it."""
 
-    suspects: tuple[Suspect, ...]
+    culprits: tuple[Culprit, ...]
     cpu_nodes: list[str]
     """As a suite names them."""
     lowered: Any
@@ -263,18 +265,18 @@ def workaround_of(
 
     Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
     is called only after a `brief` lowering."""
-    chosen: list[Suspect] = []
+    chosen: list[Culprit] = []
     lowered, tried = None, "not tried, as this lowering takes long"
     begun = time.process_time()
     for _ in range(ATTEMPTS):
         names = {name for one in chosen for name in one.nodes}
-        suspects = [one for one in search.suspects(error, alone=not brief) if not names.issuperset(one.nodes)]
-        if not suspects:
+        culprits = [one for one in search.culprits(error, alone=not brief) if not names.issuperset(one.nodes)]
+        if not culprits:
             break
-        chosen += suspects
-        names.update(name for one in suspects for name in one.nodes)
+        chosen += culprits
+        names.update(name for one in culprits for name in one.nodes)
         # For readers of the log, in case the compiler crashes next.
-        sys.stderr.write(f"{DIES_OF}{Suspect.in_words(chosen)}\n")
+        sys.stderr.write(f"{DIES_OF}{Culprit.in_words(chosen)}\n")
         if not brief or time.process_time() - begun > SEARCHED_SECONDS:
             break
         try:
@@ -291,7 +293,7 @@ def workaround_of(
 @contextmanager
 def naming(log: Path) -> Iterator[None]:
     """The error of a lowering that fails meanwhile says which operators fail alone."""
-    watch = Watch(new_text(log))
+    watch = PartitionerSpy(new_text(log))
     search, backend = Search(log, watch), qnn_preprocess.QnnBackend
     with watch.installed(), search.installed():
         lower = backend.preprocess_multimethod
@@ -300,8 +302,8 @@ def naming(log: Path) -> Iterator[None]:
             try:
                 return lower(*programs)
             except Exception as error:
-                if suspects := search.suspects(error, alone=True):
-                    error.args = (f"{str(error).rstrip('.')}: {DIES_OF}{Suspect.in_words(suspects)}",)
+                if culprits := search.culprits(error, alone=True):
+                    error.args = (f"{str(error).rstrip('.')}: {DIES_OF}{Culprit.in_words(culprits)}",)
                 raise
 
         backend.preprocess_multimethod = staticmethod(named)
@@ -313,7 +315,7 @@ def restore_builtins() -> None:
     vars(qnn_preprocess).pop("range", None)
 
 
-def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Suspect:
+def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
     line = module = ""
     for node in nodes:
         source, code = source_of(node)
@@ -322,7 +324,7 @@ def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Suspect:
             module = module_of(node)
             break
     names = tuple(node.name for node in nodes)
-    return Suspect(names, operator_name(nodes[0]), module, line, reason, fix)
+    return Culprit(names, operator_name(nodes[0]), module, line, reason, fix)
 
 
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
