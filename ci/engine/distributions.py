@@ -17,7 +17,7 @@ import site
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from provisioning.base.files import hash_file, replace_text
@@ -76,19 +76,18 @@ def installed(
 @cache
 def swept(folder: str, store: Path | None) -> Sweep:
     """Once in a process; from the store if no file's stamp has changed."""
-    began = time.time_ns()
-    files, stamps = _files(folder)
+    files = files_in(folder)
     name = _digest(folder)
     kept = store / "cache" / "memo" / "installed" / name[:2] / f"{name}.json" if store else None
     if kept:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(kept.read_text(encoding="utf-8"))
-            if known["stamps"] == stamps:
+            if known["stamps"] == files.digest:
                 os.utime(kept)
-                return Sweep(known["distributions"], known["others"], tuple(known["started"]), began)
-    sweep = _looked_at(folder, files, began)
+                return Sweep(known["distributions"], known["others"], tuple(known["started"]), files.time)
+    sweep = files.sweep
     if kept:
-        document = {"stamps": stamps, "distributions": sweep.distributions, "others": sweep.others}
+        document = {"stamps": files.digest, "distributions": sweep.distributions, "others": sweep.others}
         with contextlib.suppress(OSError):
             replace_text(kept, json.dumps({**document, "started": sweep.started}))
     return sweep
@@ -122,8 +121,25 @@ def _looked_at(folder: str, files: Mapping[str, Stat], began: int) -> Sweep:
     return Sweep(distributions, others, started, began)
 
 
-def _files(folder: str) -> tuple[dict[str, Stat], str]:
+@dataclass(frozen=True)
+class FolderFiles:
     """Every file below a folder without bytecode, with its stamp, and the digest of all of that."""
+
+    folder: str
+    stamps: Mapping[str, Stat]
+    digest: str
+    time: int
+    """When the stamps were about to be read."""
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        return _looked_at(self.folder, self.stamps, self.time)
+
+
+@cache
+def files_in(folder: str) -> FolderFiles:
+    """Once in a process, whatever stores it uses."""
+    began = time.time_ns()
     files: dict[str, Stat] = {}
     waiting, skipped = [folder], len(folder) + 1
     while waiting:
@@ -140,7 +156,7 @@ def _files(folder: str) -> tuple[dict[str, Stat], str]:
                         info.st_ctime_ns,
                         info.st_ino,
                     )
-    return files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest()
+    return FolderFiles(folder, files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest(), began)
 
 
 def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:

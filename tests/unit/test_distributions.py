@@ -21,7 +21,7 @@ def site(tmp_path: Path) -> Iterator[Path]:
     install(folder, "part", "1.0", {"part/__init__.py": "x = 1"})
     (folder / "own.pth").write_text(f"{tmp_path}/src\n")
     yield folder
-    distributions.swept.cache_clear()
+    as_in_a_new_process()
 
 
 def install(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
@@ -39,8 +39,13 @@ def install(folder: Path, name: str, version: str, files: dict[str, str]) -> Non
     record.write_text("\n".join([*rows, f"../../../bin/{name},sha256=x,5", f"{record.parent.name}/RECORD,,"]))
 
 
-def seen(site: Path, *search: Path, store: Path | None = None) -> dict[str, str]:
+def as_in_a_new_process() -> None:
     distributions.swept.cache_clear()
+    distributions.files_in.cache_clear()
+
+
+def seen(site: Path, *search: Path, store: Path | None = None) -> dict[str, str]:
+    as_in_a_new_process()
     return installed((str(site),), [str(each) for each in search], store, str)
 
 
