@@ -267,7 +267,8 @@ class TestBadInput:
     ) -> None:
         """Neither half a model, nor a log, nor a process."""
         (tmp_path / "tmp").mkdir()
-        command = [sys.executable, "-m", "ci", "compile", str(model), "-o", str(tmp_path / "out")]
+        words = ["compile", str(model), "-o", str(tmp_path / "out"), "--no-cache"]
+        command = [sys.executable, "-m", "ci", *words]
         with subprocess.Popen(
             command,
             cwd=ROOT,
@@ -276,11 +277,11 @@ class TestBadInput:
             env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
             start_new_session=True,
         ) as process:
-            while not any(path.name.startswith("qnn-ci") for path in (tmp_path / "tmp").iterdir()):
+            threads = Path(f"/proc/{process.pid}/task")
+            # Until its worker has started.
+            while not any(each.read_text() for each in threads.glob("*/children")):
                 assert process.poll() is None
                 time.sleep(0.05)
-            # By then its worker has started, or is about to.
-            time.sleep(1.0)
             process.send_signal(how)
             process.communicate(timeout=60)
         assert process.returncode == 130

@@ -1,5 +1,5 @@
 """Everyday ways round the cache with real models in each lane: a checkpoint that the factory makes, a link of
-its own to the data, a file whose time decides."""
+its own to the data, a file whose time decides. test_stale_cases.py has each with small work, every time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lowering_suites import Done, environment, run
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 NET = """\
 import os
