@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import RecordedPart, RecordedTest, SuiteRecord, load_ledger, load_record
+from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record
+from ci.lanes.upstream.verdict import RecordedPart
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Bench, counts, findings
 

@@ -14,8 +14,9 @@ from ci.engine.work import Result
 from ci.lanes.executorch import audit
 from ci.lanes.executorch.emulate import findings_of
 from ci.lanes.executorch.suite import SHIPPED, programs_of
-from ci.lanes.upstream.ledger import RecordedPart, RecordedTest, SuiteRecord
+from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
+from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators import table as operator_table
 from ci.operators.table import Inexact, OperatorTable, inexact, inexact_onnx, read
 from ci.pipeline.audit_table import as_text

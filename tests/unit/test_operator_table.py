@@ -15,16 +15,10 @@ from ci.engine.work import Failure, Result
 from ci.lanes.upstream import process
 from ci.lanes.upstream.adapters import AgainstFloat, part, part_of
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import (
-    Ledger,
-    RecordedPart,
-    RecordedTest,
-    SuiteRecord,
-    UpstreamVerdict,
-    load_record,
-)
+from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord, load_record
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import verdict_of
 from ci.operators.table import EXACT, by_name
 from provisioning.base.stage_run import StageRun

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.lanes.upstream.ledger import RecordedPart, RecordedTest, SuiteRecord
+from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.operators_page import markdown, markdown_of
+from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.html import html_of
 from ci.operators.table import Cell, OperatorTable, by_name
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS

@@ -12,13 +12,12 @@ from ci.engine.jobs import Job
 from ci.lanes.upstream.ledger import (
     ExpectedTests,
     Ledger,
-    RecordedPart,
     RecordedTest,
     SuiteRecord,
-    UpstreamVerdict,
     load_ledger,
     load_record,
 )
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.pipeline.expression import matcher
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS

@@ -10,7 +10,8 @@ import pytest
 from ci.artifacts.compiler_log import DIES_OF
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import RecordedPart, UpstreamVerdict, load_ledger, load_record, locked
+from ci.lanes.upstream.ledger import load_ledger, load_record, locked
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 
 SOC = "SM8650"
 

@@ -17,14 +17,13 @@ from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.ledger import (
     ExpectedTests,
     Ledger,
-    RecordedPart,
     RecordedTest,
     SuiteRecord,
-    UpstreamVerdict,
     load_ledger,
     load_record,
 )
 from ci.lanes.upstream.suite import SUITES
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report
 from ci.pipeline.accuracy import EXACT_DB
 from provisioning.base.errors import UsageError

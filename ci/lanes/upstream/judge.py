@@ -15,17 +15,15 @@ from ci.lanes.upstream.ledger import (
     NOT_RUN,
     UNKNOWN,
     Ledger,
-    RecordedPart,
     RecordedTest,
     SuiteRecord,
-    UpstreamVerdict,
     ledger_path,
     load_ledger,
     load_record,
     locked,
     record_path,
 )
-from ci.lanes.upstream.reason import reasons_of
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
 from ci.pipeline.reason import words_of
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest

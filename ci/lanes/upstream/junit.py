@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from ci.engine.workers.parent import tail
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import UpstreamVerdict
+from ci.lanes.upstream.verdict import UpstreamVerdict
 from provisioning.base.rendering.junit_xml import document, testcase
 
 LOG_CHARACTERS = 8000

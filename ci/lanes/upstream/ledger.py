@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
-from ci.lanes.upstream.reason import reasons_of
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
@@ -58,51 +58,6 @@ GONE = ("crash", "memory", "timeout")
 """The process ended, so that nothing was measured."""
 
 NOT_RUN = ("absent", "not_run")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedPart:
-    """One model or subtest of a test: its result and its least SQNR in dB."""
-
-    result: str
-    sqnr_db: float | None = None
-    cpu: tuple[str, ...] = ()
-    """The operators that stayed on the CPU."""
-    name: str = field(default="", compare=False)
-    error: str = field(default="", compare=False)
-    float_db: float | None = field(default=None, compare=False)
-    """The SQNR on HTP against the float model."""
-    quantized_db: float | None = field(default=None, compare=False)
-    """That of the quantized model on the CPU against the float model."""
-    in_float: tuple[str, ...] | None = None
-    """The operators of a quantized model that HTP computes in float; None: not measured."""
-
-    def __str__(self) -> str:
-        figure = "" if self.sqnr_db is None else f" {self.sqnr_db:.1f} dB"
-        to_float = "" if self.float_db is None else f" ({self.float_db:.1f} dB to float)"
-        places = (("on the CPU", self.cpu), ("in fp16", self.in_float or ()))
-        where = "".join(f", {' '.join(names)} {place}" for place, names in places if names)
-        return f"{self.result}{figure}{to_float}{where}"
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamVerdict:
-    """A test's outcome: `passed`, or a Kind."""
-
-    test: str
-    outcome: str
-    reason: str = ""
-    problems: tuple[tuple[str, str], ...] = ()
-    """The failed subtests, or the whole test under an empty name, each with its error."""
-    subtests: int = 0
-    parts: tuple[RecordedPart, ...] = ()
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    """CPU time of the worker and its children: other work on the machine does not affect it."""
-    peak: int = 0
-    cached: bool = False
-    fix: str = ""
-    """Of what the machine is to blame for: it says nothing about the test."""
 
 
 class ExpectedTests(Model):
@@ -266,7 +221,7 @@ class RecordedTest:
     measured: str = ""
     """The versions that gave these."""
     reasons: tuple[str, ...] = ()
-    """Those of ci.lanes.upstream.reason; none in a record that was written before there were any."""
+    """Those of `reasons_of`; none in a record that was written before there were any."""
 
 
 UNKNOWN = RecordedTest(5.0, 900)

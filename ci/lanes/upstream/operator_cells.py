@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.lanes.upstream.adapters import ORDER
-from ci.lanes.upstream.ledger import DIRECTORY, RecordedPart, SuiteRecord, load_record
+from ci.lanes.upstream.ledger import DIRECTORY, SuiteRecord, load_record
 from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS, cases
+from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators import onnx_page
 from ci.operators.names import REWORK, key_of
 from ci.operators.table import (

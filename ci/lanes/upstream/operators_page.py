@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import UpstreamVerdict
 from ci.lanes.upstream.operator_cells import NEWER, committed, committed_records, table_of, upstream_files
+from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import onnx_page
 from ci.operators.html import html_of
 from ci.operators.names import names_of

@@ -15,8 +15,9 @@ from ci.engine.memo import Memo
 from ci.engine.trouble import of_text
 from ci.engine.work import Failure, Finished, Result
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
-from ci.lanes.upstream.ledger import GONE, RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.ledger import GONE
 from ci.lanes.upstream.suite import UpstreamSuite
+from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 

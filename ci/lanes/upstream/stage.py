@@ -20,21 +20,13 @@ from ci.engine.workers.parent import Worker, WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.junit import junit_text
-from ci.lanes.upstream.ledger import (
-    NOT_RUN,
-    UNKNOWN,
-    Ledger,
-    RecordedTest,
-    UpstreamVerdict,
-    load_ledger,
-    load_record,
-    locked,
-)
+from ci.lanes.upstream.ledger import NOT_RUN, UNKNOWN, Ledger, RecordedTest, load_ledger, load_record, locked
 from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
 from ci.lanes.upstream.process import TestTask, blames_the_machine, setup_of, tests_of, verdict_of
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite, machinery, worker_environment
 from ci.lanes.upstream.upstream_reports import print_reports
+from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.pipeline.expression import matcher
 from ci.pipeline.options import Choice, WorkOptions
 from ci.pipeline.stage import machine_failed

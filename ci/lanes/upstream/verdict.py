@@ -1,0 +1,80 @@
+"""The verdict on one test, and why it does not pass without what differs from run to run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ci.artifacts.compiler_log import DIES_OF
+from ci.pipeline.reason import first_line
+
+BY_CHANCE = ("memory", "timeout")
+"""Outcomes of which a process says something else each time."""
+
+OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
+"""Outcomes that are not those of a part."""
+
+GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPart:
+    """One model or subtest of a test: its result and its least SQNR in dB."""
+
+    result: str
+    sqnr_db: float | None = None
+    cpu: tuple[str, ...] = ()
+    """The operators that stayed on the CPU."""
+    name: str = field(default="", compare=False)
+    error: str = field(default="", compare=False)
+    float_db: float | None = field(default=None, compare=False)
+    """The SQNR on HTP against the float model."""
+    quantized_db: float | None = field(default=None, compare=False)
+    """That of the quantized model on the CPU against the float model."""
+    in_float: tuple[str, ...] | None = None
+    """The operators of a quantized model that HTP computes in float; None: not measured."""
+
+    def __str__(self) -> str:
+        figure = "" if self.sqnr_db is None else f" {self.sqnr_db:.1f} dB"
+        to_float = "" if self.float_db is None else f" ({self.float_db:.1f} dB to float)"
+        places = (("on the CPU", self.cpu), ("in fp16", self.in_float or ()))
+        where = "".join(f", {' '.join(names)} {place}" for place, names in places if names)
+        return f"{self.result}{figure}{to_float}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamVerdict:
+    """A test's outcome: `passed`, or a Kind."""
+
+    test: str
+    outcome: str
+    reason: str = ""
+    problems: tuple[tuple[str, str], ...] = ()
+    """The failed subtests, or the whole test under an empty name, each with its error."""
+    subtests: int = 0
+    parts: tuple[RecordedPart, ...] = ()
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the worker and its children: other work on the machine does not affect it."""
+    peak: int = 0
+    cached: bool = False
+    fix: str = ""
+    """Of what the machine is to blame for: it says nothing about the test."""
+
+
+def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:
+    """What is recorded of why a test fails, and compared: the operators that the compiler dies of, a missing
+    module, a signal, the first line of an error. Each part of a test may have a reason of its own.
+    Wrong outputs have their figures instead."""
+    if verdict.outcome in BY_CHANCE:
+        return ()
+    errors = [part.error for part in verdict.parts if part.error and part.result != "wrong"]
+    if verdict.outcome in OF_WHOLE_TEST or not (errors or verdict.outcome == "wrong"):
+        errors = [verdict.reason]
+    return tuple(dict.fromkeys(stable for error in errors for stable in _stable(error)))
+
+
+def _stable(error: str) -> list[str]:
+    if operators := GUILTY.findall(error):
+        return [f"{DIES_OF}{operator}" for operator in operators]
+    return [first_line(error)] if error.strip() else []
