@@ -23,7 +23,8 @@ from pathlib import Path
 from provisioning.base.files import hash_file, replace_text
 
 Stat = tuple[int, int, int, int]
-"""Size, mtime, ctime and inode."""
+"""Size, mtime, ctime and inode. A file with several names has no ctime: an installer links the files of its
+cache into every environment, which sets it for all of them and changes nothing."""
 
 OF_INSTALLERS = (
     *("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"),
@@ -96,7 +97,7 @@ def swept(folder: str, store: Path | None) -> Sweep:
 def _looked_at(folder: str, files: Mapping[str, Stat], began: int) -> Sweep:
     distributions, others, recorded = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
-        written, rows = files[record][2], []
+        written, rows = files[record][2] or files[record][1], []
         for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
             recorded.add(name)
             if name.endswith(STARTED) or name.rpartition("/")[2] in OF_INSTALLERS:
@@ -153,7 +154,7 @@ def files_in(folder: str) -> FolderFiles:
                     files[entry.path[skipped:]] = (
                         info.st_size,
                         info.st_mtime_ns,
-                        info.st_ctime_ns,
+                        info.st_ctime_ns if info.st_nlink == 1 else 0,
                         info.st_ino,
                     )
     return FolderFiles(folder, files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest(), began)

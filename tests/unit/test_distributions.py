@@ -55,11 +55,19 @@ def later(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+def with_another_name(path: Path) -> Path:
+    os.link(path, path.parents[2] / "linked")
+    return path
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "another package": lambda site: install(site, "models", "1.0", {"models/__init__.py": ""}),
     "another version": lambda site: install(site, "part", "2.0", {"part/__init__.py": "x = 2"}),
     "the same version made anew": lambda site: install(site, "part", "1.0", {"part/__init__.py": "x = 2"}),
     "an edit in place": lambda site: later(site / "part/__init__.py", "x = 3"),
+    "an edit in place where it has another name": lambda site: later(
+        with_another_name(site / "part/__init__.py"), "x = 3"
+    ),
     "a file that no RECORD has": lambda site: later(site / "part/more.py", ""),
     "a file that is gone": lambda site: (site / "part/__init__.py").unlink(),
     "sitecustomize": lambda site: later(site / "sitecustomize.py", ""),
@@ -90,3 +98,15 @@ def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path
     time.sleep(0.02)
     os.link(other / "part/__init__.py", tmp_path / "linked.py")
     assert seen(other) == seen(site)
+
+
+def test_another_name_of_a_file_changes_nothing_that_is_looked_at(site: Path, tmp_path: Path) -> None:
+    """As uv gives one to each file in its cache for every other environment: nothing need be read again."""
+    module = site / "part/__init__.py"
+    os.link(module, tmp_path / "cached")
+    seen(site)
+    before = distributions.files_in(str(site))
+    time.sleep(0.02)
+    os.link(module, tmp_path / "another")
+    seen(site)
+    assert distributions.files_in(str(site)).digest == before.digest
