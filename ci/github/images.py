@@ -6,19 +6,15 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from ci.dev import generate
 from ci.github.files import set_outputs
 from ci.github.release import tagged_version
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
-from provisioning.base.files import replace_text
-from provisioning.base.settings import ROOT
 
 NAMES = ("base", "executorch")
 """What may be published: the images without any vendor's SDK."""
@@ -40,9 +36,6 @@ def run(environ: Mapping[str, str]) -> int:
     from ci.image import published
 
     published.record(json.loads(environ.get("QNN_CI_PUBLISHED") or "{}"))
-    for name, text in generate.stale([".devcontainer/devcontainer.json", "docs/docker.md"]).items():
-        replace_text(ROOT / name, text)
-        sys.stdout.write(f"wrote {name}\n")
     return 0
 
 
