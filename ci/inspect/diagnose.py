@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import as_here
-from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code, knowledge
+from provisioning.base.diagnosis import Diagnosis, Explanation, Reading, explain_code, knowledge, pieces
 from provisioning.base.errors import UsageError
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
@@ -86,7 +87,7 @@ def _inputs(names: Sequence[str]) -> Iterable[str]:
 
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return [_diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")]
+        return [_diagnose(sys.stdin.buffer, "stdin")]
     path = user_path(name, "LOG", str(Parser.user_folder()))
     if not path.exists() and (found := _of_rule(name)):
         return [found]
@@ -95,7 +96,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if not path.exists() and (match := OPERATOR.fullmatch(name)):
         return [_diagnose_operator(name, *match.groups())]
     try:
-        logs = list(_logs(path))
+        results = [_diagnose(log, subject) for subject, log in _logs(path)]
     except (OSError, zipfile.BadZipFile) as error:
         message = (
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
@@ -106,18 +107,20 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         raise UsageError(
             message, fix="give a file, a code such as 14001 or 0x80000406, a rule, or - for stdin"
         ) from error
-    results = [_diagnose(text, subject) for subject, text in logs]
     if len(results) == 1:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
     return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
 
 
-def _diagnose(text: str, subject: str) -> Diagnosis:
+def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
     from ci.operators.table import inexact_in
 
-    operators = tuple(f"{each.message}: {each.command}" for each in inexact_in(text))
-    return replace(diagnose(text, subject), operators=operators)
+    reading, lossy = Reading(), dict[str, None]()
+    for piece in pieces(log):
+        reading.take(piece)
+        lossy |= {f"{each.message}: {each.command}": None for each in inexact_in(piece.text)}
+    return replace(reading.diagnosis(subject), operators=tuple(lossy))
 
 
 def _of_rule(name: str) -> Diagnosis | None:
@@ -139,28 +142,31 @@ def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
     return Diagnosis(subject, (), (), operators=tuple(filter(None, [measured(operator, scheme), *lines])))
 
 
-def _logs(path: Path) -> Iterator[tuple[str, str]]:
+def _logs(path: Path) -> Iterator[tuple[str, BinaryIO]]:
+    """Each log with its name, open until the next one."""
     if path.is_dir():
         for file in sorted(
             file for file in path.rglob("*") if file.suffix in LOG_SUFFIXES and file.is_file()
         ):
-            yield _shown(file), file.read_text(encoding="utf-8", errors="replace")
+            with file.open("rb") as log:
+                yield _shown(file), log
     elif path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
             infos = [info for info in archive.infolist() if info.filename.endswith(LOG_SUFFIXES)]
             whole = [info for info in infos if "/" not in info.filename] or infos
             for info in whole:
-                with archive.open(info) as log:
-                    data = log.read(LARGEST_LOG + 1)
-                if len(data) > LARGEST_LOG:
+                # No more than this is read of it.
+                if info.file_size > LARGEST_LOG:
                     raise UsageError(
                         f"{path}: {info.filename} unpacks to more than {LARGEST_LOG >> 20} MiB",
                         fix="unpack the archive yourself, and give the log's failing part",
                     )
-                yield f"{_shown(path)}: {info.filename}", data.decode("utf-8", "replace")
+                with archive.open(info) as member:
+                    yield f"{_shown(path)}: {info.filename}", cast("BinaryIO", member)
     else:
-        yield _shown(path), path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as log:
+            yield _shown(path), log
 
 
 def _shown(path: Path) -> str:

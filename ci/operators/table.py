@@ -21,6 +21,7 @@ from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecisio
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
+from provisioning.base.patterns import pattern
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
@@ -256,14 +257,17 @@ class Inexact(NamedTuple):
     compiles: bool = True
 
 
-DELEGATED = re.compile(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
-SCHEME = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])")
+DELEGATED = pattern(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
+SCHEME = re.compile(
+    rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])".encode()
+)
 
 
-def inexact_in(log: str) -> list[Inexact]:
+def inexact_in(log: bytes) -> list[Inexact]:
     """Those that a log of the partitioner delegates, in the schemes that it names."""
-    operators = DELEGATED.findall(log)
-    return [each for scheme in sorted(set(SCHEME.findall(log))) for each in inexact(operators, scheme)]
+    operators = {str(match.groups()[0] or b"", "utf-8") for match in DELEGATED.find_all(log)}
+    schemes = {scheme.decode() for scheme in SCHEME.findall(log)}
+    return [each for scheme in sorted(schemes) for each in inexact(operators, scheme)]
 
 
 def measured(operator: str, scheme: str) -> str:

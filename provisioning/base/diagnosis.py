@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
+from typing import BinaryIO
 
 from provisioning.base.errors import ManifestError
+from provisioning.base.patterns import BadPattern, Match, Pattern, pattern
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
 
-CODE_IN_TEXT = re.compile(
-    r"""(?ix) (?: err(?:or)?(?:\ code)? | status | failed | user\ err ) (?: \ with (?: \ err(?:or)? )? )?
-        [\s:=,]* (0x[0-9a-f]{3,16} | \d{4,5}) \b"""
+CODE_IN_TEXT = pattern(
+    r"(?i)(?:err(?:or)?(?: code)?|status|failed|user err)(?: with(?: err(?:or)?)?)?"
+    r"[\s:=,]*(0x[0-9a-f]{3,16}|\d{4,5})\b"
 )
-
-
-# What CI systems and terminals put around a line: GitHub's time stamp, colours.
+DATA_TYPES_IN_TEXT = pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
+NUMBER = re.compile(rb"0x[0-9a-fA-F]{1,8}\b")
 DECORATION = re.compile(
-    r"^\ufeff?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
+    rb"^(?:\xef\xbb\xbf)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
 )
-DATA_TYPES_IN_TEXT = re.compile(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
+"""What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
+
+PIECE = 1 << 20
+"""A log is read in pieces of so many bytes."""
+OVERLAP = 64 << 10
+"""So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A known failure. Not shown when an entry named in `unless` is found too, as it is nearer the cause."""
+    """A known failure. What begins where one of `unless_here` begins does not count. Not shown when an entry
+    named in `unless` is found too, as it is nearer the cause."""
 
     id: str
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[Pattern, ...]
+    unless_here: tuple[Pattern, ...]
     codes: tuple[int, ...]
     unless: tuple[str, ...]
     cause: str
@@ -95,26 +105,81 @@ class Diagnosis:
         return bool(self.explanations or self.operators) or any(code.known for code in self.codes)
 
 
-def diagnose(text: str, subject: str = "") -> Diagnosis:
-    """Everything known about a log: explanations in the order of the lines, then the numbers in it."""
-    return Diagnosis(subject, tuple(explain(text)), tuple(codes_in(text)), tuple(data_types_in(text)))
+@dataclass(frozen=True, slots=True)
+class Piece:
+    text: bytes
+    line: int
+    """The number of its first line."""
+    start: int
+    """Where to begin: 1 in the middle of a line, whose byte before tells that it is no beginning."""
+
+
+def pieces(log: BinaryIO) -> Iterator[Piece]:
+    """The whole log; each piece begins with the last lines of the one before, or within its last line."""
+    kept, line, start = b"", 1, 0
+    while block := log.read(PIECE):
+        text = kept + block
+        yield Piece(DECORATION.sub(b"", text), line, start)
+        cut = max(0, len(text) - OVERLAP)
+        newline = text.find(b"\n", cut)
+        begin, start = (newline + 1, 0) if newline >= 0 else (max(0, cut - 1), 1)
+        line += text.count(b"\n", 0, begin)
+        kept = text[begin:]
+
+
+class Reading:
+    """What is known of a log, piece after piece."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Explanation] = {}
+        self._numbers: dict[int, None] = {}
+        self._data_types: dict[int, None] = {}
+
+    def take(self, piece: Piece) -> None:
+        for entry in knowledge().entries:
+            if entry.id not in self._found and (found := _first(entry, piece)) is not None:
+                self._found[entry.id] = _explanation(entry, piece, found)
+        for match in CODE_IN_TEXT.find_all(piece.text, piece.start):
+            self._numbers |= dict.fromkeys(_numbers_in(match))
+        for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
+            self._data_types |= dict.fromkeys(_numbers_in(match))
+
+    @property
+    def explanations(self) -> list[Explanation]:
+        """The failures found, nearest to the cause, in the order in which they appear."""
+        kept = [
+            shown
+            for name, shown in self._found.items()
+            if self._found.keys().isdisjoint(knowledge().entry(name).unless)
+        ]
+        return sorted(kept, key=lambda shown: shown.line)
+
+    @property
+    def codes(self) -> list[Code]:
+        """The codes of the table that the log gives as errors, each once."""
+        return [code for code in dict.fromkeys(map(code_named, self._numbers)) if code.known]
+
+    @property
+    def data_types(self) -> list[str]:
+        """The data types that the log gives as numbers, each once, with their names."""
+        known = knowledge().data_types
+        return [f"{number:#x}: {known[number]}" for number in self._data_types if number in known]
+
+    def diagnosis(self, subject: str) -> Diagnosis:
+        return Diagnosis(subject, tuple(self.explanations), tuple(self.codes), tuple(self.data_types))
+
+
+def read(text: str | bytes) -> Reading:
+    """Everything known about a text."""
+    reading = Reading()
+    for piece in pieces(BytesIO(text.encode("utf-8", "replace") if isinstance(text, str) else text)):
+        reading.take(piece)
+    return reading
 
 
 def explain(text: str) -> list[Explanation]:
     """The failures found in a log, nearest to the cause, in the order in which they appear."""
-    text = DECORATION.sub("", text)
-    explanations: dict[str, Explanation] = {}
-    for entry in knowledge().entries:
-        matches = [match for pattern in entry.patterns if (match := pattern.search(text))]
-        if matches:
-            first = min(matches, key=lambda match: match.start())
-            explanations[entry.id] = _explanation(entry, text, first.start())
-    kept = [
-        shown
-        for name, shown in explanations.items()
-        if not explanations.keys() & set(knowledge().entry(name).unless)
-    ]
-    return sorted(kept, key=lambda shown: shown.line)
+    return read(text).explanations
 
 
 def nearest(text: str) -> Explanation | None:
@@ -147,9 +212,7 @@ def code_named(number: int) -> Code:
 
 def codes_in(text: str) -> list[Code]:
     """The codes of the table that a log gives as errors, each once."""
-    numbers = dict.fromkeys(int(digits, 0) for digits in CODE_IN_TEXT.findall(text))
-    codes = dict.fromkeys(code_named(number) for number in numbers)
-    return [code for code in codes if code.known]
+    return read(text).codes
 
 
 def data_type_name(number: int) -> str:
@@ -159,20 +222,15 @@ def data_type_name(number: int) -> str:
 
 def with_names_of_data_types(text: str) -> str:
     """The same text; numbers that stand for data types are replaced by their names."""
+    data, parts, end = text.encode("utf-8", "replace"), [], 0
+    for match in DATA_TYPES_IN_TEXT.find_all(data):
+        parts += [data[end : match.start()], NUMBER.sub(_named, data[match.start() : match.end()])]
+        end = match.end()
+    return b"".join([*parts, data[end:]]).decode("utf-8")
 
-    def named(line: re.Match[str]) -> str:
-        return re.sub(r"0x[0-9a-fA-F]{1,8}\b", lambda number: data_type_name(int(number[0], 16)), line[0])
 
-    return DATA_TYPES_IN_TEXT.sub(named, text)
-
-
-def data_types_in(text: str) -> list[str]:
-    """The data types that a log gives as numbers, each once, with their names."""
-    numbers = dict.fromkeys(
-        int(number, 16) for match in DATA_TYPES_IN_TEXT.finditer(text) for number in match.groups() if number
-    )
-    known = knowledge().data_types
-    return [f"{number:#x}: {known[number]}" for number in numbers if number in known]
+def _named(number: re.Match[bytes]) -> bytes:
+    return data_type_name(int(number[0], 16)).encode()
 
 
 @cache
@@ -184,6 +242,7 @@ def knowledge() -> Knowledge:
     class Row(Model):
         id: str
         patterns: tuple[str, ...]
+        unless_here: tuple[str, ...] = ()
         codes: tuple[int, ...] = ()
         unless: tuple[str, ...] = ()
         cause: str
@@ -202,7 +261,8 @@ def knowledge() -> Knowledge:
     entries = tuple(
         Entry(
             row.id,
-            tuple(_compiled(row.id, pattern) for pattern in row.patterns),
+            _compiled(row.id, row.patterns),
+            _compiled(row.id, row.unless_here),
             row.codes,
             row.unless,
             row.cause,
@@ -228,11 +288,32 @@ def _by_number(names: dict[str, str]) -> dict[int, str]:
     return {int(number, 0): name for number, name in names.items()}
 
 
-def _explanation(entry: Entry, text: str, start: int) -> Explanation:
-    begin = text.rfind("\n", 0, start) + 1
-    end = text.find("\n", start)
-    line = text[begin : end if end >= 0 else len(text)].strip()
-    number = text.count("\n", 0, start) + 1
+def _first(entry: Entry, piece: Piece) -> int | None:
+    """Where the first match of its patterns begins that counts."""
+
+    def starts(patterns: Iterable[Pattern]) -> Iterator[int]:
+        for each in patterns:
+            yield from (match.start() for match in each.find_all(piece.text, piece.start))
+
+    if not entry.unless_here:
+        firsts = (each.search(piece.text, piece.start) for each in entry.patterns)
+        return min((match.start() for match in firsts if match), default=None)
+    excepted = set(starts(entry.unless_here))
+    return min((start for start in starts(entry.patterns) if start not in excepted), default=None)
+
+
+def _line_at(text: bytes, start: int) -> bytes:
+    end = text.find(b"\n", start)
+    return text[text.rfind(b"\n", 0, start) + 1 : end if end >= 0 else len(text)]
+
+
+def _numbers_in(match: Match) -> Iterator[int]:
+    return (int(digits, 0) for digits in match.groups() if digits)
+
+
+def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:
+    line = _line_at(piece.text, start).decode("utf-8", "replace").strip()
+    number = piece.line + piece.text.count(b"\n", 0, start)
     return Explanation(entry.id, entry.cause, entry.fix, entry.source, number, _abbreviated(line))
 
 
@@ -240,10 +321,13 @@ def _abbreviated(line: str, width: int = 200) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+def _compiled(name: str, sources: Iterable[str]) -> tuple[Pattern, ...]:
     try:
-        return re.compile(pattern, re.MULTILINE)
-    except re.error as error:
+        return tuple(map(pattern, sources))
+    except BadPattern as error:
         raise ManifestError(
-            MANIFEST, f"entry {name}: patterns", expected="a regular expression", found=str(error)
+            MANIFEST,
+            f"entry {name}: patterns",
+            expected="a regular expression that RE2 takes",
+            found=str(error),
         ) from error

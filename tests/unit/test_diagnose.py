@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 import zipfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from ci.__main__ import VERBS
-from provisioning.base import diagnosis
+from ci.operators.table import inexact_in
+from provisioning.base import diagnosis, patterns
 from provisioning.base.command_line import main
 
 
@@ -26,7 +30,7 @@ def test_every_entry_explains_its_own_excerpt_first() -> None:
 
 def test_no_pattern_of_an_entry_is_in_a_healthy_log() -> None:
     patterns = [pattern for entry in diagnosis.knowledge().entries for pattern in entry.patterns]
-    assert patterns and [each.pattern for each in patterns if each.search(HEALTHY_LOG)] == []
+    assert patterns and [each.source for each in patterns if each.search(HEALTHY_LOG.encode())] == []
 
 
 HEALTHY_LOG = """\
@@ -123,3 +127,61 @@ def test_an_operator_that_loses_accuracy_in_a_scheme_is_named_with_the_command_t
 def test_what_was_not_measured_is_not_explained() -> None:
     assert verb("never_heard_of@8a8w") == 1
     assert verb("log@8a9w") == 2
+
+
+MEBIBYTE = 1 << 20
+FIRST_WORDS = sorted(
+    {
+        word
+        for entry in diagnosis.knowledge().entries
+        for each in entry.patterns
+        if (word := next(iter(re.findall(r"\w+", each.source)), ""))
+    }
+)
+
+
+@pytest.mark.parametrize("word", ["QUJD", " ", "\x1b[", "err", "data type", "[Qnn Partitioner] aten.a"])
+def test_a_long_line_takes_no_longer_than_a_log_with_lines(word: str) -> None:
+    """A base64 line of 100 kB took 19 s. RE2 is linear; a limit of CPU time ten times what it needs."""
+    text = (word * (MEBIBYTE // len(word) + 1)).encode()
+    before = time.process_time()
+    diagnosis.read(text)
+    inexact_in(text)
+    assert time.process_time() - before < 5
+
+
+def test_each_pattern_is_quick_on_a_line_of_its_own_first_word() -> None:
+    before = time.process_time()
+    for word in FIRST_WORDS:
+        diagnosis.read(word.encode() * (16384 // len(word) + 1))
+    assert time.process_time() - before < len(FIRST_WORDS) / 5
+
+
+@pytest.mark.parametrize("source", ["a(?!b)", r"(a)\1", "a(?<=b)"])
+def test_a_pattern_that_may_take_for_ever_is_refused(source: str) -> None:
+    with pytest.raises(patterns.BadPattern):
+        patterns.pattern(source)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [b"x" * (MEBIBYTE - 20), b"x\n" * (MEBIBYTE // 2 - 10), b"x" * 3 * MEBIBYTE, b"", b"\xff" * MEBIBYTE],
+)
+def test_what_lies_across_two_pieces_is_found_on_its_line(before: bytes) -> None:
+    (shown,) = diagnosis.read(before + b" No Snapdragon SOC detected\n" + b"y" * 10).explanations
+    assert (shown.id, shown.line) == ("soc-not-detected", 1 + before.count(b"\n"))
+
+
+def test_a_line_cut_in_two_begins_once() -> None:
+    """`^` in the middle of a line of several pieces is no beginning."""
+    word = b"a" * 10
+    log = BytesIO(word * MEBIBYTE)
+    begins = [patterns.pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
+    assert [bool(each) for each in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
+
+
+def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
+    harmless = "No Snapdragon SOC detected, defaulting to the first"
+    assert diagnosis.explain(harmless) == []
+    (shown,) = diagnosis.explain(f"{harmless}\nNo Snapdragon SOC detected")
+    assert shown.line == 2
