@@ -65,6 +65,12 @@ def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[
     return variables
 
 
+def has_several_indexes(environ: Mapping[str, str]) -> bool:
+    """Whether packages may come from more than one index."""
+    variables = {**environ, **uv_variables(environ)}
+    return any(variables.get(name) for name in _SAME_IN_UV["extra-index-url"])
+
+
 def uv_flags(environ: Mapping[str, str]) -> list[str]:
     """uv has no variable for pip's `no-index`."""
     return ["--no-index"] if no_index(environ) else []

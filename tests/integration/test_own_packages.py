@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +133,49 @@ def test_a_cuda_build_is_refused_because_torch_here_is_for_the_cpu(
     with pytest.raises(EnvironmentLacking, match="is a CUDA build"):
         installed(requirements(tmp_path, "fakevision\n"), store)
     assert list((store / "cache" / "packages").glob("*/")) == []
+
+
+@pytest.fixture
+def indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A company's index beside the public one, which has a higher version under the same name."""
+    for index, version in (("company", "1.0"), ("public", "99.0")):
+        folder = tmp_path / "indexes" / index / "acme-ops"
+        folder.mkdir(parents=True)
+        wheel = f"acme_ops-{version}-py3-none-any.whl"
+        (folder / wheel).write_bytes(make_wheel(wheel))
+        (folder / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+    for name in (
+        "PIP_CONFIG_FILE",
+        "PIP_FIND_LINKS",
+        "PIP_NO_INDEX",
+        "PIP_EXTRA_INDEX_URL",
+        "UV_INDEX_STRATEGY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "indexes"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("PIP_INDEX_URL", f"{place}/public/")
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{place}/company/")
+        yield
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("indexes")
+def test_a_private_package_is_not_replaced_by_a_higher_version_in_a_public_index(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = installed(requirements(tmp_path, "acme-ops\n"), store)
+    assert own.versions == {"acme-ops": "1.0"}
+    (line,) = own.elsewhere
+    assert "acme-ops" in line and "99.0" in line
+    with pytest.raises(UsageError, match="acme-ops"):
+        installed(requirements(tmp_path, "acme-ops>=2\n"), store)
+    monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
+    asked = installed(requirements(tmp_path, "acme-ops>0\n"), store)
+    assert (asked.versions, asked.elsewhere) == ({"acme-ops": "99.0"}, ())
 
 
 @pytest.mark.parametrize("line", ["-e .", "./net", "/opt/net", "net @ file:///opt/net", "--editable=../x"])

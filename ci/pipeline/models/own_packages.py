@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import MappingProxyType
 from typing import Protocol
 
 from ci.engine.closed import declared, key_of_declared
@@ -54,6 +55,10 @@ PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
 CPU_BUILDS = ("--torch-backend=cpu",)
+ELSEWHERE = "elsewhere.txt"
+STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
+"""How packages are resolved: from the first index with a version that fits, since an index that mirrors some
+of the locked packages need not have their pins. What is not locked is held to the first index that has it."""
 UNUSED_SECONDS = 60 * 86400.0
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 """Packages that must be of torch's own build, which is for the CPU."""
@@ -93,6 +98,8 @@ class OwnPackages:
     """The digest of the resolved packages: a part of every key."""
     without_hash: tuple[str, ...] = ()
     """Packages without a hash in the author's requirements."""
+    elsewhere: tuple[str, ...] = ()
+    """Packages that another of the user's indexes has in a version that was not taken, each in words."""
 
     @property
     def python(self) -> str:
@@ -121,6 +128,14 @@ def record(stage: StageRun, programs: Iterable[AnyNeeding], selection: Selection
                 str(suite),
                 f"without a hash, so another machine may get others: {', '.join(own.without_hash)}",
                 "uv pip compile --generate-hashes requirements.in -o requirements.txt",
+            )
+        if own.elsewhere:
+            stage.add(
+                "packages-elsewhere",
+                Severity.NOTE,
+                str(suite),
+                f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}",
+                "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index",
             )
         pins = {**locked_versions(), **own.versions}
         items = [
@@ -205,9 +220,10 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
         folder=home / "environment",
         variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
-        versions={one.name: one.line.partition("==")[2].partition(" ")[0] for one in entries},
+        versions={one.name: _version(one) for one in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
         without_hash=tuple(sorted({one.name for one in entries} - hashed)),
+        elsewhere=tuple((home / ELSEWHERE).read_text(encoding="utf-8").splitlines()),
     )
 
 
@@ -288,21 +304,55 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_fil
     entries = [one for one in lock_files.parse("\n".join(lines)) if one.name not in pins]
     by_author = {one.name: one.hashes for _, each in _texts(needs) for one in _hashed(each)}
     entries = [one for one in entries if not lock_files.CUDA_ONLY.fullmatch(one.name)]
+    (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
     return [
         lock_files.Entry(one.name, one.line, by_author.get(one.name, one.hashes), one.via) for one in entries
     ]
 
 
-def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
-    command = ["pip", "compile", "wanted.in", "--constraint", "locked.txt", "--output-file", "compiled.txt"]
+def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> Iterator[str]:
+    """A line for each of these packages of which the best version of all indexes is another.
+
+    Raises UsageError if one is not from the first of the user's indexes that has its name: whoever may
+    publish in another could replace a private package by a higher version. A hash of the author's says which
+    is meant, and a user who sets uv's strategy has decided."""
+    if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
+        return
+    hashed = {one.name for _, each in _texts(needs) for one in _hashed(each)}
+    mine = {one.name: _version(one) for one in entries if one.name not in hashed}
+    (home / "mine.in").write_text("".join(f"{name}=={mine[name]}\n" for name in mine), encoding="utf-8")
+    try:
+        _compiled(needs, home, ["--no-deps"], "mine.in", strategy="first-index")
+    except UsageError as error:
+        raise UsageError(
+            f"{needs.requirements or needs.project}: a version that only another index has is not taken where"
+            f" the first index has a package of that name: {error.message.partition(': ')[2]}",
+            fix=f"pin it with its hash, or set {STRATEGY}=unsafe-best-match to trust every index alike",
+        ) from error
+    best = lock_files.parse(_compiled(needs, home, [], strategy="unsafe-best-match"))
+    for one in best:
+        if one.name in mine and _version(one) != mine[one.name]:
+            yield f"{one.name} {mine[one.name]} (another has {_version(one)})\n"
+
+
+def _version(entry: lock_files.Entry) -> str:
+    return entry.line.partition("==")[2].partition(" ")[0]
+
+
+def _compiled(
+    needs: Needs, home: Path, more: Sequence[str], wanted: str = "wanted.in", *, strategy: str = FIRST_MATCH
+) -> str:
+    # Versions in a file that is there already would be preferred.
+    output = home / f"{wanted}.{strategy}.txt"
+    command = ["pip", "compile", wanted, "--constraint", "locked.txt", "--output-file", output.name]
     command += ["--quiet", "--generate-hashes", "--no-header", "--annotation-style", "line"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
     if name := _project_name(needs):
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
         command += ["--refresh-package", name]
-    done = _uv([*command, *more], home)
+    done = _uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
     if done.returncode == 0:
-        return (home / "compiled.txt").read_text(encoding="utf-8")
+        return output.read_text(encoding="utf-8")
     answer = " ".join(done.stderr.replace("╰─▶", "").replace("×", "").split())
     named = needs.requirements or needs.project
     if "No solution found" in answer or "unsatisfiable" in answer:
@@ -364,13 +414,15 @@ def _remove_unused(folder: Path) -> None:
             shutil.rmtree(stamp.parent, ignore_errors=True)
 
 
-def _uv(arguments: Sequence[str], where: Path) -> CompletedProcess[str]:
+def _uv(
+    arguments: Sequence[str], where: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> CompletedProcess[str]:
     program = os.environ.get("QNN_CI_UV") or uv_program()
     if program is None:
         raise EnvironmentLacking(
             "uv is not here, and a suite's own packages need it", fix="python -m pip install uv"
         )
-    environ = {**os.environ, **pip_settings.uv_variables(os.environ)}
+    environ = {**os.environ, **pip_settings.uv_variables(os.environ), **variables}
     if CPU_BUILDS[0] in arguments:
         # An index that the user did not name, so fail soon if it cannot be reached.
         environ.setdefault("UV_HTTP_RETRIES", "0")
