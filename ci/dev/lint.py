@@ -249,7 +249,7 @@ def gitlab_findings() -> list[Finding]:
     shards = [{"shard": f"{index}/2", "arguments": "--tag pr"} for index in (1, 2)]
     texts = {
         "page": example,
-        "full": json.dumps(gitlab_pipeline(shards)),
+        "full": json.dumps(gitlab_pipeline(shards, image="python:3.11")),
         "empty": json.dumps(gitlab_pipeline([])),
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -75,6 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="github",
         help="the matrix of GitHub, or a child pipeline of GitLab (docs/gitlab.md) [%(default)s]",
     )
+    group.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="of the jobs on GitLab, which do not inherit that of their parent [CI_JOB_IMAGE]",
+    )
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there [stdout]")
     group.add_argument(
         "--github", action="store_true", help="also write matrix= and empty= to the file GITHUB_OUTPUT names"
@@ -108,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
             flags = [*choice, *_each("--case", sorted({p.case_name for p in programs}))]
     matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
     text = json.dumps(matrix)
-    pipeline = gitlab_pipeline(matrix["include"], remembers=is_protected(os.environ))
+    image = args.image or os.environ.get("CI_JOB_IMAGE", "")
+    pipeline = gitlab_pipeline(matrix["include"], remembers=is_protected(os.environ), image=image)
     shown = text if args.format == "github" else json.dumps(pipeline, indent=2)
     if args.output:
         write_named(args.output, f"{shown}\n", fix="name another --output")
@@ -145,20 +151,25 @@ def is_protected(environ: Mapping[str, str]) -> bool:
     return environ.get("CI_COMMIT_REF_PROTECTED") == "true" and bool(environ.get("CI_COMMIT_BRANCH"))
 
 
-def gitlab_pipeline(shards: Sequence[Mapping[str, object]], *, remembers: bool = False) -> dict[str, object]:
-    """A child pipeline, as JSON, which is YAML too. It always has a job: GitLab refuses an empty one.
+def gitlab_pipeline(
+    shards: Sequence[Mapping[str, object]], *, remembers: bool = False, image: str = ""
+) -> dict[str, object]:
+    """A child pipeline, as JSON, which is YAML too. It always has a job: GitLab refuses an empty one. Without
+    an image a job runs in the runner's own.
 
     With `remembers`, jobs use GitLab's cache, which has the verdicts of earlier ones. Not for merge requests:
     they share one cache, which each of them can write."""
+    common: dict[str, object] = {"image": image} if image else {}
     if not shards:
-        return {"nothing to do": {"script": ["echo 'the change concerns no program of the suite'"]}}
+        nothing = {"script": ["echo 'the change concerns no program of the suite'"]}
+        return {"nothing to do": common | nothing}
     toolkit = "nox -f qnn-ci/noxfile.py -s"
     jobs: dict[str, object] = {}
     for entry in shards:
         arguments = str(entry["arguments"])
         # One name, one cache: shards that shared a key would overwrite each other's.
         key = f"qnn-ci-{str(entry['shard']).replace('/', '-of-')}"
-        jobs[f"qnn {entry['shard']}"] = {
+        jobs[f"qnn {entry['shard']}"] = common | {
             "script": [
                 'git clone --quiet "$QNN_CI_REPOSITORY" qnn-ci',
                 'git -C qnn-ci checkout --quiet "$QNN_CI_COMMIT"',

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,14 @@ class TestShards:
         assert "test_lowering -- --tag pr --shard 2/2" in json.dumps(jobs["qnn 2/2"])
         assert len(gitlab_pipeline([])) == 1
 
+    @pytest.mark.parametrize("shards", [[], matrix_of(_jobs(100), 1, [])["include"]])
+    def test_a_child_pipeline_runs_in_the_image_of_the_job_that_plans_it(
+        self, shards: list[dict[str, object]]
+    ) -> None:
+        """Of its parent it inherits none."""
+        jobs: dict[str, Any] = gitlab_pipeline(shards, image="python:3.11")
+        assert jobs and all(job["image"] == "python:3.11" for job in jobs.values())
+
     @pytest.mark.parametrize(
         ("variables", "remembers"),
         [
@@ -59,12 +68,14 @@ class TestShards:
 
         for name in ("CI_COMMIT_REF_PROTECTED", "CI_COMMIT_BRANCH"):
             monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("CI_JOB_IMAGE", "python:3.11")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         output = tmp_path / "pipeline.yml"
         assert main("qnn-ci", "", VERBS, ["matrix", "--format", "gitlab", "-o", str(output)]) == 0
         jobs = json.loads(output.read_text())
         assert jobs and all(("cache" in job) == remembers for job in jobs.values())
+        assert all(job["image"] == "python:3.11" for job in jobs.values())
 
 
 class TestAffected:
