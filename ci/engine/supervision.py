@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
-from provisioning.base.rendering.text import one_line, plural
+from provisioning.base.foreign import one_line
+from provisioning.base.rendering.text import plural
 
 if TYPE_CHECKING:
     import subprocess

@@ -22,6 +22,7 @@ from ci.stage_names import GATE_TABLE
 from provisioning.base import toml
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
+from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
@@ -87,7 +88,7 @@ def run(environ: Mapping[str, str]) -> int:
             reasons[name] = "left out: the change concerns no program of the suite"
         jobs += mine
     for name, why in reasons.items():
-        sys.stdout.write(f"{name:<14} {why}\n")
+        sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     if not jobs:
         raise UsageError(
             "no job is left to run",
@@ -289,7 +290,7 @@ def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[st
     # In the environment, as in the jobs: as flags they would get into the jobs' arguments.
     environ = {**os.environ, "QNN_CI_SOC": caller.socs}
     done = captured(command, cwd=ROOT, env=environ)
-    sys.stderr.write(done.stderr)
+    sys.stderr.write(visible(done.stderr))
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
         raise UsageError(
@@ -307,5 +308,5 @@ def changed_files(base: str) -> list[str] | None:
     try:
         return matrix.changed_files(base, ROOT)
     except UsageError as error:
-        sys.stderr.write(f"what changed since {base} is not known: {error.message}\n")
+        sys.stderr.write(f"what changed since {in_line(base)} is not known: {in_line(error.message)}\n")
         return None

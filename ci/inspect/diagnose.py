@@ -17,6 +17,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import as_here
 from provisioning.base.diagnosis import Diagnosis, Explanation, Reading, explain_code, knowledge, pieces
 from provisioning.base.errors import UsageError
+from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
 
@@ -183,12 +184,12 @@ def _as_number(text: str) -> int | None:
 
 def _as_text(result: Diagnosis) -> str:
     if not result.explained:
-        return f"{result.subject}: nothing known matches"
-    lines = [result.subject]
+        return f"{in_line(result.subject)}: nothing known matches"
+    lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
         if number == 1:
             lines += ["  later in the same log, perhaps caused by it:"]
-        where = f"line {shown.line}: {shown.text}" if shown.line else ""
+        where = f"line {shown.line}: {in_line(shown.text)}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
         lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
     if any(shown.line for shown in result.explanations) or not result.explanations:

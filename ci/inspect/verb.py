@@ -24,6 +24,7 @@ from ci.artifacts.program import (
 )
 from ci.inspect.extract import extract
 from provisioning.base.errors import UsageError
+from provisioning.base.foreign import in_line
 
 if TYPE_CHECKING:
     from provisioning.known_faults import Fault, Lane
@@ -92,14 +93,15 @@ def run(args: argparse.Namespace) -> int:
             document["against"] = {"sdk": str(args.against), **asdict(answer)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(described(args.file, contents)) + "\n")
+        sys.stdout.writelines(f"{in_line(line)}\n" for line in described(args.file, contents))
         for fault in _known_faults(contents):
             sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
             sys.stdout.write(f"  fix: {fault.fix}\n")
-        sys.stdout.writelines(f"extracted {each}\n" for each in extracted)
+        sys.stdout.writelines(f"extracted {in_line(str(each))}\n" for each in extracted)
         if answer:
             word = "can load it" if answer.loads else "cannot load it"
-            sys.stdout.write(f"\n{args.against} {word}:\n" + "".join(f"  {line}\n" for line in answer.says))
+            sys.stdout.write(f"\n{args.against} {word}:\n")
+            sys.stdout.writelines(f"  {in_line(line)}\n" for line in answer.says)
     return 0 if answer is None or answer.loads else 1
 
 
@@ -114,11 +116,12 @@ def _show(path: Path, kind: str, values: Mapping[str, object], *, as_json: bool)
         document = {"schema": 1, "file": str(path), "kind": kind, **values}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return 0
-    sys.stdout.write(f"{path}: {values['what']}\n")
+    lines = [f"{path}: {values['what']}"]
     for name, value in values.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if name != "what":
-            sys.stdout.write(f"  {name}: {shown or 'none'}\n")
+            lines.append(f"  {name}: {shown or 'none'}")
+    sys.stdout.writelines(f"{in_line(line)}\n" for line in lines)
     return 0
 
 

@@ -19,6 +19,7 @@ from provisioning.base.commands import as_here
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.foreign import visible
 from provisioning.base.settings import user_path
 from provisioning.base.units import aligned
 
@@ -239,9 +240,9 @@ def _drop_output() -> None:
 
 
 def show_error(error: ToolkitError) -> None:
-    sys.stderr.write(as_here(f"error: {error.message}\n"))
+    sys.stderr.write(visible(as_here(f"error: {error.message}\n")))
     if error.fix:
-        sys.stderr.write(as_here(f"  try: {error.fix}\n"))
+        sys.stderr.write(visible(as_here(f"  try: {error.fix}\n")))
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:

@@ -19,7 +19,7 @@ from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.html import html_of
 from ci.operators.table import Cell, OperatorTable, by_name
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
-from provisioning.base.rendering.text import visible
+from provisioning.base.foreign import visible
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
 from tests.support.pages import read_page, structure_of, text_of

@@ -14,11 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.foreign import visible
 from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.job_summary import cell, markdown
 from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.terminal import console
-from provisioning.base.rendering.text import DID_NOT_RUN, place_of, visible, worst
+from provisioning.base.rendering.text import DID_NOT_RUN, place_of, worst
 from provisioning.base.rendering.workflow_commands import command
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE

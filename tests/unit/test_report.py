@@ -19,7 +19,8 @@ from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.profiles import profile_page
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
-from provisioning.base.rendering.text import headline, one_line, verdict, visible
+from provisioning.base.foreign import one_line, visible
+from provisioning.base.rendering.text import headline, verdict
 from tests.support.pages import read_page, structure_of, text_of
 from tests.support.program_reports import with_text_everywhere
 from tests.support.typed import run_here

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.rendering.text import place_of, visible
+from provisioning.base.foreign import visible
+from provisioning.base.rendering.text import place_of
 
 QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "info"}
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from provisioning.base.findings import Report, Severity
+from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import (
     NO_MATTER,
     by_severity,
@@ -17,7 +18,6 @@ from provisioning.base.rendering.text import (
     scalar_metrics,
     summary_of,
     verdict,
-    visible,
     worst,
 )
 from provisioning.base.units import size

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.rendering.text import counted, one_line, verdict
+from provisioning.base.foreign import one_line
+from provisioning.base.rendering.text import counted, verdict
 
 STAGE_RESULT = {
     "pass": "",

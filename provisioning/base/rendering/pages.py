@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioning.base.rendering.text import one_line, plural, visible
+from provisioning.base.foreign import one_line, visible
+from provisioning.base.rendering.text import plural
 from provisioning.base.units import size
 
 if TYPE_CHECKING:

@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from provisioning.base.findings import Artifact, Finding, Report, Severity
+from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
     by_severity,
     duration,
     errors_of,
     headline,
     notable_artifacts,
-    one_line,
     plural,
     scalar_metrics,
     summary_of,
     verdict,
-    visible,
     worst,
 )
 from provisioning.base.units import seconds, size

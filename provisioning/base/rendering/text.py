@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
+from provisioning.base.foreign import one_line
 from provisioning.base.units import seconds, size
 
 Verdict = Literal["pass", "fail", "error", "did not run", "skipped", "not run"]
@@ -26,9 +27,6 @@ EARLIER_RUN = "report-earlier-run"
 
 LOG = "log"
 """The kind of artifact that has a stage's output."""
-
-# Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
-_UNPRINTABLE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 _PLACE = re.compile(
     r"(?P<file>(?!/)(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"
@@ -84,17 +82,6 @@ def place_of(subject: str) -> tuple[str, int] | None:
     if match is None or ".." in match["file"].split("/"):
         return None
     return match["file"], int(match["line"])
-
-
-def visible(text: str) -> str:
-    """The text with everything that would steer a terminal or hide shown as an escape."""
-    if text.isprintable():
-        return text
-    return re.sub(_UNPRINTABLE, lambda match: f"\\x{ord(match.group()):02x}", text)
-
-
-def one_line(text: str) -> str:
-    return " ".join(visible(text).split())
 
 
 def plural(count: int, word: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from provisioning.base.findings import Finding, Report, Severity
-from provisioning.base.rendering.text import by_severity, one_line, place_of, plural, visible
+from provisioning.base.foreign import one_line, visible
+from provisioning.base.rendering.text import by_severity, place_of, plural
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
@@ -22,8 +23,8 @@ def github_annotations(report: Report) -> str:
             lines.append(
                 command(
                     level,
-                    f"{plural(more, f'more {severity.value}')} in the report of {report.stage}",
-                    title=report.stage,
+                    f"{plural(more, f'more {severity.value}')} in the report of {one_line(report.stage)}",
+                    title=one_line(report.stage),
                 )
             )
     return "".join(f"{line}\n" for line in lines)
@@ -39,7 +40,7 @@ def _annotation(level: str, report: Report, finding: Finding) -> str:
     says = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
     if finding.fix:
         says += f"\n→ {finding.fix}"
-    title = f"{report.stage}: {one_line(finding.rule)}"
+    title = one_line(f"{report.stage}: {finding.rule}")
     if place := place_of(finding.subject):
         return command(level, visible(says), file=place[0], line=str(place[1]), title=title)
     return command(level, visible(says), title=title)

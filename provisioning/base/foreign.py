@@ -1,0 +1,27 @@
+"""Text that is not ours, as it may reach a terminal, a log or a page."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What GitHub's runner takes for a command: it looks at each line without the blanks around it.
+_COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
+
+
+def visible(text: str) -> str:
+    """The text with everything that would steer a terminal or a CI runner, or hide, shown as an escape."""
+    if not text.isprintable():
+        text = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+    return _COMMAND.sub(lambda match: "##\\[" if match[1] is None else f"{match[1]}\\::", text)
+
+
+def in_line(text: str) -> str:
+    """The same as a part of one line: its own line ends are escapes too."""
+    return visible(text.replace("\r", "\\r").replace("\n", "\\n"))
+
+
+def one_line(text: str) -> str:
+    """The same with one blank for any number of blanks and line ends."""
+    return " ".join(visible(text).split())
