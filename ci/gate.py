@@ -109,6 +109,8 @@ def run_gate(
     tags: Sequence[str] = (),
 ) -> int:
     """`flags`, `suites` and `tags` are as typed: the stages read them."""
+    from ci.engine.workers.forked import shared_fork_servers
+
     os.environ.setdefault(RUN, os.urandom(16).hex())
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
     choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])))
@@ -116,7 +118,8 @@ def run_gate(
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.runs_programs else stage
         for stage in stages
     ]
-    results = run_stages(stages, chosen, flags, selection)
+    with shared_fork_servers(os.environ):
+        results = run_stages(stages, chosen, flags, selection)
     reports = [result.report for result in results]
     summarised(gate, results).write(selection.reports)
     conclude(reports, selection.reports, os.environ)

@@ -8,10 +8,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from ci.engine.workers.forked import shared_fork_servers
 from tests.support import alone, engine, needs, order, small_disk, twice, whole
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
@@ -55,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["COLUMNS"] = "120"
     # Processes that tests start hold their output back, as a user's do.
     os.environ.pop("PYTHONUNBUFFERED", None)
+    # With xdist, its workers get it from the process that starts them.
+    servers = ExitStack()
+    servers.enter_context(shared_fork_servers(os.environ))
+    config.add_cleanup(servers.close)
     whole.set_examples(config)
 
 

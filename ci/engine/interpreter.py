@@ -168,6 +168,13 @@ def touched() -> dict[str, Any]:
     }
 
 
+def opened_names() -> set[str]:
+    """The files that were opened since `begin`, or were not there when they were to be; for bytecode its
+    source."""
+    names = {os.path.abspath(source_of(each) or each) for each in _opened}
+    return {each for each in names if not each.startswith(IGNORED)}
+
+
 def as_installed(path: str) -> bool:
     """True if the file has the bytes that its distribution's RECORD names.
 

@@ -289,7 +289,7 @@ def available_memory(
     """The free bytes of this machine and container; None if neither is known."""
     free = []
     if meminfo.is_file():
-        available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
         if available:
             free.append(int(available.group(1)) << 10)
     for limit, used in (
@@ -297,7 +297,7 @@ def available_memory(
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         try:
-            most, now = ((cgroup / name).read_text(encoding="ascii").strip() for name in (limit, used))
+            most, now = ((cgroup / name).read_text(encoding="utf-8").strip() for name in (limit, used))
         except OSError:
             continue
         if most.isdecimal() and now.isdecimal():
@@ -308,7 +308,7 @@ def available_memory(
 def _reclaimable(limit: Path) -> int:
     """Memory that a container uses only to cache files. After a checkout this is most of it."""
     try:
-        text = limit.with_name("memory.stat").read_text(encoding="ascii")
+        text = limit.with_name("memory.stat").read_text(encoding="utf-8")
     except OSError:
         return 0
     inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ci.engine import interpreter, trouble
+from ci.engine.workers.fork_server import FORK_SERVERS, ForkServer
 from ci.engine.workers.orders import folders_of
 from ci.engine.workers.watched_fork import in_watched_fork
 
@@ -31,6 +33,9 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 WARM = "QNN_CI_WORKER_WARM"
 """Whether to do a small piece of work first, which halves the time of all others."""
+
+MEMORY = "QNN_CI_WORKER_MEMORY"
+"""The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
 
 THREADS = "QNN_CI_WORKER_THREADS"
 """How many threads numeric libraries may use."""
@@ -54,24 +59,34 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
     Each reply also has the process's memory, as `resident`. With `forks`, each order is done in a fork of
     this process, which stays as `start` left it. The first reply then has as `touched` what this process
     touched, and every other reply what its fork touched (ci.engine.inputs.Touched)."""
+    orders = _take_orders()
+    hidden.update(json.loads(orders.readline()))
+    server = ForkServer(descriptor, hidden[FORK_SERVERS]) if FORK_SERVERS in hidden else None
+    if not server:
+        threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     if forks:
         interpreter.begin()
-    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     faulthandler.enable()
     # A crash loses what Python still holds back: the log must have what a model printed before it.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    replies = os.fdopen(descriptor, "w", encoding="utf-8")
-    orders = _take_orders()
-    hidden.update(json.loads(orders.readline()))
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     with _threads_for_libraries():
         answer = start()
     # Imported objects are never garbage: keep later collections from walking them.
     gc.collect()
     gc.freeze()
-    _say(replies, {"touched": interpreter.touched()} if forks else {})
+    touched = {"touched": interpreter.touched()} if forks else {}
+    if server:
+        flush_output()
+        starter = os.getpid()
+        server.fork_for_clients(touched["touched"], orders)
+        _begin_anew(starter, orders)
+    if limit := int(hidden.get(MEMORY, "0")):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    replies = os.fdopen(descriptor, "w", encoding="utf-8")
+    _say(replies, touched)
     with contextlib.suppress(KeyboardInterrupt):
         for line in orders:
             order = json.loads(line)
@@ -81,6 +96,18 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
             else:
                 reply = _logged(answer, order)
             _say(replies, {**reply, "resident": memory_of_process()})
+
+
+def _begin_anew(starter: int, orders: TextIO) -> None:
+    """In a worker that a fork server forked: what differs from worker to worker."""
+    threading.Thread(target=end_with, args=[starter], daemon=True).start()
+    hidden.clear()
+    hidden.update(json.loads(orders.readline()))
+    # Python's own generator has seen to that itself.
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
 
 
 def _take_orders() -> TextIO:

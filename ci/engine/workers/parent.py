@@ -8,7 +8,6 @@ import os
 import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from ci.engine.closed import without_hidden
 from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
+from ci.engine.workers.fork_server import FORK_SERVERS
+from ci.engine.workers.forked import ForkedProcess, OwnProcess, forked
 from ci.engine.workers.orders import folders_of
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
@@ -136,8 +137,13 @@ class Worker:
             ) from error
         receive, send = os.pipe()
         environment, hidden = without_hidden(setup.environment)
+        hidden.pop(FORK_SERVERS, None)
+        own: OwnProcess | ForkedProcess | None = None
         with errors:
-            self._process = subprocess.Popen(
+            if setup.forks and setup.python == sys.executable:
+                outputs = send, errors.fileno()
+                own = forked(setup.command, environment, hidden, outputs, setup.start_seconds)
+            self._process = own or OwnProcess(
                 [setup.python, *setup.command, str(send)],
                 cwd=ROOT,
                 env=environment,
@@ -223,8 +229,7 @@ class Worker:
             self._process.wait(grace)
         # Locked, so that `stop` never signals a new process that got the old one's number.
         with self._ending:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill_group()
             code = self._process.wait()
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
@@ -240,8 +245,7 @@ class Worker:
         """Called from another thread: end the process; the thread that reads its descriptors closes them."""
         with self._ending:
             if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.kill_group()
 
     def _reply(self, timeout: float) -> dict[str, Any]:
         deadline, began = time.monotonic() + timeout, processor_seconds(self._process.pid)
@@ -253,7 +257,7 @@ class Worker:
                 raise WorkerDied("timeout", f"no result after {timeout:g} s", trouble=trouble)
             block = os.read(self._receive, 1 << 16)
             if not block:
-                raise WorkerDied("crash", self.end(grace=5), code=self._process.returncode)
+                raise WorkerDied("crash", self.end(grace=5), code=self._process.returncode or 0)
             self._pending += block
         line, _, self._pending = self._pending.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)

@@ -15,10 +15,9 @@ from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result, line_of
-from ci.engine.workers.child import THREADS, WARM
+from ci.engine.workers.child import MEMORY, THREADS, WARM
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch.suite import ExecutorchProgram
-from ci.lanes.executorch.worker import MEMORY
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -14,13 +13,8 @@ from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, thre
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.settings import ROOT
 
-MEMORY = "QNN_CI_WORKER_MEMORY"
-"""The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
-
 
 def start() -> Answer:
-    if limit := int(hidden.get(MEMORY, "0")):
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     importlib.import_module("ci.lanes.executorch.lower")
     import torch
 

@@ -1,0 +1,299 @@
+"""The stage's side of fork servers: find or start one, and have a worker forked.
+
+Whatever goes wrong here, the stage starts the worker itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from ci.engine.distributions import files_in, site_folders
+from ci.engine.inputs import mounted_images
+from ci.engine.workers.child import THREADS, WARM
+from ci.engine.workers.fork_server import FORK_SERVERS, OWNER, pidfd_of_owner, text_of_owner
+from provisioning.base.settings import ROOT
+
+END_SECONDS = 2.0
+"""How long the owner waits for its servers."""
+
+UNFIT_SECONDS = 60.0
+"""How long no server is started after one that forked nobody."""
+
+KILLED_SECONDS = 30.0
+"""How long a process that was killed may take to end."""
+
+_CIRCUMSTANCES = (
+    *("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp"),
+    *("Cpus_allowed", "Mems_allowed"),
+)
+"""What a process inherits, as /proc/PID/status names it."""
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Python warns of a process that nobody waits for and nobody knows."""
+_lock = threading.Lock()
+
+
+class OwnProcess(subprocess.Popen[bytes]):
+    """A worker that the stage started itself."""
+
+    def kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class ForkedProcess:
+    """A worker that a fork server forked."""
+
+    def __init__(self, process: int, connection: socket.socket, orders: int) -> None:
+        self.pid, self._connection = process, connection
+        self._ended = os.pidfd_open(process)
+        self.stdin = os.fdopen(orders, "wb")
+        self.returncode: int | None = None
+        self._code: int | None = None
+
+    def kill_group(self) -> None:
+        if self.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # Its number can be another's if the server has gone.
+            signal.pidfd_send_signal(self._ended, 0)
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """How it ended. With a limit, it keeps its number."""
+        if self.returncode is not None:
+            return self.returncode
+        if self._code is None:
+            limit = KILLED_SECONDS if timeout is None else timeout
+            if not select.select([self._connection], [], [], limit)[0] and timeout is not None:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            # A server that is gone or hangs cannot say it. The worker was killed here or ends with it.
+            select.select([self._ended], [], [], limit)
+            with contextlib.suppress(OSError):
+                self._connection.setblocking(False)
+                self._code = int(self._connection.recv(32) or -signal.SIGKILL)
+            self._code = -signal.SIGKILL if self._code is None else self._code
+        if timeout is None:
+            self.returncode = self._code
+            self._connection.close()
+            os.close(self._ended)
+        return self._code
+
+
+def forked(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    hidden: Mapping[str, str],
+    descriptors: tuple[int, int],
+    seconds: float,
+) -> ForkedProcess | None:
+    """A worker that began with this command and environment and has these descriptors for replies and log.
+    None if there is no server that could fork it within so many seconds."""
+    # What lies on such a search path is not looked at.
+    if environment.get("PYTHONPATH"):
+        return None
+    try:
+        folder, shared = _folder()
+        own = {name: hidden[name] for name in (THREADS, WARM) if name in hidden}
+        if shared and WARM in own:
+            # It pays for itself with the second command.
+            own[WARM] = "1"
+        inherited = [*command], [*environment.items()], own
+        if _on_image(environment):
+            return None
+        distributions = [files_in(each).digest for each in site_folders()] if shared else []
+        name = _digest([inherited, distributions, sys.executable, str(ROOT), _circumstances()])
+        number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # A short name, whatever the folder's is.
+            path = f"/proc/self/fd/{number}/{name}"
+            unfit = Path(f"{path}.unfit")
+            if unfit.exists() and time.time() - unfit.stat().st_mtime < UNFIT_SECONDS:
+                return None
+            if process := _fork(path, descriptors, seconds):
+                return process
+            with Path(f"{path}.lock").open("w", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_there(path):
+                    _start(path, command, environment, {**own, FORK_SERVERS: str(folder)})
+            if not (process := _fork(path, descriptors, seconds)):
+                # Its imports fail, or read what has just changed. The next worker does not wait for that.
+                unfit.touch()
+            return process
+        finally:
+            os.close(number)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def shared_fork_servers(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Let all commands that have `environ` share their servers, which end with this process at the latest."""
+    if _is_usable(environ.get(FORK_SERVERS)):
+        yield
+        return
+    try:
+        folder = _new_folder()
+    except OSError:
+        # Each command then says itself what is wrong with the folder of temporary files.
+        yield
+        return
+    environ[FORK_SERVERS] = str(folder)
+    try:
+        yield
+    finally:
+        environ.pop(FORK_SERVERS, None)
+        _end(folder)
+
+
+def _folder() -> tuple[Path, bool]:
+    """Where the sockets of servers are, and whether other commands use it too."""
+    named = os.environ.get(FORK_SERVERS)
+    if named and _is_usable(named):
+        return Path(named), True
+    with _lock:
+        return _own_folder(), False
+
+
+@cache
+def _own_folder() -> Path:
+    folder = _new_folder()
+    atexit.register(_end, folder)
+    return folder
+
+
+def _new_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="qnn-ci-workers-"))
+    (folder / OWNER).write_text(text_of_owner(os.getpid()), encoding="utf-8")
+    return folder
+
+
+def _is_usable(folder: str | None) -> bool:
+    """Whether nobody else can reach it, and its owner runs."""
+    if not folder:
+        return False
+    try:
+        info = Path(folder).stat()
+        os.close(pidfd_of_owner(Path(folder)))
+    except (OSError, ValueError):
+        return False
+    return info.st_uid == os.geteuid() and not stat.S_IMODE(info.st_mode) & 0o077
+
+
+def _end(folder: Path) -> None:
+    """End the servers of a folder, and remove it."""
+    connections = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            stack.callback(os.close, number)
+            connection = _connected(f"/proc/self/fd/{number}/{path.name}", END_SECONDS)
+            connections.append(connection)
+            connection.send(b"end")
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.recv(1)
+        connection.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _on_image(environment: Mapping[str, str]) -> bool:
+    """Whether files that it may import are where another file can have the stamp of an earlier one."""
+    if not (images := mounted_images()):
+        return False
+    named = [each for value in environment.values() for each in value.split(os.pathsep) if each[:1] == "/"]
+    places = (*named, str(ROOT), sys.prefix, sys.base_prefix, *site_folders())
+    return any(f"{os.path.realpath(each)}/".startswith(images) for each in places)
+
+
+def _circumstances() -> list[str]:
+    """What a process has from the one that starts it, beside its command and environment."""
+    own = Path("/proc/self")
+    lines = (own / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    texts = [line for line in lines if line.startswith(_CIRCUMSTANCES)]
+    texts += [(own / name).read_text(encoding="utf-8") for name in ("limits", "cgroup", "oom_score_adj")]
+    texts += sorted(str(each.readlink()) for each in (own / "ns").iterdir())
+    return [*texts, str(os.getpriority(os.PRIO_PROCESS, 0))]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+def _connected(path: str, seconds: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(seconds)
+    try:
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_there(path: str) -> bool:
+    """Whether a server listens. It takes a connection without a message for a client that has gone."""
+    with contextlib.suppress(OSError):
+        _connected(path, 1).close()
+        return True
+    return False
+
+
+def _fork(path: str, descriptors: tuple[int, int], seconds: float) -> ForkedProcess | None:
+    """None if no server is there, or if it ends."""
+    orders, write = os.pipe()
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, orders)
+        stack.callback(os.close, write)
+        try:
+            connection = stack.enter_context(_connected(path, seconds))
+            socket.send_fds(connection, [b"fork"], [orders, *descriptors])
+            process = connection.recv(32)
+            if not process:
+                return None
+            forked = ForkedProcess(int(process), connection.dup(), os.dup(write))
+        except OSError:
+            return None
+        return forked
+
+
+def _start(
+    path: str, command: Sequence[str], environment: Mapping[str, str], first: Mapping[str, str]
+) -> None:
+    """Start a server. It is connected to at once, and answers after its imports."""
+    Path(path).unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(socket.SOMAXCONN)
+        process = subprocess.Popen(
+            [sys.executable, *command, str(listener.fileno())],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    _started[:] = [each for each in _started if each.poll() is None] + [process]
+    assert process.stdin is not None
+    with process.stdin as stream:
+        stream.write((json.dumps(first) + "\n").encode())
