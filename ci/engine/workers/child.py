@@ -103,11 +103,9 @@ def _begin_anew(starter: int, orders: TextIO) -> None:
     threading.Thread(target=end_with, args=[starter], daemon=True).start()
     hidden.clear()
     hidden.update(json.loads(orders.readline()))
-    # Python's own generator has seen to that itself.
+    # Python's own generator has seen to that itself, and torch's begins alike in every process.
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.seed()
 
 
 def _take_orders() -> TextIO:
