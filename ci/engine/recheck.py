@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -199,11 +199,12 @@ def _done_again(works: Sequence[CachedWork], until: float) -> list[Rechecked]:
             return Rechecked(work.step, work.name, (what,), f"its log is {failure.log}")
         return Rechecked(work.step, work.name, failure=failure)
 
-    how = replace(first.how, title=f"{first.how.title} again", explain=False)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
         tasks = [each.again(Path(scratch)) for each in works]
         threads = first.result.maker.threads
-        results = do_again(tasks, how, is_same, accept=first.accept, line=line, threads=threads, until=until)
+        results = do_again(
+            tasks, first.how, is_same, accept=first.accept, line=line, threads=threads, until=until
+        )
     return [rechecked(each, results[each.name]) for each in works if each.name in results]
 
 

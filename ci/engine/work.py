@@ -192,6 +192,8 @@ def do_again(
     """Do work of which there are cached results; none starts after `until`, a time of time.monotonic().
 
     `is_same` compares: what it confirms stays as it is in the cache, with anything else `do` would do."""
+    sys.stderr.write(f"{how.title}: {len(tasks)} to do again\n")
+    sys.stderr.flush()
     reasons = dict.fromkeys((task.name for task in tasks), "--recheck")
     results = _run(tasks, how, reasons, accept, line, is_same=is_same, threads=threads, until=until)
     for memo in {id(task.memo): task.memo for task in tasks}.values():

@@ -231,6 +231,16 @@ def test_a_stale_file_is_found(tmp_path: Path) -> None:
     assert rechecked(tmp_path)[0] == 0
 
 
+def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) -> None:
+    toys(tmp_path, words=GOOD)
+    entry = entry_of(tmp_path, 3)
+    alter(entry, lambda document: document.update(inputs=[], sets=[], result={"sqnr_db": 99.0}))
+    entry.rename(entry.with_name(f"{'0' * 32}.json"))
+    assert rechecked(tmp_path)[0] == 1
+    left = [path.read_text() for path in entries(tmp_path / "store", "toy")]
+    assert len(left) == 3 and not any("99.0" in text for text in left)
+
+
 def test_work_that_fails_now_is_a_difference_and_is_not_cached_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ci.artifacts.program import digest_without_time
 from ci.engine.inputs import Roots, Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
@@ -19,6 +20,7 @@ from ci.lanes.onnx import verb as onnx
 from ci.lanes.upstream.process import TestTask as UpstreamTask
 from ci.pipeline.flags import work_of
 from provisioning.base.errors import UsageError
+from tests.support.programs import context, program
 from tests.support.typed import parsed
 
 
@@ -140,3 +142,21 @@ def test_files_are_compared_to_the_bit(tmp_path: Path) -> None:
     assert [each.field for each in compare(*results, Repeats(changing=("*/log",)))] == ["more"]
     alike = Repeats(digest=lambda path: path.name)
     assert [each.field for each in compare(*results, alike)] == ["more"]
+
+
+def test_a_program_repeats_to_the_bit_but_for_the_time_of_its_context(tmp_path: Path) -> None:
+    def digest(data: bytes) -> str:
+        (tmp_path / "program.pte").write_bytes(data)
+        return digest_without_time(tmp_path / "program.pte")
+
+    def made(at: bytes, binary: bytes = context()) -> bytes:
+        return program(data=b"\xcd\xab\x78\x56" + at + len(binary).to_bytes(8, "little") + binary)
+
+    first = digest(made(b"12345678"))
+    assert first == digest(made(b"87654321"))
+    assert first != digest(made(b"12345678", context(soc="SM8750")))
+    assert digest(program(data=b"12345678" + context())) != digest(program(data=b"87654321" + context()))
+    assert digest(b"no program") != digest(b"another")
+    (tmp_path / "one.raw").write_bytes(made(b"12345678"))
+    (tmp_path / "other.raw").write_bytes(made(b"87654321"))
+    assert digest_without_time(tmp_path / "one.raw") != digest_without_time(tmp_path / "other.raw")
