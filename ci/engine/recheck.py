@@ -67,7 +67,9 @@ class CachedWork:
     def seconds(self) -> float:
         """How long it took, or is expected to."""
         taken = self.result.facts.get("seconds")
-        return float(taken) if isinstance(taken, int | float) else self.task.cost.seconds
+        if isinstance(taken, int | float) and 0 < taken < math.inf:
+            return float(taken)
+        return self.task.cost.seconds
 
 
 @dataclass(frozen=True, slots=True)

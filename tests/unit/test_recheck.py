@@ -105,6 +105,11 @@ def test_only_what_fits_into_the_time_is_drawn(tmp_path: Path) -> None:
         assert len(drawn) == 20 and "long" not in names(drawn)
 
 
+def test_work_of_an_impossible_length_is_drawn_too(tmp_path: Path) -> None:
+    every = cached(tmp_path, {"nan": float("nan"), "infinite": float("inf"), "negative": -1e9, "net": 1.0})
+    assert len(draw(every, 1.0, float("inf"), seed=1)) == len(draw(every, 1.0, 60.0, seed=1)) == 4
+
+
 FACTS = {"seconds": 3.0, "near": {"sqnr_db": 40.0}, "left": [], "ok": True}
 
 
