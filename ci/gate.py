@@ -26,6 +26,7 @@ from ci.engine.supervision import (
     report_of,
     supervise,
 )
+from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.report.collect import GATE, did_not_run
 from ci.stage_names import stage_names
 from provisioning.base.command_line import repeatable
@@ -81,6 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-programs", action="store_true", help="copy the programs that passed to the reports"
     )
+    add_recheck(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
-    return run_gate(stages, chosen, selection_of(args), flags, suites, tags)
+    return run_gate(stages, chosen, selection_of(args), flags, suites, tags, recheck_flags(args))
 
 
 def run_gate(
@@ -107,13 +109,16 @@ def run_gate(
     flags: Sequence[str],
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
+    recheck: Sequence[str] = (),
 ) -> int:
-    """`flags`, `suites` and `tags` are as typed: the stages read them."""
+    """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them."""
     from ci.engine.workers.forked import shared_fork_servers
 
     os.environ.setdefault(RUN, os.urandom(16).hex())
-    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
-    choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])))
+    gate = StageRun(
+        GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *recheck)
+    )
+    choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])), *recheck)
     stages = [
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.runs_programs else stage
         for stage in stages

@@ -5,6 +5,8 @@ Field numbers are those of ExecuTorch's program.fbs and of its Qualcomm backend'
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 import struct
 from collections import Counter
@@ -17,6 +19,7 @@ from ci.artifacts.flatbuffer import Reader, Table
 from ci.artifacts.protobuf import Malformed
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file
 from provisioning.build_id import BUILD_ID
 
 T = TypeVar("T")
@@ -30,6 +33,9 @@ LARGEST = 8 << 30
 
 QNN_BACKEND = "QnnBackend"
 QNN_OPTIONS = "qnn_compile_spec"
+CONTAINER, TIME_SIZE = b"\xcd\xab\x78\x56", 8
+"""How the data of a QNN delegate begins: this, the time at which it was made, and the context's size."""
+
 TENSOR = 5
 KERNEL_CALL, DELEGATE_CALL = 1, 2
 
@@ -143,6 +149,20 @@ def read(path: Path) -> CompiledProgram | ContextStrings:
             f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
             fix=signing if data[:4] == ELF else "compile or download it again",
         ) from error
+
+
+def digest_without_time(path: Path) -> str:
+    """Of a program's bytes but the times at which its contexts were made; of any other file's bytes."""
+    if path.suffix != ".pte":
+        return hash_file(path)
+    data = bytearray(bytes_of(path))
+    with contextlib.suppress(Malformed):
+        program = parse(bytes(data))
+        for delegate in program.delegates if isinstance(program, CompiledProgram) else ():
+            if delegate.backend == QNN_BACKEND and data.startswith(CONTAINER, delegate.offset):
+                begin = delegate.offset + len(CONTAINER)
+                data[begin : begin + TIME_SIZE] = bytes(TIME_SIZE)
+    return hashlib.sha256(data).hexdigest()
 
 
 def first_bytes(path: Path) -> bytes:

@@ -12,12 +12,14 @@ import itertools
 import json
 import mmap
 import os
+import platform
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ci.engine.distributions import site_folders, swept
 from ci.engine.inputs import (
@@ -54,8 +56,25 @@ UNUSED_SECONDS = 60 * 86400.0
 ORPHAN_SECONDS = 86400.0
 """A folder without an entry may belong to another process that has not written its entry yet."""
 
+OF_PROCESSOR = (
+    "vendor_id", "cpu family", "model", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
+)  # fmt: skip
+"""Of /proc/cpuinfo."""
+
 RETIRED = ("programs", "lowering", "emulator", "figures")
 """Folders beside this memory that earlier versions wrote."""
+
+
+class Maker(NamedTuple):
+    """What rounds sums in a way of its own: the processor and the number of threads. Neither is an input, as
+    machines share results; unknown of entries of earlier versions."""
+
+    processor: str = ""
+    threads: int = 0
+
+
+UNKNOWN_MAKER = Maker()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +90,7 @@ class CachedResult:
     """Why the memo did not keep it; empty if it did."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The variables that the work asked for and did not have (`Touched.asked`)."""
+    maker: Maker = UNKNOWN_MAKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +154,11 @@ class Memo:
                         with contextlib.suppress(OSError):
                             os.utime(used)
                     return CachedResult(
-                        entry["result"], folder, origin=self._origin(path), asked=entry["asked"]
+                        entry["result"],
+                        folder,
+                        origin=self._origin(path),
+                        asked=entry["asked"],
+                        maker=Maker(*entry.get("maker", ())),
                     )
                 why = damage
             why = why or change
@@ -149,6 +173,7 @@ class Memo:
         folder: Path | None = None,
         common: Touched | None = None,
         own: Sequence[Path] = (),
+        threads: int = 0,
     ) -> CachedResult:
         """Keep a result; `folder`, from `scratch`, moves into the store.
 
@@ -160,7 +185,8 @@ class Memo:
         if reasons:
             return CachedResult(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
-            return self._write(subject, key, result, inputs, shared, folder, touched.asked)
+            maker = Maker(processor_kind(), threads)
+            return self._write(subject, key, result, inputs, shared, folder, touched.asked, maker)
         except OSError as error:
             return CachedResult(
                 dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}"
@@ -460,6 +486,7 @@ class Memo:
         shared: Sequence[Input],
         product: Path | None,
         asked: Mapping[str, str],
+        maker: Maker,
     ) -> CachedResult:
         names = [self._write_set(shared)] if shared else []
         name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
@@ -484,6 +511,7 @@ class Memo:
             "folder": folder.name if folder else None,
             "files": files,
             "asked": dict(asked),
+            "maker": list(maker),
         }
         _store(top / f"{name}.json", document)
         _store(self._subject(subject), {"parts": dict(key)})
@@ -555,9 +583,12 @@ class Memo:
             top.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
-        kept = {each: document[each] for each in ("inputs", "sets", "result", "files", "asked")}
+        names = ("inputs", "sets", "result", "files", "asked", "maker")
+        kept = {each: document[each] for each in names if each in document}
         _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None})
-        return CachedResult(dict(document["result"]), folder, origin="remote", asked=document["asked"])
+        result, asked = dict(document["result"]), document["asked"]
+        maker = Maker(*document.get("maker", ()))
+        return CachedResult(result, folder, origin="remote", asked=asked, maker=maker)
 
     def _set_file(self, name: str) -> Path:
         return self._top / "sets" / name[:2] / f"{name}.json"
@@ -569,6 +600,17 @@ class Memo:
             replace_text(self._set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
+
+
+@cache
+def processor_kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Of this machine: its name, and a digest of what libraries choose their code by."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    known = {name: fields[name] for name in OF_PROCESSOR if name in fields}
+    return f"{fields.get('model name', platform.machine())} {key_of(known)[:8]}"
 
 
 def _names(path: str, texts: Iterable[str]) -> bool:

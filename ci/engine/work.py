@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
-from ci.engine.memo import CachedResult, Memo
+from ci.engine.memo import UNKNOWN_MAKER, CachedResult, Maker, Memo
 from ci.engine.progress import Line, failed, progress
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
@@ -70,6 +71,8 @@ class Result:
     """Why the memo did not keep it."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The variables that the work asked for and did not have (`Touched.asked`)."""
+    maker: Maker = UNKNOWN_MAKER
+    """Of a cached one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +169,36 @@ def do(
         first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
     _announce(how, results, reasons, line)
-    groups: dict[str, list[Task]] = {}
-    for task in first.values():
-        groups.setdefault(task.group, []).append(task)
-    if groups:
-        results |= _run(groups, how, reasons, accept, line, stop_after, remember_all)
+    if first:
+        results |= _run(first.values(), how, reasons, accept, line, stop_after, remember_all)
     for task, _ in todo:
         if (done := results.get(first[same[task.name]].name)) is not None:
             results.setdefault(task.name, done)
     for memo in {id(task.memo): task.memo for task in tasks}.values():
         memo.close()
     return {task.name: results[task.name] for task in tasks if task.name in results}
+
+
+def do_again(
+    tasks: Sequence[Task],
+    how: RunOptions,
+    is_same: Callable[[Task, Finished], bool],
+    *,
+    accept: Callable[[str, Result], bool],
+    line: Callable[[str, Result], Line],
+    threads: int,
+    until: float,
+) -> dict[str, Result]:
+    """Do work of which there are cached results; none starts after `until`, a time of time.monotonic().
+
+    `is_same` compares: what it confirms stays as it is in the cache, with anything else `do` would do."""
+    sys.stderr.write(f"{how.title}: {len(tasks)} to do again\n")
+    sys.stderr.flush()
+    reasons = dict.fromkeys((task.name for task in tasks), "--recheck")
+    results = _run(tasks, how, reasons, accept, line, is_same=is_same, threads=threads, until=until)
+    for memo in {id(task.memo): task.memo for task in tasks}.values():
+        memo.close()
+    return results
 
 
 def _remembered(
@@ -189,7 +211,15 @@ def _remembered(
         if not isinstance(answer, CachedResult):
             todo.append((task, answer.why))
             continue
-        result = Result(answer.result, answer.folder, None, True, answer.origin, asked=answer.asked)
+        result = Result(
+            answer.result,
+            answer.folder,
+            None,
+            True,
+            answer.origin,
+            asked=answer.asked,
+            maker=answer.maker,
+        )
         if accept(task.name, result):
             results[task.name] = result
         else:
@@ -223,14 +253,20 @@ def _announce(
 
 
 def _run(
-    groups: Mapping[str, Sequence[Task]],
+    tasks: Iterable[Task],
     how: RunOptions,
     reasons: Mapping[str, str],
     accept: Callable[[str, Result], bool],
     line: Callable[[str, Result], Line],
-    stop_after: Callable[[str, Result], bool],
-    remember_all: bool,
+    stop_after: Callable[[str, Result], bool] = lambda group, result: False,
+    remember_all: bool = False,
+    is_same: Callable[[Task, Finished], bool] = lambda task, done: False,
+    threads: int = 0,
+    until: float = math.inf,
 ) -> dict[str, Result]:
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.group, []).append(task)
     results: dict[str, Result] = {}
     noted: set[str] = set()
     commons: WeakKeyDictionary[Worker, Touched] = WeakKeyDictionary()
@@ -248,6 +284,10 @@ def _run(
             if done.of_work:
                 task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)
             return replace(taken, failure=done, asked=worker.asked)
+        if is_same(task, done):
+            for folder in filter(None, (done.folder, done.evidence)):
+                shutil.rmtree(folder, ignore_errors=True)
+            return taken
         taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
         if not accept(task.name, taken):
             # An earlier result of the same inputs would hide this one.
@@ -258,7 +298,7 @@ def _run(
             shutil.rmtree(done.evidence, ignore_errors=True)
         own = (*done.own, *([done.evidence] if done.evidence else ()))
         entry = task.memo.remember(
-            task.name, task.key, done.facts, done.touched, done.folder, common_of(worker), own
+            task.name, task.key, done.facts, done.touched, done.folder, common_of(worker), own, threads
         )
         if entry.not_remembered and entry.not_remembered not in noted:
             noted.add(entry.not_remembered)
@@ -268,17 +308,20 @@ def _run(
     def work(job: Job, worker: Worker) -> Result:
         shared: dict[str, Any] = {}
         worker.seen, worker.written = Touched(), []
+        done: list[Result] = []
         for task in groups[job.name]:
-            results[task.name] = once(task, worker, shared)
-        bad = [results[task.name] for task in groups[job.name] if results[task.name].failure]
-        return (bad or [results[groups[job.name][0].name]])[0]
+            if done and time.monotonic() >= until:
+                break
+            done.append(once(task, worker, shared))
+            results[task.name] = done[-1]
+        return next((each for each in done if each.failure), done[0])
 
     jobs = [
         Job(name, sum(task.cost.seconds for task in tasks), max(task.cost.memory for task in tasks))
         for name, tasks in groups.items()
     ]
-    slots = min(how.jobs or default_slots(), len(jobs))
-    threads, count = max(1, default_slots() // slots), sum(map(len, groups.values()))
+    slots = min(how.jobs or default_slots() // (threads or 1) or 1, len(jobs))
+    threads, count = threads or max(1, default_slots() // slots), sum(map(len, groups.values()))
     shares = core_shares(slots, threads)
 
     def slot() -> WorkerSlot[Worker, Result]:
@@ -295,7 +338,7 @@ def _run(
         tasks = groups[name]
         if len(tasks) == 1 or result.failure:
             return line(tasks[0].name if len(tasks) == 1 else name, result)
-        lines = {task.name: line(task.name, results[task.name]) for task in tasks}
+        lines = {task.name: line(task.name, results[task.name]) for task in tasks if task.name in results}
         worst = max(lines.values(), key=lambda each: each.look)
         return replace(
             worst, note="; ".join(f"{name}: {each.note}" for name, each in lines.items() if each.note)
@@ -309,6 +352,7 @@ def _run(
             memory=memory_budget(),
             observer=shown,
             stop_after=lambda job, result: stop_after(job.name, result),
+            until=until,
         )
     return results
 

@@ -232,12 +232,13 @@ def jobs_of(name: str, row: CiJob, occasion: str, base: str, caller: Caller) -> 
     mine = caller.suites if row.suite or row.replaces else ()
     suites = [Path(suite).stem for suite in (caller.onnx_suites if row.stage == ONNX_STAGE else mine)]
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
+    recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
             "artifact": artifact_name("reports", caller.profile, *suites, name, shard.replace("/", " of ")),
             "stage": row.stage,
-            "arguments": f"{arguments}{keep}".strip(),
+            "arguments": f"{arguments}{keep}{recheck}".strip(),
             "minutes": row.minutes,
             "provision": row.provision,
             "targets": row.targets,

@@ -4,13 +4,19 @@ heavy."""
 from __future__ import annotations
 
 import argparse
+import re
+import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, StageOptions, WorkOptions
+from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+
+SEEDS = 1_000_000
+"""How many draws of --recheck there are."""
 
 
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
@@ -41,6 +47,7 @@ def add_how(
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
     add_work(group, "a program")
+    add_recheck(group)
     if accepts:
         add_accept(group, accepts)
         group.add_argument(
@@ -87,11 +94,58 @@ def add_work(
         keep_going=False,
         worker_memory=None,
         run_timeout=None,
+        recheck=None,
+        recheck_seed=None,
     )
     add_timeout(group, unit, timeout)
     if cached:
         group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
         group.add_argument("--why", action="store_true", help="say of each program why it is done again")
+
+
+def add_recheck(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--recheck",
+        type=part,
+        metavar="SHARE|MINUTES",
+        help="do a random part of the cached work again, such as 20%% or 10min of it, and compare",
+    )
+    group.add_argument(
+        "--recheck-seed",
+        type=count,
+        metavar="N",
+        help="draw what another run drew, which printed this number",
+    )
+
+
+def recheck_flags(args: argparse.Namespace) -> list[str]:
+    """As typed, for another command."""
+    typed = {"--recheck": args.recheck and args.recheck.text, "--recheck-seed": args.recheck_seed}
+    return [word for flag, value in typed.items() if value for word in (flag, str(value))]
+
+
+def part(text: str) -> Part:
+    """The type of --recheck."""
+    if found := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(%|min)", text):
+        number = float(found[1])
+        if found[2] == "%" and 0 < number <= 100:
+            return Part(text, share=number / 100)
+        if found[2] == "min" and number > 0:
+            return Part(text, seconds=number * 60)
+    raise argparse.ArgumentTypeError(f"expected a share such as 20% or minutes such as 10min, found {text!r}")
+
+
+def _recheck_of(args: argparse.Namespace) -> Part | None:
+    asked: Part | None = args.recheck
+    if asked is None:
+        if args.recheck_seed:
+            raise UsageError("--recheck-seed without --recheck", fix="--recheck 20%, or what that run had")
+        return None
+    if args.no_cache:
+        raise UsageError(
+            "--recheck with --no-cache: nothing is taken from the cache", fix="leave one of them out"
+        )
+    return replace(asked, seed=args.recheck_seed or 1 + secrets.randbelow(SEEDS))
 
 
 def work_of(args: argparse.Namespace) -> WorkOptions:
@@ -104,6 +158,7 @@ def work_of(args: argparse.Namespace) -> WorkOptions:
         keep_going=args.keep_going,
         worker_memory=args.worker_memory and args.worker_memory << 20,
         run_timeout=args.run_timeout or RUN_TIMEOUT,
+        recheck=_recheck_of(args),
     )
 
 

@@ -9,11 +9,14 @@ from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
+from ci.engine.recheck import Recheck
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
 from ci.pipeline.findings import not_passed
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
+from ci.pipeline.recheck import findings as recheck_findings
+from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.stage import (
     AnyPlan,
     accepted,
@@ -101,7 +104,13 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
     with stage.reported(selection.reports, f"{lane.rules}-not-run"):
         lane.require_installed()
         plan = lane.plan(chosen_programs(lane, options.choice, selection), options)
-        results = lane.do(plan, new_baseline=accept.values)
+        results, rechecked = lane.do(plan, new_baseline=accept.values), Recheck()
+        if part := options.work.recheck:
+            rechecked = recheck(plan.cached, part)
+            stage.metrics |= metrics(rechecked, part)
+            if rechecked.different:
+                # The verdicts are those of the new results.
+                results = lane.do(plan, new_baseline=accept.values)
         figures = {
             program.name: dict(values)
             for program in plan.programs
@@ -110,7 +119,7 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         write = partial(update, lane, plan, results)
         plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, write, stage))
         plan = lane.compared(plan, results)
-        judge(stage, lane, plan, results)
+        judge(stage, lane, plan, results, rechecked)
         lane.close(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
@@ -124,17 +133,21 @@ def mine_of(program: AnyProgram[Any, Any], results: Results) -> Mine:
     return {step: each[program.name] for step, each in results.items() if program.name in each}
 
 
-def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results) -> None:
+def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecked: Recheck) -> None:
     """Put each program's findings and row into the report."""
     rows: dict[str, Metric] = {}
+    commands = {program.name: lane.suites.repeat(program, lane.stage) for program in plan.programs}
+    of_cache = list(recheck_findings(rechecked, lane.stage, commands.__getitem__))
+    stage.findings += of_cache
     for program in plan.programs:
         mine = mine_of(program, results)
         if not lane.reached(mine):
             continue
         findings = [*lane.findings(plan, program, mine)]
         stage.findings += findings
-        again = lane.suites.repeat(program, lane.stage)
-        rows[program.name] = {**row_of(program, findings, again), **lane.row(plan, program, mine)}
+        findings += [each for each in of_cache if each.subject == program.name]
+        shown = row_of(program, findings, commands[program.name])
+        rows[program.name] = {**shown, **lane.row(plan, program, mine)}
     for each in results.values():
         stage.findings += not_passed(plan.programs, each)
     *earlier, last = results.values()

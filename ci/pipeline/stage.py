@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
 from ci.engine.memo import Memo
+from ci.engine.recheck import CachedWork
 from ci.engine.trouble import MACHINE
 from ci.engine.work import Result, cached_from
 from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
@@ -39,6 +40,8 @@ class AnyPlan(Generic[P]):
     work: WorkOptions
     logs: Path
     baselines: dict[Path, Baseline]
+    cached: list[CachedWork] = field(default_factory=list, kw_only=True)
+    """What its steps have taken from the cache."""
 
     def baseline(self, program: P) -> Baseline:
         return self.baselines[program.suite]

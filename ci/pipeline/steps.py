@@ -7,7 +7,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
+from ci.engine.recheck import CachedWork, Repeats
 from ci.engine.work import Failure, Finished, Result, RunOptions, do, empty_folder, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
@@ -69,6 +70,7 @@ class Ask:
         return outcome
 
 
+@dataclass(frozen=True)
 class Step(ABC, Generic[P]):
     """One piece of a lane's work on its programs: what the cache remembers of each."""
 
@@ -84,6 +86,8 @@ class Step(ABC, Generic[P]):
     """Whether each cached result's line is printed too."""
     log_in_folder: ClassVar[str] = ""
     """The name of its log where that is one of its result's files."""
+    repeats: ClassVar[Repeats] = Repeats()
+    """What is the same when its work is done again."""
 
     plan: AnyPlan[P]
 
@@ -180,6 +184,12 @@ class StepTask(Generic[P]):
             return Finished(facts, ask.touched, into, own=own)
         return Finished(facts, ask.touched, evidence=None if keep else into, own=(into, *own))
 
+    def elsewhere(self, scratch: Path) -> StepTask[P]:
+        """The same work with other folders for what it writes."""
+        plan = self.step.plan
+        step = replace(self.step, plan=replace(plan, logs=plan.logs / "recheck" / self.step.kind))
+        return replace(self, step=step, scratch=scratch)
+
     def ended(self, gone: WorkerDied, shared: Mapping[str, Any]) -> Failure:
         self._put_log(shared)
         return self.step.ended(self.program, gone, self.log)
@@ -261,13 +271,23 @@ def _run_with(step: Step[P], own: OwnPackages, programs: Sequence[P]) -> dict[st
     def worker(threads: int, count: int) -> Worker:
         return Worker(step.worker(own, threads, count))
 
+    def accept(name: str, result: Result) -> bool:
+        return step.accepts(named[name], result)
+
+    def line(name: str, result: Result) -> Line:
+        return step.line(named[name], result) if name in named else line_of(result)
+
+    how = RunOptions(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached)
     with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as scratch:
-        return do(
-            tasks_of(step, own, programs, Path(scratch)),
-            RunOptions(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached),
-            accept=lambda name, result: step.accepts(named[name], result),
-            line=lambda name, result: step.line(named[name], result) if name in named else line_of(result),
-        )
+        tasks = tasks_of(step, own, programs, Path(scratch))
+        results = do(tasks, how, accept=accept, line=line)
+    for task in tasks:
+        if (result := results[task.name]).cached:
+            logs, repeats = step.plan.logs, step.repeats
+            step.plan.cached.append(
+                CachedWork(step.kind, task, result, repeats, how, task.elsewhere, accept, line, logs)
+            )
+    return results
 
 
 def tasks_of(step: Step[P], own: OwnPackages, programs: Sequence[P], scratch: Path) -> list[StepTask[P]]:

@@ -16,6 +16,7 @@ import pytest
 from ci import gate
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.gate_table import GateStage, gate_table
+from ci.pipeline.flags import recheck_flags
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
@@ -44,10 +45,16 @@ def run(reports: Path, *stages: GateStage, chosen: list[str] | None = None) -> l
     return gate.run_stages(stages, names, ["--reports", str(reports)], selection)
 
 
-def run_gate(reports: Path, *stages: GateStage, suites: Sequence[str] = (), tags: Sequence[str] = ()) -> int:
+def run_gate(
+    reports: Path,
+    *stages: GateStage,
+    suites: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    recheck: Sequence[str] = (),
+) -> int:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
     names = [one.name for one in stages]
-    return gate.run_gate(stages, names, selection, ["--reports", str(reports)], suites, tags)
+    return gate.run_gate(stages, names, selection, ["--reports", str(reports)], suites, tags, recheck)
 
 
 def started(reports: Path) -> list[str]:
@@ -161,6 +168,8 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     typed += ["--soc", "SM8550", "--store", "/s", "--reports", "/r"]
     args = parsed(gate, *typed)
     assert gate.selection_flags(args.profile, args.target, args.soc, args.store, args.reports) == typed
+    rechecks = ["--recheck", "10min", "--recheck-seed", "7"]
+    assert recheck_flags(parsed(gate, *rechecks)) == rechecks and not recheck_flags(args)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +180,7 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
             {"suites": ["--suite", "a.toml", "--suite", "b.toml"], "tags": ["--tag", "x"]},
             ["--suite", "a.toml", "--suite", "b.toml", "--tag", "x"],
         ),
+        ({"recheck": ["--recheck", "10min"]}, ["--tag", "pr", "--recheck", "10min"]),
     ],
 )
 def test_programs_are_those_of_a_pull_request_unless_others_are_named(

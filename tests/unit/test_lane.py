@@ -1,4 +1,5 @@
-"""A toy lane: what it says of itself is all that it takes to be cached, sharded, judged and reported."""
+"""A toy lane: what it says of itself is all that it takes to be cached, sharded, judged, rechecked and
+reported."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from ci.engine.memo import Memo
 from ci.engine.workers.parent import WorkerSpec
 from ci.pipeline.lane import Lane, Mine, Results, run
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import Accept, Choice, StageOptions, WorkOptions
+from ci.pipeline.options import Accept, Choice, Part, StageOptions, WorkOptions
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, AnySuite, Suites
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
+from tests.support.stale_entries import alter, alter_file, entries
 
 
 # The lane begins here.
@@ -116,14 +118,18 @@ SUITE = "schema = 1\n" + "".join(
 
 
 def toys(
-    folder: Path, accept: Accept | None = None, listed: bool = False, **choice: Any
+    folder: Path,
+    accept: Accept | None = None,
+    listed: bool = False,
+    work: WorkOptions = WorkOptions(jobs=1),  # noqa: B008
+    **choice: Any,
 ) -> tuple[int, dict[str, Any]]:
     suite = folder / "toy.toml"
     if not suite.exists():
         suite.write_text(SUITE)
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
     chosen = Choice(suites=(suite,), **choice)
-    code = run(Toy(), StageOptions(selection, chosen, WorkOptions(jobs=1), accept or Accept(), listed))
+    code = run(Toy(), StageOptions(selection, chosen, work, accept or Accept(), listed))
     rows = {} if listed else Report.read(folder / "reports/test_toy.json").metrics["programs"]
     assert isinstance(rows, dict)
     return code, {name.partition("/")[0]: row for name, row in rows.items()}
@@ -158,6 +164,127 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     held = {name: case.runs[0].thresholds for name, case in suite.cases.items()}
     assert held["net2"].sqnr_db < held["net3"].sqnr_db <= 30 and held["net4"] is None
     assert (tmp_path / "toy.baseline-wheels.json").is_file()
+
+
+GOOD = ("net2 or net3 or net4",)
+
+
+def rechecked(folder: Path, part: Part = Part("100%")) -> tuple[int, dict[str, Finding], dict[str, Any]]:  # noqa: B008
+    """The exit code, the findings by rule, and what the report says of it."""
+    code, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), words=GOOD)
+    report = Report.read(folder / "reports/test_toy.json")
+    detail = report.metrics["recheck"]
+    assert isinstance(detail, dict)
+    assert report.metrics["rechecked"] == f"{detail['compared']} of {detail['cached']}"
+    return code, {each.rule: each for each in report.findings}, detail
+
+
+def entry_of(folder: Path, width: int) -> Path:
+    (entry,) = (
+        each for each in entries(folder / "store", "toy") if f'"sqnr_db": {10.0 * width}' in each.read_text()
+    )
+    return entry
+
+
+def test_what_is_cached_and_right_passes_a_recheck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toys(tmp_path, words=GOOD)
+    before = {path: path.read_bytes() for path in entries(tmp_path / "store", "toy")}
+    capsys.readouterr()
+    code, findings, detail = rechecked(tmp_path)
+    assert (code, findings) == (0, {}) and "rechecked 3 of 3 cached results" in capsys.readouterr().err
+    assert (detail["cached"], detail["compared"], detail["different"]) == (3, 3, 0)
+    assert before == {path: path.read_bytes() for path in entries(tmp_path / "store", "toy")}
+    assert not list((tmp_path / "store/cache/memo/toy/work").iterdir()), "nothing is left of the new results"
+    assert rechecked(tmp_path, Part("1%", share=0.01))[2]["compared"] == 1
+
+
+def test_a_stale_figure_is_found_and_no_longer_believed(tmp_path: Path) -> None:
+    toys(tmp_path, words=GOOD)
+    alter(entry_of(tmp_path, 3), lambda entry: entry["result"].update(sqnr_db=99.0))
+    assert toys(tmp_path, words=GOOD)[0] == 0, "without a recheck it is believed"
+    code, findings, detail = rechecked(tmp_path)
+    finding = findings["cache-differs"]
+    assert code == 1 and detail["different"] == 1
+    assert "net3" in finding.subject and all(
+        word in finding.message for word in ("sqnr_db", "99.0", "30.0", "toy")
+    )
+    folder = next((tmp_path / "reports/toy/differs").rglob("cached"))
+    both = [(folder.parent / name / "facts.json").read_text() for name in ("cached", "now")]
+    assert "99.0" in both[0] and "30.0" in both[1] and str(folder.parent) in finding.message
+    rows = Report.read(tmp_path / "reports/test_toy.json").metrics["programs"]
+    assert isinstance(rows, dict)
+    assert {name: row["verdict"] for name, row in rows.items() if isinstance(row, dict)} == {
+        "net2/toy/SM8650": "pass",
+        "net3/toy/SM8650": "fail",
+        "net4/toy/SM8650": "pass",
+    }
+    assert rechecked(tmp_path)[0] == 0, "the new result is cached now"
+
+
+def test_a_stale_file_is_found(tmp_path: Path) -> None:
+    toys(tmp_path, words=GOOD)
+    alter_file(entry_of(tmp_path, 3), "program", b"xxy")
+    code, findings, _ = rechecked(tmp_path)
+    assert code == 1 and "program" in findings["cache-differs"].message
+    assert rechecked(tmp_path)[0] == 0
+
+
+def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) -> None:
+    toys(tmp_path, words=GOOD)
+    entry = entry_of(tmp_path, 3)
+    alter(entry, lambda document: document.update(inputs=[], sets=[], result={"sqnr_db": 99.0}))
+    entry.rename(entry.with_name(f"{'0' * 32}.json"))
+    assert rechecked(tmp_path)[0] == 1
+    left = [path.read_text() for path in entries(tmp_path / "store", "toy")]
+    assert len(left) == 3 and not any("99.0" in text for text in left)
+
+
+def test_work_that_fails_now_is_a_difference_and_is_not_cached_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys(tmp_path, words=GOOD)
+    with monkeypatch.context() as changed:
+        changed.setitem(globals(), "WORKER", WORKER.replace("> 90", "== 3"))
+        code, findings, _ = rechecked(tmp_path)
+        assert code == 1 and {"cache-differs", "toy-refused"} == set(findings)
+    assert [name for name, row in toys(tmp_path, words=GOOD)[1].items() if not row["cached"]] == ["net3"]
+
+
+def test_a_machine_in_trouble_is_no_difference_and_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys(tmp_path, words=GOOD)
+    with monkeypatch.context() as changed:
+        full = 'if order["width"] == 3:\n        raise OSError(28, "No space left on device")\n    if False:'
+        changed.setitem(globals(), "WORKER", WORKER.replace('if order["width"] > 90:', full))
+        code, findings, detail = rechecked(tmp_path)
+    assert code == 3 and set(findings) == {"cache-machine"}
+    assert (detail["compared"], detail["different"]) == (2, 0)
+    assert all(row["cached"] for row in toys(tmp_path, words=GOOD)[1].values())
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    toys(tmp_path, words=GOOD)
+    for entry in entries(tmp_path / "store", "toy"):
+        alter(entry, lambda document: document.update(maker=["another processor", 1]))
+    code, findings, detail = rechecked(tmp_path)
+    assert code == 0 and set(findings) == {"cache-not-rechecked"}
+    assert (detail["cached"], detail["compared"]) == (3, 0) and list(detail["left_out"].values()) == [3]
+
+
+def test_nothing_starts_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toys(tmp_path, words=GOOD)
+    slow = WORKER.replace("def work(order):", "def work(order):\n    import time; time.sleep(2)")
+    monkeypatch.setitem(globals(), "WORKER", slow)
+    code, _, detail = rechecked(tmp_path, Part("0.02min", seconds=1.2))
+    assert code == 0 and detail["compared"] == 1 and list(detail["left_out"].values()) == [2]
+
+
+def test_where_nothing_is_cached_nothing_is_rechecked(tmp_path: Path) -> None:
+    code, findings, detail = rechecked(tmp_path)
+    assert (code, findings) == (0, {}) and detail["cached"] == 0
 
 
 def test_a_toy_lane_takes_few_lines() -> None:

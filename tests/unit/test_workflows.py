@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ import pytest
 import yaml
 
 from ci import github as verb
+from ci.__main__ import VERBS as COMMANDS
 from ci.gate_table import CiJob, gate_table
 from ci.github import place, plan, verdict
 from provisioning.base.settings import ROOT
 from qnn_ci import VERBS
+from tests.support.typed import parsed
 from tests.support.workflows.expression import Scope, Value, condition
 from tests.support.workflows.files import (
     Action,
@@ -315,3 +318,17 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     assert len(example.strip().splitlines()) <= 10
     (job,) = yaml.safe_load(example)["jobs"].values()
     assert set(job["with"]) <= set(workflows()["gate.yml"].call.inputs)
+
+
+def test_jobs_that_remember_do_some_of_it_again_every_night() -> None:
+    """Those whose stage can; a pull request's does not."""
+    rechecked = {name: row for name, row in gate_table().row.items() if row.recheck}
+    assert {"lowering", "emulator", "onnx", "llm", "programs"} == set(rechecked)
+    for name, row in rechecked.items():
+        assert row.remembers
+        for occasion in ("gate", "nightly"):
+            whole = row.model_copy(update={"suite": 0, "replaces": ()})
+            (job,) = plan.jobs_of(name, whole, occasion, "", plan.Caller("wheels"))
+            arguments = job["arguments"].split()
+            assert ("--recheck" in arguments) == (occasion == "nightly")
+            assert parsed(importlib.import_module(COMMANDS[row.stage].module), *arguments)

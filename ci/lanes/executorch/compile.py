@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import DIES_OF
+from ci.artifacts.program import digest_without_time
 from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
+from ci.engine.recheck import Repeats
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import MEMORY, THREADS, WARM
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
@@ -85,6 +87,8 @@ class Lower(Step[ExecutorchProgram]):
     kind = COMPILED
     keeps_files = done_once = True
     log_in_folder = LOG
+    # The log has times of day.
+    repeats = Repeats(changing=(LOG,), digest=digest_without_time)
 
     plan: ExecutorchPlan
 

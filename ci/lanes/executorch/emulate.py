@@ -14,6 +14,7 @@ from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
+from ci.engine.recheck import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import KEPT, PROGRAM
@@ -44,6 +45,7 @@ from provisioning.base.stage_run import StageRun
 
 RAN = "emulator"
 """The step whose figures are a program's."""
+RELOADED = "reload"
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
@@ -55,6 +57,7 @@ class RunOnEmulator(Step[ExecutorchProgram]):
     own_packages = False
     title = "runs on the emulator"
     shows_cached = True
+    repeats = Repeats(changing=("times.*",))
 
     plan: ExecutorchPlan
     runner: Path
@@ -138,7 +141,9 @@ class Emulation(Lowering):
     def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
         runner = ready_runner(os.environ, plan.selection.reports)
         compiled = compile_programs(plan)
-        return {COMPILED: compiled, RAN: measure(plan, runner, compiled)}
+        measured = measure(plan, runner, compiled)
+        again = reloads(plan, _runnable(compiled, measured)) if self.reload else {}
+        return {COMPILED: compiled, RELOADED: again, RAN: measured}
 
     def findings(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Iterator[Finding]:
         again, lowered = SUITES.repeat(program, self.stage), mine.get(COMPILED)
@@ -206,9 +211,8 @@ class Emulation(Lowering):
         if self.keep_programs:
             _keep(stage, compiled, plan.selection.reports / KEPT)
         if self.reload:
-            runnable = {name: compiled[name] for name, each in measured.items() if ran(each)}
-            again = reloads(plan, runnable)
-            stage.findings += judged(plan, runnable, again)
+            again = results[RELOADED]
+            stage.findings += judged(plan, _runnable(compiled, measured), again)
             stage.metrics["loaded again"] = len(again)
 
     def lacking(self, findings: Sequence[Finding]) -> bool:
@@ -233,6 +237,11 @@ def _refuse_others(plan: ExecutorchPlan) -> None:
 def ran(result: Result) -> bool:
     """Whether there are figures."""
     return not result.failure and not result.facts["rule"]
+
+
+def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> dict[str, Result]:
+    """What is loaded again, as it was compiled."""
+    return {name: compiled[name] for name, each in measured.items() if ran(each)}
 
 
 def measure(plan: ExecutorchPlan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:

@@ -10,6 +10,7 @@ from typing import Any
 from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
+from ci.engine.recheck import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import PROGRAM
@@ -30,6 +31,8 @@ class Reload(Step[ExecutorchProgram]):
     kind = "reload"
     own_packages = False
     title = "programs loaded again"
+    # Memory of the process.
+    repeats = Repeats(changing=("one_load", "growth"))
 
     plan: ExecutorchPlan
     compiled: Mapping[str, Result]

@@ -16,6 +16,7 @@ from ci.engine.inputs import Digests, Roots, search_key
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
+from ci.engine.recheck import Repeats
 from ci.engine.work import Result
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.findings import findings_of, model_findings
@@ -138,6 +139,8 @@ class Generate(LanguageStep):
     kind = "llm"
     title = "texts"
     workers = "speak"
+    # A context is never the same to the bit.
+    repeats = Repeats(changing=("speed.*",), figures={"bytes": 0.01})
 
     models: Mapping[str, Result]
     """By program."""

@@ -1,0 +1,282 @@
+"""`--recheck`: do a random part of the cached work again, and compare what it gives with what is cached."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ci.engine.inputs import key_of
+from ci.engine.jobs import default_slots
+from ci.engine.memo import processor_kind
+from ci.engine.progress import Line, failed
+from ci.engine.work import Failure, Finished, Result, RunOptions, Task, do_again
+from provisioning.base.files import hash_file, replace_text
+
+MEASURED = ("seconds", "cpu_seconds", "peak", "resident")
+"""Facts that every run measures anew: time and memory."""
+
+FACTS = "facts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """What of a step's result is the same when its work is done again with as many threads, on a processor of
+    the same kind: as it stands here, every fact but time and memory, and every byte of its files.
+
+    Patterns are of facts, by dotted names, and of files."""
+
+    changing: tuple[str, ...] = ()
+    """What each run makes anew."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """How far numbers may be off: by this part of them, or by this much."""
+    digest: Callable[[Path], str] = hash_file
+    """Of those bytes of a file that repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedWork:
+    """A cached result that a stage took, and how its work is done."""
+
+    step: str
+    task: Task
+    result: Result
+    repeats: Repeats
+    how: RunOptions
+    again: Callable[[Path], Task]
+    """The task for a folder of scratch, with other folders for what it writes."""
+    accept: Callable[[str, Result], bool]
+    line: Callable[[str, Result], Line]
+    logs: Path
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or is expected to."""
+        taken = self.result.facts.get("seconds")
+        if isinstance(taken, int | float) and 0 < taken < math.inf:
+            return float(taken)
+        return self.task.cost.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedField:
+    field: str
+    """A fact or a file."""
+    cached: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: cached {self.cached}, now {self.now}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rechecked:
+    """What became of work that was done again."""
+
+    step: str
+    name: str
+    differences: tuple[ChangedField, ...] = ()
+    evidence: str = ""
+    """Where to look, if they differ."""
+    failure: Failure | None = None
+    """It could not be done again, which says nothing about the cached result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    cached: int = 0
+    """How many results the stage took from the cache."""
+    done: tuple[Rechecked, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many could not be compared, by the reason."""
+
+    @property
+    def compared(self) -> int:
+        return sum(not each.failure for each in self.done)
+
+    @property
+    def different(self) -> tuple[Rechecked, ...]:
+        return tuple(each for each in self.done if each.differences)
+
+    def __str__(self) -> str:
+        verdict = f"{len(self.different)} differ" if self.different else "all equal"
+        reasons = "".join(f"; {count} not, because {why}" for why, count in self.left_out.items())
+        return (
+            f"rechecked {self.compared} of {self.cached} cached results"
+            + (f": {verdict}" if self.compared else "")
+            + reasons
+        )
+
+
+def recheck(cached: Iterable[CachedWork], *, share: float, seconds: float, seed: int) -> Recheck:
+    """Do a part of the work again, step by step: this share of it, or what fits into a time. A result that
+    differs replaces the cached one, unless its lane does not accept it: then none is cached."""
+    every = list(_distinct(cached))
+    comparable = [each for each in every if each.result.maker.processor == processor_kind()]
+    left_out = Counter({"another kind of processor made them": len(every) - len(comparable)})
+    most, until = math.inf, math.inf
+    if seconds:
+        most, until = seconds * default_slots(), time.monotonic() + seconds
+    done: list[Rechecked] = []
+    for mine in _by_step(draw(comparable, share, most, seed), every):
+        if any(each.differences for each in done):
+            # Results that it is built on may have been replaced.
+            left_out["an earlier step differs"] += len(mine)
+            continue
+        results = _done_again(mine, until)
+        left_out["the time was over"] += len(mine) - len(results)
+        done += results
+    return Recheck(len(every), tuple(done), {why: count for why, count in left_out.items() if count})
+
+
+def draw(cached: Sequence[CachedWork], share: float, seconds: float, seed: int) -> list[CachedWork]:
+    """A share of them that takes at most so long; the same seed draws the same."""
+    order = sorted(cached, key=lambda each: (each.step, each.name))
+    random.Random(seed).shuffle(order)  # noqa: S311
+    drawn = []
+    for each in order[: math.ceil(share * len(order))]:
+        if each.seconds <= seconds:
+            seconds -= each.seconds
+            drawn.append(each)
+    return drawn
+
+
+def _distinct(cached: Iterable[CachedWork]) -> Iterable[CachedWork]:
+    """One of those that share an entry."""
+    works: dict[object, CachedWork] = {}
+    for each in cached:
+        works.setdefault((each.task.memo.place, key_of(each.task.key)), each)
+    return works.values()
+
+
+def _by_step(drawn: Sequence[CachedWork], every: Sequence[CachedWork]) -> Iterable[list[CachedWork]]:
+    """In the order in which the stage took them, and of one step those that as many threads made."""
+    chosen, steps = {id(each) for each in drawn}, dict[tuple[int, int], list[CachedWork]]()
+    for each in every:
+        if id(each) in chosen:
+            steps.setdefault((id(each.how), each.result.maker.threads), []).append(each)
+    return steps.values()
+
+
+def _done_again(works: Sequence[CachedWork], until: float) -> list[Rechecked]:
+    """Those of one step; fewer if the time is over."""
+    named, first = {each.name: each for each in works}, works[0]
+    different: dict[str, Rechecked] = {}
+
+    def is_same(task: Task, done: Finished) -> bool:
+        work = named[task.name]
+        differences = tuple(compare(work.result, done, work.repeats))
+        if differences:
+            kept = _keep(work.logs / "differs" / work.step / task.name, work.result, done)
+            different[task.name] = Rechecked(work.step, task.name, differences, f"both are in {kept}")
+            # All entries of the key: what they do not say decides.
+            task.memo.forget(task.key)
+        return not differences
+
+    def line(name: str, result: Result) -> Line:
+        if name in different:
+            return failed(f"differs: {different[name].differences[0]}")
+        return first.line(name, result) if result.failure else Line("equal")
+
+    def rechecked(work: CachedWork, result: Result) -> Rechecked:
+        failure = result.failure
+        if failure is None:
+            return different.get(work.name) or Rechecked(work.step, work.name)
+        if failure.of_work:
+            what = ChangedField("the work", "passes", f"{failure.kind}: {failure.message}")
+            return Rechecked(work.step, work.name, (what,), f"its log is {failure.log}")
+        return Rechecked(work.step, work.name, failure=failure)
+
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
+        tasks = [each.again(Path(scratch)) for each in works]
+        threads = first.result.maker.threads
+        results = do_again(
+            tasks, first.how, is_same, accept=first.accept, line=line, threads=threads, until=until
+        )
+    return [rechecked(each, results[each.name]) for each in works if each.name in results]
+
+
+def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[ChangedField]:
+    """What differs and should not."""
+    before, after = (_facts(each.facts, repeats) for each in (cached, now))
+    for name in sorted({*before, *after}):
+        one, other = (_text(facts, name) for facts in (before, after))
+        if one != other and not _within(repeats, name, before.get(name), after.get(name)):
+            yield ChangedField(name, one, other)
+    files = [_digests(folder, repeats) for folder in (cached.folder, now.folder)]
+    for name in sorted({*files[0], *files[1]}):
+        one, other = (each.get(name, "no such file")[:16] for each in files)
+        if one != other:
+            yield ChangedField(name, one, other)
+
+
+def _facts(facts: Mapping[str, Any], repeats: Repeats) -> dict[str, Any]:
+    """As they are cached, by dotted name."""
+    flat = dict(_flat(json.loads(json.dumps(dict(facts)))))
+    return {
+        name: value
+        for name, value in flat.items()
+        if name.rpartition(".")[2] not in MEASURED and not _matches(name, repeats.changing)
+    }
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    empty = True
+    for part, each in parts:
+        empty = False
+        yield from _flat(each, f"{name}.{part}" if name else str(part))
+    if empty:
+        yield name, value
+
+
+def _text(facts: Mapping[str, Any], name: str) -> str:
+    return json.dumps(facts[name]) if name in facts else "nothing"
+
+
+def _within(repeats: Repeats, name: str, one: Any, other: Any) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
+    tolerances = (value for pattern, value in repeats.figures.items() if fnmatchcase(name, pattern))
+    return numbers and any(math.isclose(one, other, rel_tol=each, abs_tol=each) for each in tolerances)
+
+
+def _digests(folder: Path | None, repeats: Repeats) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
+    named = {path.relative_to(folder or path).as_posix(): path for path in paths}
+    return {
+        name: repeats.digest(path) for name, path in named.items() if not _matches(name, repeats.changing)
+    }
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _keep(kept: Path, cached: Result, now: Finished) -> Path:
+    """Both results side by side, for whoever looks for the reason."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(kept, ignore_errors=True)
+        for name, facts, folder in (
+            ("cached", cached.facts, cached.folder),
+            ("now", now.facts, now.folder or now.evidence),
+        ):
+            place = kept / name
+            place.mkdir(parents=True)
+            if folder:
+                shutil.copytree(folder, place, dirs_exist_ok=True)
+            replace_text(place / FACTS, json.dumps(dict(facts), indent=2, sort_keys=True) + "\n")
+    return kept

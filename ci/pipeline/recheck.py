@@ -1,0 +1,65 @@
+"""`--recheck`: what a report says of cached work that was done again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+from ci.engine import recheck as engine
+from ci.engine.recheck import CachedWork, Recheck
+from ci.pipeline.options import Part
+from provisioning.base.findings import Finding, Metric, Severity
+
+SHOWN = 3
+"""How many differences of a result its message names."""
+
+
+def recheck(cached: Iterable[CachedWork], part: Part) -> Recheck:
+    """Do the part again, and print how many of how many were equal."""
+    done = engine.recheck(cached, share=part.share, seconds=part.seconds, seed=part.seed)
+    again = f"--recheck {part.text} --recheck-seed {part.seed}"
+    sys.stderr.write(f"{done} ({again} draws the same)\n")
+    sys.stderr.flush()
+    return done
+
+
+def metrics(done: Recheck, part: Part) -> dict[str, Metric]:
+    return {
+        "rechecked": f"{done.compared} of {done.cached}",
+        "recheck": {
+            "part": part.text,
+            "seed": part.seed,
+            "cached": done.cached,
+            "compared": done.compared,
+            "different": len(done.different),
+            "left_out": dict(done.left_out),
+            "results": [{"step": each.step, "program": each.name} for each in done.done],
+        },
+    }
+
+
+def findings(done: Recheck, stage: str, again: Callable[[str], str]) -> Iterator[Finding]:
+    """`again` gives the command that runs a program by its name."""
+    for each in done.done:
+        command = again(each.name)
+        if failure := each.failure:
+            message = f"its cached result of the step {each.step} was not rechecked: {failure.message}"
+            fix = f"{failure.fix}; then {command}" if failure.fix else command
+            yield Finding(f"cache-{failure.rule}", Severity.ERROR, each.name, message, fix)
+        elif each.differences:
+            more = len(each.differences) - SHOWN
+            words = "; ".join(map(str, each.differences[:SHOWN])) + (f"; and {more} more" if more > 0 else "")
+            message = (
+                f"its cached result of the step {each.step} is not what the work gives: {words};"
+                f" {each.evidence}. The cached one is not used any more"
+            )
+            fix = (
+                f"{command} --no-cache; if that gives the same each time, something decides it that the cache"
+                " does not see: report it with both results"
+            )
+            yield Finding("cache-differs", Severity.ERROR, each.name, message, fix)
+    if done.cached and not done.compared:
+        reasons = [f"{count} not, because {why}" for why, count in done.left_out.items()]
+        message = "; ".join([f"none of {done.cached} cached results was rechecked", *reasons])
+        fix = "--recheck 20min, or on a machine like the one that did the work"
+        yield Finding("cache-not-rechecked", Severity.WARNING, stage, message, fix)
