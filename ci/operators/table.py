@@ -21,7 +21,7 @@ from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecisio
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
-from provisioning.base.patterns import pattern
+from provisioning.base.patterns import Pattern
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
@@ -257,7 +257,7 @@ class Inexact(NamedTuple):
     compiles: bool = True
 
 
-DELEGATED = pattern(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
+DELEGATED = Pattern(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
 SCHEME = re.compile(
     rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])".encode()
 )

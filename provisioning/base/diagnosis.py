@@ -10,16 +10,16 @@ from io import BytesIO
 from typing import BinaryIO
 
 from provisioning.base.errors import ManifestError
-from provisioning.base.patterns import BadPattern, Match, Pattern, pattern
+from provisioning.base.patterns import BadPattern, Match, Pattern
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
 
-CODE_IN_TEXT = pattern(
+CODE_IN_TEXT = Pattern(
     r"(?i)(?:err(?:or)?(?: code)?|status|failed|user err)(?: with(?: err(?:or)?)?)?"
     r"[\s:=,]*(0x[0-9a-f]{3,16}|\d{4,5})\b"
 )
-DATA_TYPES_IN_TEXT = pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
+DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
 NUMBER = re.compile(rb"0x[0-9a-fA-F]{1,8}\b")
 DECORATION = re.compile(
     rb"^(?:\xef\xbb\xbf)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
@@ -322,8 +322,11 @@ def _abbreviated(line: str, width: int = 200) -> str:
 
 
 def _compiled(name: str, sources: Iterable[str]) -> tuple[Pattern, ...]:
+    patterns = tuple(map(Pattern, sources))
     try:
-        return tuple(map(pattern, sources))
+        for each in patterns:
+            _ = each.compiled
+        return patterns
     except BadPattern as error:
         raise ManifestError(
             MANIFEST,

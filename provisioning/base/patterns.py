@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Any, Protocol, cast
-
-import re2
 
 
 class BadPattern(ValueError):
@@ -22,27 +20,27 @@ class Match(Protocol):
     def groups(self) -> tuple[bytes | None, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
     """`^` and `$` are those of a line. Text is bytes, which need not be UTF-8."""
 
     source: str
-    _compiled: Any
+
+    @cached_property
+    def compiled(self) -> Any:
+        """Raises BadPattern."""
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False
+        try:
+            return re2.compile(f"(?m){self.source}", options)
+        except re2.error as error:
+            (reason,) = error.args
+            raise BadPattern(reason.decode() if isinstance(reason, bytes) else reason) from error
 
     def search(self, text: bytes, start: int = 0) -> Match | None:
-        return cast("Match | None", self._compiled.search(text, start))
+        return cast("Match | None", self.compiled.search(text, start))
 
     def find_all(self, text: bytes, start: int = 0) -> Iterator[Match]:
-        return cast("Iterator[Match]", self._compiled.finditer(text, start))
-
-
-@cache
-def pattern(source: str) -> Pattern:
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        return Pattern(source, re2.compile(f"(?m){source}", options))
-    except re2.error as error:
-        raise BadPattern(
-            error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
-        ) from error
+        return cast("Iterator[Match]", self.compiled.finditer(text, start))

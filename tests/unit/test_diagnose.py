@@ -160,7 +160,7 @@ def test_each_pattern_is_quick_on_a_line_of_its_own_first_word() -> None:
 @pytest.mark.parametrize("source", ["a(?!b)", r"(a)\1", "a(?<=b)"])
 def test_a_pattern_that_may_take_for_ever_is_refused(source: str) -> None:
     with pytest.raises(patterns.BadPattern):
-        patterns.pattern(source)
+        _ = patterns.Pattern(source).compiled
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_line_cut_in_two_begins_once() -> None:
     """`^` in the middle of a line of several pieces is no beginning."""
     word = b"a" * 10
     log = BytesIO(word * MEBIBYTE)
-    begins = [patterns.pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
+    begins = [patterns.Pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
     assert [bool(each) for each in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
 
 
