@@ -226,6 +226,16 @@ class TestEnds:
         assert all(gone(each) for each in (first, second, server))
         assert not list((place / "tmp").iterdir())
 
+    def test_a_command_whose_server_stays_for_others_does_not_speak_of_it(
+        self, place: Path, shared: Path
+    ) -> None:
+        words, how = command(place, "end"), options(place)
+        how["env"][FORK_SERVERS] = str(shared)
+        done = subprocess.run(
+            [words[0], "-W", "always::ResourceWarning", *words[1:]], **how, stderr=subprocess.PIPE, check=True
+        )
+        assert done.stderr == "" and not gone_now(json.loads(done.stdout)[1])
+
     def test_a_command_that_is_killed_leaves_nothing(self, place: Path) -> None:
         with subprocess.Popen(command(place, "sleep"), **options(place)) as process:
             assert process.stdout is not None

@@ -46,9 +46,17 @@ _CIRCUMSTANCES = (
 )
 """What a process inherits, as /proc/PID/status names it."""
 
-_started: list[subprocess.Popen[bytes]] = []
-"""Python warns of a process that nobody waits for and nobody knows."""
 _lock = threading.Lock()
+
+
+class _Server(subprocess.Popen[bytes]):
+    """A server that this process started. It may run longer than this process."""
+
+    def __del__(self) -> None:
+        """Python would warn that nobody waits for it."""
+
+
+_started: list[_Server] = []
 
 
 class OwnProcess(subprocess.Popen[bytes]):
@@ -283,7 +291,7 @@ def _start(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(socket.SOMAXCONN)
-        process = subprocess.Popen(
+        process = _Server(
             [sys.executable, *command, str(listener.fileno())],
             cwd=ROOT,
             env=environment,
