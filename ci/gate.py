@@ -100,6 +100,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
     stages = with_lanes(stages, args.suite, args.only or ())
+    for stage in stages:
+        if stage.name in chosen:
+            # One that cannot be made ends the gate before its first stage.
+            interpreter_of(stage)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
     return run_gate(stages, chosen, selection_of(args), flags, suites, tags)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.suite import SUITES, programs_of
-from ci.pipeline.into_suite import Extension, factory_in, suite_with
+from ci.pipeline.into_suite import Extension, factory_in, require_place, suite_with
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
@@ -119,3 +119,18 @@ def test_a_model_is_named_as_the_suites_folder_finds_it(tmp_path: Path) -> None:
     assert factory_in(pt2, below) == "../net.pt2"
     with pytest.raises(ToolkitError):
         named("package.net:make", below)
+
+
+def test_a_suite_of_an_earlier_release_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text('schema = 1\n[case.net]\nfactory = "net:make"\n[[case.net.run]]\nscheme = "fp16"\n')
+    with pytest.raises(UsageError) as caught:
+        require_place(suite, measured=True)
+    assert caught.value.fix.endswith(f"--convert {suite}")
+
+
+def test_a_run_of_another_lane_is_another_run(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS.replace('"executorch"', '"onnx"').replace("qat = true\n", ""))
+    assert extended(suite) == 0
+    assert [program.name for program in programs_of(suite)] == ["net/16a8w/SM8750"]
