@@ -20,7 +20,7 @@ from ci.pipeline.compile_flags import CHECKPOINT, ONNX, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402
-from provisioning.base.settings import CLONE, outputs_path  # noqa: E402
+from provisioning.base.settings import CLONE  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
 NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins")
@@ -61,7 +61,7 @@ def main() -> int:
 
 def _start(verb: str, arguments: Sequence[str]) -> int:
     """Replace this process: signals, the terminal and the exit code are then the verb's own."""
-    from provisioning.python_environments import PythonEnvironments, uv_program
+    from provisioning.python_environments import PythonEnvironments, environments_folder, uv_program
 
     package, environment = program_of(verb, arguments, Path.cwd())
     if package == "ci" and verb == "shell" and not CLONE:
@@ -69,8 +69,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
             "shell --image works on the images of a clone",
             fix="clone the repository: nox -s shell -- --image",
         )
-    folder = ROOT / ".nox" if CLONE else outputs_path() / "environments"
-    python = PythonEnvironments(folder, _log).interpreter(environment)
+    python = PythonEnvironments(environments_folder(), _log).interpreter(environment)
     here = str(Path.cwd())
     os.environ[command_line.STARTED_IN] = here
     if uv := os.environ.get("QNN_CI_UV") or uv_program():

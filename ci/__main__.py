@@ -75,6 +75,11 @@ VERBS = {
         "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),
+    "accept": Verb(
+        "ci.accept.verb",
+        "--convert FILE: rewrite a suite of an earlier release, and its baselines, in the form of now",
+        "executorch",
+    ),
     "matrix": Verb(
         "ci.github.matrix",
         "print the suite as a CI matrix, balanced by length; --changed-since REF for what changed",

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +51,9 @@ EXAMPLES = """\
   python -m ci gate --only validate
 """
 
+LANE = "executorch"
+"""The lane of the shipped suite that the gate runs. Of a user's own suite it runs all."""
+
 TAG = "pr"
 """The tag of the shipped suite's programs that the gate runs. Of a user's own suite it runs all."""
 
@@ -75,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("stages")
     group.add_argument("--only", action="append", choices=names, help="run this one; may be repeated")
     group.add_argument("--skip", action="append", choices=names, help="not this one; may be repeated")
-    repeatable(group, "--suite", "FILE", "models of your own for test_lowering and test_emulator", type=Path)
+    repeatable(group, "--suite", "FILE", "models of your own, for the stages of their lanes", type=Path)
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
@@ -98,8 +101,39 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
     flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
+    stages = with_lanes(stages, args.suite, args.only or ())
+    for stage in stages:
+        if stage.name in chosen:
+            # One that cannot be made ends the gate before its first stage.
+            interpreter_of(stage)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
     return run_gate(stages, chosen, selection_of(args), flags, suites, tags, recheck_flags(args))
+
+
+def with_lanes(
+    stages: Sequence[GateStage], suites: Sequence[Path], named: Collection[str]
+) -> list[GateStage]:
+    """The stages that these suites, or the shipped one, have something for; each gets those of its lane."""
+    from ci.pipeline.flags import check
+    from ci.pipeline.suite_file import lanes_of
+
+    check(suites)
+    lanes = {suite: lanes_of(suite.absolute()) for suite in suites}
+    kept = []
+    for stage in stages:
+        mine = [suite for suite in suites if stage.lane in lanes[suite]]
+        if suites and stage.lane and stage.name in named and not mine:
+            there = {lane for every in lanes.values() for lane in every}
+            names = [each.name for each in stages if each.lane in there]
+            raise UsageError(
+                f"--only {stage.name}: no suite has a run with lane = {stage.lane!r};"
+                f" theirs are for {', '.join(names)}",
+                fix=session(GATE, *_repeated("--only", names), *_repeated("--suite", suites)),
+            )
+        if not stage.lane or stage.name in named or mine or (not suites and stage.lane == LANE):
+            flags = (*stage.flags, *_repeated("--suite", mine))
+            kept.append(stage.model_copy(update={"flags": flags}))
+    return kept
 
 
 def run_gate(
@@ -111,16 +145,16 @@ def run_gate(
     tags: Sequence[str] = (),
     recheck: Sequence[str] = (),
 ) -> int:
-    """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them."""
+    """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them, and have their suites."""
     from ci.engine.workers.forked import shared_fork_servers
 
     os.environ.setdefault(RUN, os.urandom(16).hex())
     gate = StageRun(
         GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *recheck)
     )
-    choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])), *recheck)
+    choice = (*(tags or ([] if suites else ["--tag", TAG])), *recheck)
     stages = [
-        stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.runs_programs else stage
+        stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
         for stage in stages
     ]
     with shared_fork_servers(os.environ):
@@ -173,7 +207,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> S
     kills = memory_kills()
     with folded(stage.name, session(stage.name, *flags), os.environ):
         # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
-        argv = [sys.executable, "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
+        argv = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
         code = supervise([*argv, *without_annotations(stage.name, os.environ)], os.environ, log)
     duration = round(time.monotonic() - started, 3)
     result = judge(stage, code, selection, duration, session(stage.name, *flags), memory_kills() - kills)
@@ -182,6 +216,15 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> S
     where = "" if result.lets_others_run else f", its log is {log}"
     _print(f"{stage.name}: {verdict(report)} in {seconds(duration)}{where}")
     return result
+
+
+def interpreter_of(stage: GateStage) -> str:
+    """The Python of its locked environment, made first if it is not there yet."""
+    if not stage.environment:
+        return sys.executable
+    from provisioning.python_environments import PythonEnvironments, environments_folder
+
+    return PythonEnvironments(environments_folder(), _print).interpreter(stage.environment)
 
 
 def judge(

@@ -20,8 +20,10 @@ class GateStage(Model):
     """The package to run with -m; the name is its verb."""
     needs: tuple[str, ...] = ()
     """Earlier stages that must pass, or be skipped on purpose, before this one runs."""
-    runs_programs: bool = False
-    """Whether the gate passes --suite and --tag on to it."""
+    lane: str = ""
+    """Runs only where a suite has runs of this lane; the gate passes these suites and --tag on to it."""
+    environment: str = ""
+    """The locked environment that it needs, if that is not the gate's."""
     flags: tuple[str, ...] = ()
     """More arguments for the stage, after the selection."""
 

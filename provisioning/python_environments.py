@@ -18,7 +18,7 @@ from pathlib import Path
 
 from provisioning import pip_settings
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import CLONE, MANIFESTS, ROOT, outputs_path
 
 LOCKS = MANIFESTS / "locks"
 TORCH = MANIFESTS / "torch"
@@ -35,6 +35,11 @@ SELDOM_IMPORTED = (
 
 UV_ENVIRONMENT = "nox"
 """The environment whose lock has uv."""
+
+
+def environments_folder() -> Path:
+    """Of a clone the one that nox has too."""
+    return ROOT / ".nox" if CLONE else outputs_path() / "environments"
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ SCHEMAS = {
         "Which Buck and CMake targets are the same, and what differs on purpose",
     ),
     "suite": (
-        "ci.lanes.executorch.suite:ExecutorchSuite",
-        "A suite: which models are lowered, how, and what is expected",
+        "ci.dev.suite_schema:Suite",
+        "A suite: models, the lanes, precisions and chips that they run at, and what is expected",
     ),
     "suggestions": (
         "ci.operators.suggestions:Suggestions",
@@ -73,11 +73,6 @@ SCHEMAS = {
         "ci.pipeline.baseline:Tolerances",
         "How much worse than its baseline a program may become",
     ),
-    "onnx_suite": (
-        "ci.lanes.onnx.suite:OnnxSuite",
-        "A suite for ONNX Runtime: models, precisions, chips, thresholds",
-    ),
-    "llm_suite": ("ci.lanes.llm.suite:LlmSuite", "A suite of language models: precisions, chips, limits"),
     "lint_tools": ("ci.dev.lint_tools:LintTools", "Programs for lint, as archives by hash"),
     "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (
@@ -96,6 +91,7 @@ PAGES = {
     "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/upstream/operators/table.json": "ci.lanes.upstream.operators_page:table_json",
+    "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/docker.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",

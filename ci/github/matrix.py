@@ -252,15 +252,14 @@ def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
 
 def _differing_cases(suite: Path, ref: str) -> set[str] | None:
     """Cases whose definition changed; None if the earlier suite cannot be read."""
-    from ci.lanes.executorch.suite import ExecutorchSuite, load_suite
-    from provisioning.base.documents import parse
+    from ci.lanes.executorch.suite import SUITES
 
     try:
         text = _git(suite.parent, "show", f"{ref}:./{suite.name}")
-        then = parse(toml.loads(text), ExecutorchSuite, suite).cases
+        then = SUITES.parse(toml.loads(text), suite).cases.get(SUITES.lane, {})
     except (UsageError, ManifestError, ValueError):
         return None
-    now = load_suite(suite).cases
+    now = SUITES.load(suite).cases[SUITES.lane]
     return {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
 
 

@@ -18,8 +18,8 @@ from ci.gate_table import CiJob, GateTable, gate_table, matches
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
 from ci.github.place import SetupInputs, may_be_cached, saves
+from ci.pipeline.suite_file import lanes, lanes_of
 from ci.stage_names import GATE_TABLE
-from provisioning.base import toml
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line, visible
@@ -27,7 +27,8 @@ from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 OCCASIONS = ("gate", "nightly")
-ONNX_STAGE = "test_onnx"
+EXECUTORCH = "executorch"
+"""The lane of the rows with `suite`, and of those for which no suite says another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,17 @@ class Caller:
     own: bool = True
     """Whether it is this one."""
     suites: tuple[str, ...] = ()
-    """Its own, as paths that the stages understand."""
-    onnx_suites: tuple[str, ...] = ()
+    """Its own of that lane, as paths that the stages understand."""
+    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """By stage, those of other lanes."""
     tags: tuple[str, ...] = ()
     socs: str = ""
     keeps_programs: bool = False
     """Whether it wants the programs that passed."""
+
+    def suites_of(self, row: CiJob) -> tuple[str, ...]:
+        """Those of another lane that the row runs in place of ours."""
+        return dict(self.others).get(row.stage, ()) if row.when == "gate" else ()
 
     def lacks(self, row: CiJob) -> str:
         if row.executorch and not self.executorch:
@@ -60,7 +66,7 @@ class Caller:
             return ""
         if row.suite and not self.suites:
             return "there is no suite, and it is not named in stages"
-        if row.stage == ONNX_STAGE and self.onnx_suites:
+        if self.suites_of(row):
             return ""
         return "it is about the toolkit, and not named in stages" if row.own else ""
 
@@ -108,7 +114,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
     the workspace's folder QNN_CI_SOURCE), and as `true` or not QNN_CI_OWN (the calling repository is this
     one), QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch) and QNN_CI_KEEP_PROGRAMS."""
     source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
-    suites: dict[bool, list[str]] = {False: [], True: []}
+    suites: dict[str, list[str]] = {}
     for name in _several(environ, "QNN_CI_SUITE"):
         file = source / name
         if not file.is_file() or not file.resolve().is_relative_to(source.resolve()):
@@ -117,26 +123,24 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
                 fix="give gate.yml's input suite a path that begins at the repository's root",
             )
         # Relative, because the job that runs it may have another workspace.
-        suites[_is_onnx(file)].append(os.path.relpath(file, ROOT))
+        for lane in lanes_of(file):
+            suites.setdefault(lane, []).append(os.path.relpath(file, ROOT))
+    others = [
+        (stage, tuple(files))
+        for lane, files in suites.items()
+        if lane != EXECUTORCH
+        for stage in lanes()[lane].stages
+    ]
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
         own=environ.get("QNN_CI_OWN", "true") == "true",
-        suites=tuple(suites[False]),
-        onnx_suites=tuple(suites[True]),
+        suites=tuple(suites.get(EXECUTORCH, ())),
+        others=tuple(others),
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
     )
-
-
-def _is_onnx(suite: Path) -> bool:
-    """Whether its cases are ONNX models. What is wrong with a suite its stage says."""
-    try:
-        cases = toml.loads(suite.read_text(encoding="utf-8"))["case"].values()
-        return any("model" in case for case in cases)
-    except (toml.TOMLDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
-        return False
 
 
 def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -220,9 +224,11 @@ def jobs_of(name: str, row: CiJob, occasion: str, base: str, caller: Caller) -> 
     parts = [("", row.arguments)]
     if row.replaces:
         # The gate's `provision` would take the components of all targets.
-        parts = [("", shlex.join(["--target", row.targets, *suite_flags(occasion, base, caller)]))]
-    elif row.stage == ONNX_STAGE and caller.onnx_suites:
-        parts = [("", shlex.join(_flags_of(caller.onnx_suites, caller.tags)))]
+        # Other lanes have jobs of their own.
+        skipped = [part for stage, _ in caller.others for part in ("--skip", stage)]
+        parts = [("", shlex.join(["--target", row.targets, *suite_flags(occasion, base, caller), *skipped]))]
+    elif own := caller.suites_of(row):
+        parts = [("", shlex.join(_flags_of(own, caller.tags)))]
     elif row.suite:
         entries = suite_matrix(row.suite, occasion, base, caller)
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
@@ -230,7 +236,7 @@ def jobs_of(name: str, row: CiJob, occasion: str, base: str, caller: Caller) -> 
         shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
         parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
     mine = caller.suites if row.suite or row.replaces else ()
-    suites = [Path(suite).stem for suite in (caller.onnx_suites if row.stage == ONNX_STAGE else mine)]
+    suites = [Path(suite).stem for suite in caller.suites_of(row) or mine]
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
     recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there")
-    add_choice(parser, "manifests/suites/lowering.toml")
+    add_choice(parser, "manifests/suites/models.toml")
     add_work(parser, "the search", 1200, cached=False)
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, StringConstraints
 
 from ci.operators.names import key_of, names_of
 from ci.pipeline.accuracy import LEAST_DB
-from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecision
+from ci.pipeline.precision import MEASURED_SCHEMES, PRECISIONS, MeasuredScheme, OnnxPrecision
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
@@ -334,7 +334,12 @@ def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SO
         better = next((each for each in order if each in cells and cells[each].good), "")
         instead = f": keep it at {better}" if better else ""
         message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
-        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
+        words = (
+            "--suite",
+            "manifests/suites/onnx_operators.toml",
+            "-k",
+            f"{name}/{PRECISIONS[precision].written}/",
+        )
         yield Inexact(name, message, session("test_onnx", *words), compiles)
 
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from ci.pipeline.accuracy import at_worst, rounded
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.pipeline.suite import AnyProgram
+from provisioning.base.commands import session
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed, ManifestError
 from provisioning.base.files import replace_text
@@ -111,16 +112,23 @@ KEPT = ("peak_mb", "run_seconds", "reason")
 
 
 class _File(Model):
-    schema_: Literal[1] = Field(alias="schema")
+    schema_: Literal[1, 2] = Field(alias="schema")
     build_id: str = ""
-    """The old format: one file for all programs."""
+    """Of all programs, in older files."""
     programs: dict[str, Recorded]
+    """By name; since schema 2, where a suite has several lanes, by lane and name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
+    """What one lane has in the file; the programs of the others stay as they are."""
+
     path: Path
     programs: Mapping[str, Recorded] = field(default_factory=dict)
+    lane: str = ""
+    """Empty for a suite of an earlier release, which has one lane, and whose baseline does not name it."""
+    others: Mapping[str, Recorded] = field(default_factory=dict)
+    """By lane and name."""
 
     def of(self, program: str) -> Recorded | None:
         return self.programs.get(program)
@@ -197,13 +205,18 @@ class Baseline:
         return at_worst("top1", figures.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0)
 
     def write(self) -> None:
-        programs = {
-            name: each.model_dump(exclude_defaults=True) for name, each in sorted(self.programs.items())
-        }
-        lines = ",\n".join(
-            f"    {json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in programs.items()
-        )
-        replace_text(self.path, f'{{\n  "schema": 1,\n  "programs": {{\n{lines}\n  }}\n}}\n')
+        begins = f"{self.lane}/" if self.lane else ""
+        own = {f"{begins}{name}": each for name, each in self.programs.items()}
+        replace_text(self.path, baseline_text({**self.others, **own}, 2 if self.lane else 1))
+
+
+def baseline_text(programs: Mapping[str, Recorded], schema: int) -> str:
+    """One line a program, sorted."""
+    lines = ",\n".join(
+        f"    {json.dumps(name)}: {json.dumps(each.model_dump(exclude_defaults=True), sort_keys=True)}"
+        for name, each in sorted(programs.items())
+    )
+    return f'{{\n  "schema": {schema},\n  "programs": {{\n{lines}\n  }}\n}}\n'
 
 
 def baseline_path(suite: Path, profile: str) -> Path:
@@ -213,10 +226,28 @@ def baseline_path(suite: Path, profile: str) -> Path:
     return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
 
 
-def load_baseline(path: Path) -> Baseline:
-    """Empty if there is none yet."""
+def load_baseline(path: Path, lane: str = "") -> Baseline:
+    """What a lane has in the file, empty if there is none yet. A suite of an earlier release has no lane."""
     if not path.is_file():
-        return Baseline(path)
+        return Baseline(path, lane=lane)
+    schema, programs = read_baseline(path)
+    if (schema == 1) != (not lane):
+        release = "an earlier release" if schema == 1 else "this release"
+        raise ManifestError(
+            path,
+            "schema",
+            expected="the form of its suite",
+            found=f"{schema}, the one of {release}",
+            fix=f"{session('accept')} --convert SUITE, which rewrites a suite and its baselines together",
+        )
+    begins = f"{lane}/" if lane else ""
+    own = {name.removeprefix(begins): each for name, each in programs.items() if name.startswith(begins)}
+    others = {name: each for name, each in programs.items() if not name.startswith(begins)}
+    return Baseline(path, own, lane, others)
+
+
+def read_baseline(path: Path) -> tuple[int, dict[str, Recorded]]:
+    """The file's schema, and its programs by the names there."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -228,7 +259,7 @@ def load_baseline(path: Path) -> Baseline:
         name: each if each.build_id else each.model_copy(update={"build_id": read.build_id})
         for name, each in read.programs.items()
     }
-    return Baseline(path, programs)
+    return read.schema_, programs
 
 
 def load_tolerances() -> Tolerances:

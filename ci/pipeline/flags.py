@@ -166,11 +166,11 @@ def accept_of(args: argparse.Namespace) -> Accept:
     return Accept(args.accept, args.reason)
 
 
-def check(suites: Sequence[Path]) -> None:
+def check(suites: Sequence[Path], flag: str = "--suite") -> None:
     for path in suites:
         if not path.is_file():
             raise UsageError(
-                f"--suite {path}: there is no file {path.absolute()}",
+                f"{flag} {path}: there is no file {path.absolute()}",
                 fix="name a TOML file",
             )
 

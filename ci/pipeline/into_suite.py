@@ -15,12 +15,13 @@ import tomlkit
 from ci.engine.repository import repository_of
 from ci.pipeline.accuracy import REQUIRED
 from ci.pipeline.baseline import load_tolerances
+from ci.pipeline.earlier_suite import is_earlier
 from ci.pipeline.models.imports import module_file
 from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.suite import AnyProgram, Suites
+from ci.pipeline.suite_file import convert_command
 from ci.pipeline.thresholds import below_required, derived, rewritten
 from provisioning.base import toml
-from provisioning.base.documents import parse
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text
 
@@ -39,7 +40,7 @@ jobs:
 """
 
 
-OURS = ("socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
+OURS = ("lane", "socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
 """Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
 
 
@@ -54,6 +55,7 @@ def require_place(suite: Path, *, measured: bool) -> None:
         raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
     if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
         raise UsageError(f"--suite {suite}: its folder cannot be written", fix="name another file")
+    _text(suite)
 
 
 def factory_in(named: UserModel, suite: Path) -> str:
@@ -83,17 +85,17 @@ def suite_with(
     suite: Path,
     name: str,
     case: Mapping[str, Any],
-    kind: str,
+    lane: str,
     same: Callable[[str], str],
     run: Mapping[str, Any],
     socs: Sequence[str],
 ) -> tuple[str, int]:
-    """The suite's text with this run of this case, and the run's number in the case.
+    """The suite's text with this run of this case, and the run's number among the case's runs in this lane.
 
-    An existing run with the same precision (`kind` is its key, and `same` normalizes its name) is updated,
-    and keeps its chips and tags. Comments and everything else stay."""
+    An existing run with the same precision (`same` gives it the name that is written) is updated, and keeps
+    its chips and tags. Comments and everything else stay."""
     text = _text(suite)
-    document: Any = tomlkit.parse(text or "schema = 1\n")
+    document: Any = tomlkit.parse(text or "schema = 2\n")
     cases = document.setdefault("case", tomlkit.table(is_super_table=True))
     if name not in cases:
         cases[name] = tomlkit.table()
@@ -106,19 +108,23 @@ def suite_with(
                 fix="rename that case, or name another suite",
             )
     runs = cases[name].setdefault("run", tomlkit.aot())
+    of_lane = [each for each in runs if each.get("lane") == lane]
     number = next(
         (
             index
-            for index, each in enumerate(runs)
-            if kind in each and same(each[kind]) == run[kind] and set(each) <= {kind, *OURS, *run}
+            for index, each in enumerate(of_lane)
+            if "precision" in each
+            and same(each["precision"]) == run["precision"]
+            and set(each) <= {*OURS, *run}
         ),
-        len(runs),
+        len(of_lane),
     )
-    if number == len(runs):
+    if number == len(of_lane):
         runs.append(tomlkit.table())
-    mine = runs[number]
+        of_lane.append(runs[-1])
+    mine = of_lane[number]
     chips = tuple(dict.fromkeys([*mine.get("socs", ()), *socs]))
-    for key, value in {**run, "socs": list(chips)}.items():
+    for key, value in {"lane": lane, **run, "socs": list(chips)}.items():
         if value in (None, [], ()):
             mine.pop(key, None)
         else:
@@ -134,22 +140,21 @@ class Extension(Generic[P]):
     path: Path
     name: str
     case: Mapping[str, Any]
-    kind: str
     same: Callable[[str], str]
     run: Mapping[str, Any]
     socs: Sequence[str]
     profile: str
 
     def _text(self, run: Mapping[str, Any], socs: Sequence[str]) -> tuple[str, int]:
-        return suite_with(self.path, self.name, self.case, self.kind, self.same, run, socs)
+        return suite_with(self.path, self.name, self.case, self.suites.lane, self.same, run, socs)
 
     @cached_property
     def programs(self) -> list[P]:
         """For all chips of the run: of one that is there already, the thresholds hold for each."""
         text, number = self._text(self.run, self.socs)
-        suite = parse(toml.loads(text), self.suites.schema, self.path)
-        run = suite.cases[self.name].runs[number]
-        every = self.suites.programs_in(suite, self.path, profile=self.profile)
+        suite = self.suites.parse(toml.loads(text), self.path)
+        run = suite.cases[self.suites.lane][self.name].runs[number]
+        every = self.suites.programs_in(suite, profile=self.profile)
         return [program for program in every if program.run is run]
 
     def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, Any]) -> None:
@@ -161,7 +166,7 @@ class Extension(Generic[P]):
             # Without a reason no threshold is lowered below what is required of every program.
             agreed = getattr(run.thresholds, name, None)
             thresholds[name] = REQUIRED[name] if agreed is None else max(agreed, thresholds[name])
-        replace_text(self.path, rewritten(text, {(self.name, number): thresholds}))
+        replace_text(self.path, rewritten(text, self.suites.lane, {(self.name, number): thresholds}))
         held = ", ".join(f"{name} = {value:g}" for name, value in thresholds.items())
         sys.stdout.write(
             f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
@@ -175,10 +180,12 @@ def _text(suite: Path) -> str:
         return ""
     try:
         text = suite.read_text(encoding="utf-8")
-        toml.loads(text)
-        return text
+        document = toml.loads(text)
     except (toml.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ManifestError(suite, "(syntax)", expected="TOML", found=str(error)) from error
+    if is_earlier(document):
+        raise UsageError(f"{suite} has the form of an earlier release", fix=convert_command(suite))
+    return text
 
 
 def workflow_for(suite: Path, repository: Path) -> str:

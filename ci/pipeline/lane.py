@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,7 +28,8 @@ from ci.pipeline.stage import (
     update_baselines,
 )
 from ci.pipeline.suite import AnyProgram, Suites
-from provisioning.base.findings import Finding, Metric
+from ci.pipeline.suite_file import convert_command
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
@@ -120,6 +121,7 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, write, stage))
         plan = lane.compared(plan, results)
         judge(stage, lane, plan, results, rechecked)
+        stage.findings += earlier_forms(plan.programs)
         lane.close(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
@@ -153,6 +155,17 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     *earlier, last = results.values()
     stage.metrics |= counts(rows, last.values(), [each for step in earlier for each in step.values()])
     stage.metrics["selected"] = len(plan.programs)
+
+
+def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> Iterator[Finding]:
+    for suite in dict.fromkeys(program.suite for program in programs if program.earlier):
+        yield Finding(
+            "suite-earlier-form",
+            Severity.WARNING,
+            str(suite),
+            "this suite has the form of an earlier release, which a later one will not read",
+            convert_command(suite),
+        )
 
 
 def update(lane: Lane[P, L], plan: L, results: Results) -> None:

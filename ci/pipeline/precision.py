@@ -26,6 +26,12 @@ class Precision:
     def quantized(self) -> bool:
         return bool(self.activations)
 
+    @property
+    def written(self) -> str:
+        """Its name in suites: ExecuTorch's, if the lowering suite's scheme of that name is this one."""
+        first = next(each for each in PRECISIONS.values() if each.executorch == self.executorch)
+        return self.executorch if first is self else self.name
+
 
 PRECISIONS = {
     precision.name: precision
@@ -107,7 +113,7 @@ def precision_named(name: str) -> Precision:
     if scheme in SCHEMES:
         raise UsageError(
             f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
-            fix="use u8u8 or u16u8, or compile the PyTorch model (a .pt2), whose lane has this one",
+            fix="use 8a8w or 16a8w, or compile the PyTorch model (a .pt2), whose lane has this one",
         )
     if plain in NOT_ON_HTP:
         near = NOT_ON_HTP[plain]
@@ -115,4 +121,14 @@ def precision_named(name: str) -> Precision:
             f"precision {name}: QNN's HTP backend does not take these activations with these weights",
             fix=f"use {near}",
         )
-    raise UnknownName(f"there is no precision {name!r}", plain, PRECISIONS)
+    names = {name for each in PRECISIONS.values() for name in (each.written, each.name)}
+    raise UnknownName(f"there is no precision {name!r}", plain, names)
+
+
+def written_name(name: object) -> object:
+    """The one name that suites have for a precision: `16a8w` for `16a8w`, `w8a16`, `u16u8`. What is no
+    precision of ONNX Runtime's stays as it is."""
+    try:
+        return precision_named(name).written if isinstance(name, str) else name
+    except UsageError:
+        return name

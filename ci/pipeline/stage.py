@@ -100,8 +100,8 @@ def memos_of(
 
 def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
     """By suite."""
-    suites = dict.fromkeys(program.suite for program in programs)
-    return {suite: load_baseline(baseline_path(suite, profile)) for suite in suites}
+    suites = {program.suite: "" if program.earlier else program.lane for program in programs}
+    return {suite: load_baseline(baseline_path(suite, profile), lane) for suite, lane in suites.items()}
 
 
 def update_baselines(suites: Suites[P], plan: AnyPlan[P], values: Mapping[str, Mapping[str, object]]) -> None:
@@ -155,7 +155,7 @@ def _with_thresholds(
 
     mine, margin_db = _of_suite(suite, programs, figures), load_tolerances().sqnr_margin_db
     profile = programs[0].profile
-    update_suite(suite, partial(suites.programs_of, profile=profile), mine, margin_db, again)
+    update_suite(suite, suites.lane, partial(suites.programs_of, profile=profile), mine, margin_db, again)
     runs = {program.run_name: program for program in suites.programs_of(suite)}
     return [
         replace(each, case=runs[each.run_name].case, run=runs[each.run_name].run)

@@ -10,33 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
+from ci.pipeline.suite_file import LaneForm, SuiteFile, missing_lane, parse_suite, read_suite
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import soc_named
 
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
-CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
 """A function that returns a model, or a file of torch.export.save, relative to the suite."""
 
 
-def _is_the_users(name: str) -> str:
-    if name.startswith("QNN_CI_"):
-        raise ValueError("a variable of the user's: those that begin with QNN_CI_ are the toolkit's")
-    return name
-
-
-Variable = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_is_the_users)
-]
 Scalar = bool | int | float | str
 
 
@@ -109,6 +100,11 @@ class AnyRun(Model):
         """Its name without a label."""
 
     @property
+    def earlier_kind(self) -> str:
+        """`kind` by the names that suites of earlier releases have."""
+        return self.kind
+
+    @property
     def name(self) -> str:
         return self.label or self.kind
 
@@ -139,17 +135,6 @@ class AnyCase(Model):
         return self
 
 
-class AnySuite(Model):
-    variables: tuple[Variable, ...] = ()
-    """The user's variables that its models may read. They see few others, and these are in the key."""
-    secrets: tuple[Variable, ...] = ()
-    """Variables that its models get too, and on which no result depends."""
-    requirements: str = ""
-    """A file, relative to the suite: packages that its models import beside the locked ones."""
-    project: str = ""
-    """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
-
-
 C = TypeVar("C", bound=AnyCase)
 R = TypeVar("R", bound=AnyRun)
 
@@ -165,6 +150,9 @@ class AnyProgram(Generic[C, R]):
     soc: str
     profile: str = DEFAULT_PROFILE
     needs: Needs = NONE
+    lane: str = ""
+    earlier: bool = False
+    """Whether its suite has the form of an earlier release."""
 
     @property
     def run_name(self) -> str:
@@ -215,30 +203,39 @@ class Suites(Generic[P]):
     stage: str
     shipped: Path
     program: type[P]
-    schema: type[Any]
-    """The file's form: a Model with `cases`."""
+    form: LaneForm
 
-    def load(self, path: Path) -> Any:
-        return load(path, self.schema)
+    @property
+    def lane(self) -> str:
+        return self.form.lane
+
+    def load(self, path: Path) -> SuiteFile:
+        return read_suite(path, self.form)
+
+    def parse(self, document: dict[str, Any], path: Path) -> SuiteFile:
+        """As `load`, of what the file said or will say."""
+        return parse_suite(document, path, self.form)
 
     def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
         for soc in socs:
             soc_named(soc)
-        return self.programs_in(self.load(path), path.absolute(), socs, profile=profile)
+        return self.programs_in(self.load(path.absolute()), socs, profile=profile)
 
     def programs_in(
-        self, suite: Any, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+        self, file: SuiteFile, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[P]:
-        """As `programs_of`, of what the file says or will say."""
-        needs = Needs()
-        if isinstance(suite, AnySuite) and path != self.shipped:
+        """The lane's programs of a suite."""
+        if self.lane not in file.cases:
+            raise missing_lane(file, self.form, self.stage)
+        needs, path, head = NONE, file.path, file.head
+        if self.form.runs_user_code and path != self.shipped:
             needs = needs_of(
-                path, suite.requirements, suite.project, variables=suite.variables, secrets=suite.secrets
+                path, head.requirements, head.project, variables=head.variables, secrets=head.secrets
             )
         return [
-            self.program(path, name, case, run, soc, profile, needs)
-            for name, case in suite.cases.items()
+            self.program(path, name, case, run, soc, profile, needs, self.lane, file.earlier)
+            for name, case in file.cases[self.lane].items()
             for run in case.runs
             for soc in socs or run.socs
         ]

@@ -25,6 +25,7 @@ NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999
 
 def update_suite(
     path: Path,
+    lane: str,
     programs_of: Callable[[Path], Sequence[P]],
     figures: Mapping[str, Mapping[str, float]],
     margin_db: float,
@@ -56,7 +57,7 @@ def update_suite(
     sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
     if not wanted:
         return
-    replace_text(path, rewritten(path.read_text(encoding="utf-8"), wanted))
+    replace_text(path, rewritten(path.read_text(encoding="utf-8"), lane, wanted))
     sys.stderr.write(f"wrote thresholds of {plural(len(wanted), 'run')} to {path}\n")
 
 
@@ -126,13 +127,16 @@ def _down(value: float, digits: int) -> float:
     return math.floor(round(value * 10.0**digits, 6)) / 10.0**digits
 
 
-def rewritten(text: str, wanted: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
-    """The suite's text with other thresholds for these runs (a case and the run's number in it).
+def rewritten(text: str, lane: str, wanted: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
+    """The suite's text with other thresholds for these runs of a lane (a case and the run's number in
+    it among those of the lane).
 
     Everything else stays, comments and layout too."""
     document: Any = tomlkit.parse(text)
     for (case, number), thresholds in wanted.items():
-        run = document["case"][case]["run"][number]
+        # A suite of an earlier release has one lane and does not name it.
+        runs = [run for run in document["case"][case]["run"] if run.get("lane", lane) == lane]
+        run = runs[number]
         if isinstance(run.get("thresholds"), Table):
             # Thresholds on lines of their own: [case.x.run.thresholds], or thresholds.sqnr_db = 1.
             _replace(run["thresholds"], thresholds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -37,19 +38,30 @@ Regex = Annotated[str, AfterValidator(_compiles)]
 
 def load(path: Path, model: type[M]) -> M:
     """Read one TOML file. Any error names file, key, what was expected and what was found."""
+    return parse(read(path), model, path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The document, not checked yet."""
     try:
-        data: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except toml.TOMLDecodeError as error:
         raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
     except UnicodeDecodeError as error:
         raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error
     except OSError as error:
         raise ManifestError(path, "(file)", expected="a readable file", found=str(error)) from error
-    return parse(data, model, path)
+    return document
 
 
-def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
-    """The document as `model`. All errors are listed at once; `path` only names the file."""
+Place = tuple[int | str, ...]
+
+
+def parse(
+    data: dict[str, Any], model: type[M], path: Path, place: Callable[[Place], Place] = lambda place: place
+) -> M:
+    """The document as `model`. All errors are listed at once; `path` only names the file. `place` says where
+    in the file a part of the data is, if it is not where the data have it."""
     import json
 
     try:
@@ -59,14 +71,14 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         errors = error.errors(include_url=False)
         # A list whose items are all wrong is also "too short", which adds nothing.
         wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
-        first, *others = map(_described, wrong)
+        first, *others = [_described({**each, "loc": place(each["loc"])}) for each in wrong]
         key, expected, value = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
         fix = f"correct {path}" if others else ""
         raise ManifestError(path, key, expected=expected, found=value + more, fix=fix) from error
 
 
-def _has_wrong_items(place: tuple[int | str, ...], errors: list[Any]) -> bool:
+def _has_wrong_items(place: Place, errors: list[Any]) -> bool:
     return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 

@@ -24,7 +24,8 @@ CASE = """\
     cpu_budget = 0
 
     [[case.{name}.run]]
-    scheme = "fp16"
+    lane = "executorch"
+    precision = "fp16"
     socs = ["SM8550"]
     tags = ["pr"]
     thresholds = {{ cosine = 0.99 }}
@@ -48,7 +49,7 @@ ATTEST = ("attest / statement", "attest / attest")
 
 def adopter(folder: Path, more: str = "") -> Path:
     """A repository with a src/ layout, packages of its own, two small models and the README's workflow."""
-    suite = 'schema = 1\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
+    suite = 'schema = 2\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
     files = {
         ".github/workflows/qnn.yml": example(ROOT / "README.md", "name: QNN\n") + more,
         "ci/models.toml": suite,

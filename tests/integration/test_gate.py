@@ -176,17 +176,15 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     ("flags", "words"),
     [
         ({}, ["--tag", "pr"]),
-        (
-            {"suites": ["--suite", "a.toml", "--suite", "b.toml"], "tags": ["--tag", "x"]},
-            ["--suite", "a.toml", "--suite", "b.toml", "--tag", "x"],
-        ),
+        ({"suites": ["--suite", "a.toml"], "tags": ["--tag", "x"]}, ["--tag", "x"]),
+        ({"suites": ["--suite", "a.toml"]}, []),
         ({"recheck": ["--recheck", "10min"]}, ["--tag", "pr", "--recheck", "10min"]),
     ],
 )
 def test_programs_are_those_of_a_pull_request_unless_others_are_named(
     reports: Path, flags: dict[str, list[str]], words: list[str]
 ) -> None:
-    with_programs = stage("tells-1").model_copy(update={"runs_programs": True})
+    with_programs = stage("tells-1").model_copy(update={"lane": "executorch"})
     run_gate(reports, with_programs, stage("tells-2"), **flags)
     logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
     assert f"argv={['tells-1', '--reports', str(reports), *words]}" in logs[0]
@@ -231,7 +229,9 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
 
 
 def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: Path) -> None:
-    (reports / "suite.toml").write_text('schema = 1\n[case.net]\ncolour = "red"\n')
+    (reports / "suite.toml").write_text(
+        'schema = 2\n[case.net]\ncolour = "red"\n[[case.net.run]]\nlane = "executorch"\n'
+    )
     command = [sys.executable, "-m", "ci", "gate", "--only", "test_lowering", "--reports", str(reports)]
     command += ["--suite", str(reports / "suite.toml"), "--store", str(reports / "store")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

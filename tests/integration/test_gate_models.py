@@ -42,7 +42,7 @@ def _suite(base: Path, thresholds: str) -> Path:
 
 
 def _thresholds_of_the_good_one(path: Path) -> str:
-    thresholds = load_suite(path).cases["good"].runs[0].thresholds
+    thresholds = load_suite(path).cases["executorch"]["good"].runs[0].thresholds
     assert thresholds is not None
     values = thresholds.model_dump(exclude_none=True).items()
     return ", ".join(f"{figure} = {value}" for figure, value in values)
@@ -77,7 +77,7 @@ def gate(base: Path) -> Done:
     lowered = run("test_lowering", base, "--suite", path, "--accept")
     assert run("test_emulator", base, "--suite", path, "--case", "good", "--accept").code == 0
     _suite(base, _thresholds_of_the_good_one(path))
-    agreed = load_baseline(baseline_path(path, DEFAULT_PROFILE))
+    agreed = load_baseline(baseline_path(path, DEFAULT_PROFILE), "executorch")
     costs = {**agreed.programs, "dearer/16a8w/SM8650": agreed.programs["good/16a8w/SM8650"]}
     replace(agreed, programs=costs).write()
     _give_program(lowered, "wrong_weight", "wrong_program")

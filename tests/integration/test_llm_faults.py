@@ -269,7 +269,7 @@ def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             order = {"run": program.run.model_dump(mode="json"), "soc": program.soc, "timeout": TIMEOUT}
             return steps.order_genie({**order, "model": model, "into": tempfile.mkdtemp(dir=tmp_path)})
 
-        return verdict_of("genie-u16u8", facts, **changes)
+        return verdict_of("genie-16a8w", facts, **changes)
 
     return verdict
 

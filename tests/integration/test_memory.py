@@ -32,7 +32,8 @@ factory = "{factory}"
 inputs = [{{ shape = [1, 16] }}]
 
 [[case.{name}.run]]
-scheme = "fp16"
+lane = "executorch"
+precision = "fp16"
 socs = ["SM8650"]
 thresholds = {{ sqnr_db = 20 }}
 """
@@ -103,7 +104,7 @@ class Clone:
         (folder / "ci/native.bin").write_bytes(bytes(16))
         save_file({"scale": torch.tensor(1.0)}, folder / "ci/w.safetensors")
         tables = (CASE.format(name=name, factory=CASES[name]) for name in cases)
-        self.suite.write_text("schema = 1\n" + "".join(tables))
+        self.suite.write_text("schema = 2\n" + "".join(tables))
 
     def environment(self, **more: str) -> dict[str, str]:
         path = f"{self.folder / 'src'}:{self.packages}"

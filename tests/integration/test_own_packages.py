@@ -42,14 +42,15 @@ PROJECT = {
             return Net().eval(), (torch.rand(1, 4, 2, 2),)
         """,
     "ci/models.toml": """\
-        schema = 1
+        schema = 2
         project = ".."
 
         [case.net]
         factory = "mynet:net"
 
         [[case.net.run]]
-        scheme = "8a8w"
+        lane = "executorch"
+        precision = "8a8w"
         socs = ["SM8650"]
         """,
 }

@@ -18,11 +18,12 @@ def make():
 model = make
 """
 SUITE = """\
-schema = 1
+schema = 2
 [case.net]
 factory = "net:make"
 [[case.net.run]]
-scheme = "8a8w"
+lane = "executorch"
+precision = "8a8w"
 socs = ["SM8650"]
 thresholds = { sqnr_db = 20 }
 """
@@ -109,7 +110,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
     "number": _text("1"),
     "suite": _text(SUITE),
-    "suite of ONNX": _text(SUITE.replace('scheme = "8a8w"', 'precision = "u8u8"')),
+    "suite of ONNX": _text(SUITE.replace('"executorch"', '"onnx"')),
     "program of torch.export": _exported,
     "images": lambda path: _some(path, (1, 3, 8, 8)),
     "function that gives images": _text(IMAGES),

@@ -8,7 +8,7 @@ from ci.lanes.executorch.compile import KeyContext
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 
 SUITE = """\
-schema = 1
+schema = 2
 
 [case.net]
 factory = "net:make"
@@ -17,7 +17,8 @@ files = ["weights.bin"]
 {case}
 
 [[case.net.run]]
-scheme = "8a8w"
+lane = "executorch"
+precision = "8a8w"
 socs = ["SM8650"]
 tags = ["pr"]
 thresholds = {{ sqnr_db = 20 }}

@@ -20,7 +20,8 @@ arguments = {{ {arguments} }}
 {case}
 
 [[case.{name}.run]]
-scheme = "{scheme}"
+lane = "executorch"
+precision = "{scheme}"
 socs = ["{soc}"]
 tags = ["pr"]
 calibration = 16
@@ -46,7 +47,7 @@ def suite(folder: Path, cases: Mapping[str, Mapping[str, str]], name: str = "sui
         shutil.copyfile(ROOT / "tests/support/lowering_models.py", folder / "lowering_models.py")
         (folder / "scale.txt").write_text("1.0")
     parts = [CASE.format(name=case, **{**DEFAULTS, **changes}) for case, changes in cases.items()]
-    (folder / name).write_text("schema = 1\n" + "".join(parts))
+    (folder / name).write_text("schema = 2\n" + "".join(parts))
     return folder / name
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from ci.engine.work import Failure, Result
 
 SUITE = """\
-schema = 1
+schema = 2
 [case.net]
 factory = "ci.pipeline.models.shipped.vision:resnet"
 arguments = { width = 16 }
 [[case.net.run]]
-precision = "u16u8"
+lane = "onnx"
+precision = "16a8w"
 socs = ["SM8650", "SM8750"]
 tags = ["pr"]
 thresholds = { sqnr_db = 20, reference_sqnr_db = 30 }

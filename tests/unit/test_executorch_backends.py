@@ -16,14 +16,14 @@ NEW, OLD = "v2.49.40.260810104044", "v2.37.1.250807093845"
 
 
 def case_of(run: dict[str, object] | None = None, backend: str = "lpai", **more: object) -> ExecutorchCase:
-    row = {"scheme": "8a8w", "socs": ["SM8850"], **(run or {})}
+    row = {"precision": "8a8w", "socs": ["SM8850"], **(run or {})}
     return ExecutorchCase.model_validate_json(
         json.dumps({"factory": "m:f", "backend": backend, "run": [row], **more})
     )
 
 
 def program(soc: str, backend: Backend) -> ExecutorchProgram:
-    case = case_of({"scheme": "8a8w" if backend == "lpai" else "fp16", "backend": backend}, "htp")
+    case = case_of({"precision": "8a8w" if backend == "lpai" else "fp16", "backend": backend}, "htp")
     return ExecutorchProgram(Path("suite.toml"), "net", case, case.runs[0], soc)
 
 
@@ -48,7 +48,7 @@ def test_what_no_compile_could_make_is_refused_first(
 @pytest.mark.parametrize(
     "run",
     [
-        {"scheme": "fp16"},
+        {"precision": "fp16"},
         {"cpu_nodes": ["aten_add"]},
         {"cpu_budget": 1},
         {"delegates": 2},

@@ -98,7 +98,7 @@ def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_mode
     adopter: dict[str, str],
 ) -> None:
     suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/onnx.toml")
-    suite.write_text('schema = 1\n[case.net]\nmodel = "net.onnx"\n')
+    suite.write_text('schema = 2\n[case.net]\nmodel = "net.onnx"\n[[case.net.run]]\nlane = "onnx"\n')
     both = planned({**adopter, "QNN_CI_SUITE": "ci/my models.toml, ci/onnx.toml"})
     assert [job["name"] for job in both] == ["programs", "onnx"]
     assert shlex.split(both[1]["arguments"]) == ["--suite", os.path.relpath(suite, ROOT)]

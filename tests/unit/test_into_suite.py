@@ -7,26 +7,28 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.suite import SUITES, programs_of
-from ci.pipeline.into_suite import Extension, factory_in, suite_with
+from ci.pipeline.into_suite import Extension, factory_in, require_place, suite_with
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.precision import scheme_named
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 
-RUN = {"scheme": "16a8w", "cpu_nodes": ["x"], "delegates": None}
+RUN = {"precision": "16a8w", "cpu_nodes": ["x"], "delegates": None}
 AUTHORS = """\
-schema = 1  # mine
+schema = 2  # mine
 
 [case.net]
 factory = "net:make"
 inputs = [{ shape = [1] }]
 
 [[case.net.run]]  # with training
-scheme = "16a8w"
+lane = "executorch"
+precision = "16a8w"
 qat = true
 socs = ["SM8550"]
 
 [[case.net.run]]
-scheme = "w8a16"
+lane = "executorch"
+precision = "w8a16"
 socs = ["SM8650"]
 tags = ["nightly"]
 thresholds = { sqnr_db = 20 }
@@ -34,7 +36,7 @@ thresholds = { sqnr_db = 20 }
 
 
 def extended(suite: Path, factory: str = "net:make") -> int:
-    text, number = suite_with(suite, "net", {"factory": factory}, "scheme", scheme_named, RUN, ["SM8750"])
+    text, number = suite_with(suite, "net", {"factory": factory}, "executorch", scheme_named, RUN, ["SM8750"])
     suite.write_text(text)
     return number
 
@@ -53,13 +55,19 @@ def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
     tmp_path: Path, agreed: float | None, measured: float, written: float
 ) -> None:
     suite, case = tmp_path / "models.toml", {"factory": "net:make"}
-    run: dict[str, object] = {"scheme": "fp16"}
+    run: dict[str, object] = {"precision": "fp16"}
     if agreed is not None:
         text, _ = suite_with(
-            suite, "net", case, "scheme", scheme_named, {**run, "thresholds": {"sqnr_db": agreed}}, ["SM8650"]
+            suite,
+            "net",
+            case,
+            "executorch",
+            scheme_named,
+            {**run, "thresholds": {"sqnr_db": agreed}},
+            ["SM8650"],
         )
         suite.write_text(text)
-    extension = Extension(SUITES, suite, "net", case, "scheme", scheme_named, run, ["SM8650"], "wheels")
+    extension = Extension(SUITES, suite, "net", case, scheme_named, run, ["SM8650"], "wheels")
     extension.write([{"sqnr_db": measured}], {})
     (program,) = programs_of(suite)
     assert program.run.thresholds and program.run.thresholds.sqnr_db == written
@@ -68,7 +76,7 @@ def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
 def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:
     suite, case = tmp_path / "models.toml", {"model": "net.onnx", "dimensions": {"x": (1, 3, 64, 64)}}
     for _ in range(2):
-        text, number = suite_with(suite, "net", case, "precision", str, {"precision": "fp16"}, ["SM8650"])
+        text, number = suite_with(suite, "net", case, "onnx", str, {"precision": "fp16"}, ["SM8650"])
         suite.write_text(text)
         assert number == 0 and "x = [1, 3, 64, 64]" in text
 
@@ -78,7 +86,7 @@ def test_an_authors_suite_keeps_everything_but_the_run_that_is_the_same(tmp_path
     suite.write_text(AUTHORS)
     assert extended(suite) == 1
     text = suite.read_text()
-    assert text.startswith(AUTHORS.partition('scheme = "w8a16"')[0])
+    assert text.startswith(AUTHORS.partition('precision = "w8a16"')[0])
     (trained, *mine) = programs_of(suite)
     assert (trained.run.qat, trained.soc) == (True, "SM8550")
     assert [program.soc for program in mine] == ["SM8650", "SM8750"]
@@ -111,3 +119,18 @@ def test_a_model_is_named_as_the_suites_folder_finds_it(tmp_path: Path) -> None:
     assert factory_in(pt2, below) == "../net.pt2"
     with pytest.raises(ToolkitError):
         named("package.net:make", below)
+
+
+def test_a_suite_of_an_earlier_release_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text('schema = 1\n[case.net]\nfactory = "net:make"\n[[case.net.run]]\nscheme = "fp16"\n')
+    with pytest.raises(UsageError) as caught:
+        require_place(suite, measured=True)
+    assert caught.value.fix.endswith(f"--convert {suite}")
+
+
+def test_a_run_of_another_lane_is_another_run(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS.replace('"executorch"', '"onnx"').replace("qat = true\n", ""))
+    assert extended(suite) == 0
+    assert [program.name for program in programs_of(suite)] == ["net/16a8w/SM8750"]

@@ -36,10 +36,11 @@ from tests.support.onnx_suites import write_suite
 
 LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0, regret=1.0)
 LLM_SUITE = """\
-schema = 1
+schema = 2
 [case.net]
 perplexity = 9.0
 [[case.net.run]]
+lane = "llm"
 precision = "fp16"
 socs = ["SM8650"]
 """
@@ -51,14 +52,14 @@ RUN = {
     "thresholds": Thresholds(sqnr_db=7.0, top1=0.5),
 }
 EXECUTORCH_RUN = RUN | {
-    "scheme": "16a8w",
+    "precision": "16a8w",
     "backend": "lpai",
     "emulator_fault": "it does not run",
     "qat": True,
     "per_channel": False,
     "observer": "moving_average",
     "calibration": 5,
-    "modules": (ModuleScheme(scheme="16a8w", name="layer"),),
+    "modules": (ModuleScheme(precision="16a8w", name="layer"),),
     "annotations": ("net:annotate",),
     "block_sizes": {"conv": (1, 16)},
     "unquantized_nodes": ("conv",),
@@ -94,12 +95,12 @@ ONNX_CASE = {
     "arguments": {"width": 9},
     "model": "other.onnx",
     "dimensions": {"batch": 1},
-    "calibrate": "data",
+    "samples": "data",
     "inferences": 3,
     "recorded": True,
 }
 LLM_RUN = RUN | {
-    "precision": "u16u8",
+    "precision": "16a8w",
     "through": "executorch",
     "cache": "uint16",
     "parts": 2,

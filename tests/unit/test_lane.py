@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import Field
@@ -18,7 +18,8 @@ from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import Accept, Choice, Part, StageOptions, WorkOptions
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
-from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, AnySuite, Suites
+from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, Suites
+from ci.pipeline.suite_file import LaneForm
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
 from tests.support.stale_entries import alter, alter_file, entries
@@ -35,11 +36,6 @@ class ToyRun(AnyRun):
 
 class ToyCase(AnyCase):
     runs: tuple[ToyRun, ...] = Field(min_length=1, alias="run")
-
-
-class ToySuite(AnySuite):
-    schema_: Literal[1] = Field(alias="schema")
-    cases: dict[str, ToyCase] = Field(alias="case", min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class Compile(Step[Program]):
 
 class Toy(Lane[Program, AnyPlan[Program]]):
     stage, rules = "test_toy", "toy"
-    suites = Suites("test_toy", Path("toy.toml"), Program, ToySuite)
+    suites = Suites("test_toy", Path("toy.toml"), Program, LaneForm("toy", ToyCase, ("test_toy",)))
 
     def plan(self, programs: Sequence[Program], options: StageOptions) -> AnyPlan[Program]:
         selection, baselines = options.selection, baselines_of(programs, options.selection.profile)
@@ -111,8 +107,8 @@ class Toy(Lane[Program, AnyPlan[Program]]):
 
 
 # The lane ends here.
-SUITE = "schema = 1\n" + "".join(
-    f'[case.net{width}]\n[[case.net{width}.run]]\nwidth = {width}\nsocs = ["SM8650"]\n'
+SUITE = "schema = 2\n" + "".join(
+    f'[case.net{width}]\n[[case.net{width}.run]]\nlane = "toy"\nwidth = {width}\nsocs = ["SM8650"]\n'
     for width in (2, 3, 4, 99)
 )
 
@@ -161,7 +157,7 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     both = Accept(values=True)
     assert toys(tmp_path, both, words=("net2 or net3",))[0] == 0
     suite = Toy.suites.load(tmp_path / "toy.toml")
-    held = {name: case.runs[0].thresholds for name, case in suite.cases.items()}
+    held = {name: case.runs[0].thresholds for name, case in suite.cases["toy"].items()}
     assert held["net2"].sqnr_db < held["net3"].sqnr_db <= 30 and held["net4"] is None
     assert (tmp_path / "toy.baseline-wheels.json").is_file()
 

@@ -814,7 +814,7 @@ class TestVerdicts:
         bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
         where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
         facts = {"figures": where, "choices": {"prefill": chosen(), "decode": chosen(share)}, "texts": []}
-        return rules(program("genie-u16u8"), Result(facts))
+        return rules(program("genie-16a8w"), Result(facts))
 
     def test_quantized_decode_is_held_to_each_limit_and_to_genies_own_choices(self) -> None:
         assert self.quantized({}) == []
@@ -856,7 +856,7 @@ class TestVerdicts:
         facts = choices(shape, None, prefixes, spoken)
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
-        assert rules(program("genie-u16u8"), Result(every)) == found
+        assert rules(program("genie-16a8w"), Result(every)) == found
 
     def test_a_full_disk_is_the_machines_in_training_and_in_a_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -881,8 +881,8 @@ class TestVerdicts:
 @pytest.mark.parametrize(
     ("run", "named"),
     [
-        ('precision = "16a8w"', "u16u8"),
-        ('precision = "u16u8"\nthrough = "executorch"', "16a8w"),
+        ('precision = "8a8w"', "16a8w"),
+        ('precision = "16a16w"\nthrough = "executorch"', "16a8w"),
         ('precision = "fp16"\nstate = "buffers"', "state"),
         ('precision = "16a8w"\nthrough = "executorch"\nstate = "buffers"', "ScatterNd"),
         ('precision = "fp16"\nthrough = "executorch"\nparts = 2', "parts"),
@@ -891,8 +891,8 @@ class TestVerdicts:
 )
 def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: str) -> None:
     suite = tmp_path / "llm.toml"
-    text = f'schema = 1\n[case.mine]\nperplexity = 20\n[[case.mine.run]]\n{run}\nsocs = ["SM8650"]\n'
-    suite.write_text(text)
+    head = 'schema = 2\n[case.mine]\nperplexity = 20\n[[case.mine.run]]\nlane = "llm"\n'
+    suite.write_text(f'{head}{run}\nsocs = ["SM8650"]\n')
     with pytest.raises(UsageError, match=named):
         SUITES.all_programs([suite])
 
@@ -902,8 +902,8 @@ def test_several_words_choose_from_several_suites(tmp_path: Path, capsys: pytest
     flags: list[str] = []
     for case in ("mine", "yours"):
         suite = tmp_path / f"{case}.toml"
-        run = f'[[case.{case}.run]]\nprecision = "fp16"\nsocs = ["SM8650"]\n'
-        suite.write_text(f"schema = 1\n[case.{case}]\nperplexity = 20\n{run}{run}parts = 2\n")
+        run = f'[[case.{case}.run]]\nlane = "llm"\nprecision = "fp16"\nsocs = ["SM8650"]\n'
+        suite.write_text(f"schema = 2\n[case.{case}]\nperplexity = 20\n{run}{run}parts = 2\n")
         flags += ["--suite", str(suite)]
     run_here(verb, *flags, "-k", "mine/genie-fp16/", "-k", "yours/*parts", "--list")
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]

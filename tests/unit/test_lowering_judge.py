@@ -73,12 +73,13 @@ class TestDelegation:
 
 
 LPAI_SUITE = """
-schema = 1
+schema = 2
 [case.net]
 factory = "net:make"
 backend = "lpai"
 [[case.net.run]]
-scheme = "8a8w"
+lane = "executorch"
+precision = "8a8w"
 socs = ["SM8850"]
 """
 

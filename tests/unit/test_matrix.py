@@ -110,7 +110,7 @@ class TestAffected:
             'factory = "ci.pipeline.models.shipped.audio:keywords"', 'factory = "old:keywords"'
         )
         monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: then)
-        assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})
+        assert self._cases("manifests/suites/models.toml") == frozenset({"keywords"})
 
 
 def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_path: Path) -> None:
@@ -136,7 +136,8 @@ OWN = """
 [case.{0}]
 factory = "{0}:net"
 [[case.{0}.run]]
-scheme = "fp16"
+lane = "executorch"
+precision = "fp16"
 socs = ["SM8650"]
 tags = ["pr"]
 thresholds = {{ cosine = 0.99 }}
@@ -148,7 +149,7 @@ class TestAnotherRepository:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        suite = "schema = 1\n" + OWN.format("one") + OWN.format("two")
+        suite = "schema = 2\n" + OWN.format("one") + OWN.format("two")
         files = {
             "suite.toml": suite,
             "one.py": "import shared",

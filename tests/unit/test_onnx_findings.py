@@ -12,15 +12,15 @@ import pytest
 from ci.lanes.onnx.crosscheck import (
     CrossChecked,
     LaneFigures,
+    counterpart,
     executorch_lane,
-    key_of_program,
     markdown,
     verdicts,
 )
 from ci.lanes.onnx.findings import changed, cost, findings_of, lane_of
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.pipeline.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
-from provisioning.base.findings import Outcome, Severity
+from provisioning.base.findings import Metric, Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
 from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
 
@@ -83,7 +83,7 @@ class TestFindings:
         ]
 
     def test_fp16_that_is_computed_in_float32_is_an_error(self, tmp_path: Path) -> None:
-        suite = SUITE.replace("u16u8", "fp16").replace(", reference_sqnr_db = 30", "")
+        suite = SUITE.replace("16a8w", "fp16").replace(", reference_sqnr_db = 30", "")
         (program, _) = programs_of(write_suite(tmp_path, suite))
         assert rules(program, compiled(facts(half_floats=False))) == [("onnx-precision", Severity.ERROR)]
         assert rules(program, compiled(facts(half_floats=None))) == []
@@ -207,56 +207,76 @@ class TestCost:
         assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
 
 
-LOWERED = """\
-schema = 1
-[case.other]
-factory = "ci.pipeline.models.shipped.vision:resnet"
-arguments = { width = 16 }
-[[case.other.run]]
-scheme = "16a8w"
+BOTH = (
+    SUITE
+    + """\
+[[case.net.run]]
+lane = "executorch"
+precision = "16a8w"
 socs = ["SM8650"]
-tags = ["pr"]
-[[case.other.run]]
-scheme = "8a8w"
+[[case.net.run]]
+lane = "executorch"
+precision = "8a8w"
 qat = true
 socs = ["SM8650"]
-tags = ["pr"]
 """
-NAME = "other/16a8w/SM8650"
+)
+NAME = "net/16a8w/SM8650"
 
 
 class TestCrossCheck:
-    """`net` of the one suite is `other` of the other: the same factory with the same arguments."""
+    """Two runs of one case."""
 
     @pytest.fixture(autouse=True)
     def _run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(RUN, "this")
 
     @pytest.fixture
-    def lowered(self, tmp_path: Path) -> Path:
-        path = tmp_path / "lowering.toml"
-        path.write_text(LOWERED)
-        return path
+    def program(self, tmp_path: Path) -> OnnxProgram:
+        return programs_of(write_suite(tmp_path, BOTH))[0]
 
     def report(self, folder: Path, stage: str, rows: Mapping[str, Any], profile: str = "wheels") -> None:
         run = StageRun(stage, profile, "x86_64-linux", "nox")
-        run.metrics |= {"programs": dict(rows), "build_id": "v2.49"}
+        suite = {"suite": str(folder / "onnx.toml")}
+        programs: dict[str, Metric] = {name: {**suite, **row} for name, row in rows.items()}
+        run.metrics |= {"programs": programs, "build_id": "v2.49"}
         run.finish(Outcome.PASS).write(folder)
 
-    def lane(
-        self, reports: Path, lowered: Path, program: OnnxProgram, run: str = "this"
-    ) -> LaneFigures | None:
-        return executorch_lane(reports, "wheels", run, lowered).get(key_of_program(program))
+    def lane(self, reports: Path, program: OnnxProgram, run: str = "this") -> LaneFigures | None:
+        lanes = executorch_lane([program], reports, "wheels", run)
+        return lanes.get((program.suite, counterpart(program)))
 
-    def test_the_same_factory_is_found_in_the_other_lanes_reports(
-        self, tmp_path: Path, lowered: Path
-    ) -> None:
-        lowered.write_text(LOWERED.replace("width = 16", "width = 16, depth = 2"))
+    def test_figures_are_those_of_the_other_lanes_reports(self, tmp_path: Path, program: OnnxProgram) -> None:
         self.report(tmp_path, "test_lowering", {NAME: {"costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}})
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
-        text = SUITE.replace("width = 16", "depth = 2, width = 16")
-        program = programs_of(write_suite(tmp_path, text))[0]
-        assert self.lane(tmp_path, lowered, program) == LaneFigures(None, 40.5, 5, 7, None, "v2.49")
+        assert self.lane(tmp_path, program) == LaneFigures(None, 40.5, 5, 7, None, "v2.49")
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ('precision = "16a8w"\nsocs = ["SM8650"]\n', 'precision = "16a8w"\nsocs = ["SM8750"]\n'),
+            ('precision = "16a8w"\nsocs = ["SM8650"]\n', 'precision = "8a8w"\nsocs = ["SM8650"]\n'),
+            ('lane = "onnx"\n', 'lane = "onnx"\nlabel = "other"\n'),
+            (
+                'lane = "executorch"\nprecision = "16a8w"',
+                'lane = "executorch"\nlabel = "x"\nprecision = "16a8w"',
+            ),
+        ],
+    )
+    def test_another_chip_precision_or_setting_is_not_compared(
+        self, tmp_path: Path, old: str, new: str
+    ) -> None:
+        assert old in BOTH
+        self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
+        program = programs_of(write_suite(tmp_path, BOTH.replace(old, new)))[0]
+        assert self.lane(tmp_path, program) is None
+
+    def test_a_program_of_that_name_of_another_suite_is_not_compared(
+        self, tmp_path: Path, program: OnnxProgram
+    ) -> None:
+        other = {NAME: {"figures": {"sqnr_db": 40.5}, "suite": "other.toml"}}
+        self.report(tmp_path, "test_emulator", other)
+        assert self.lane(tmp_path, program) is None
 
     @pytest.mark.parametrize(
         ("profile", "run", "counts"),
@@ -268,19 +288,16 @@ class TestCrossCheck:
         ],
     )
     def test_only_reports_of_this_profile_and_run_count(
-        self, tmp_path: Path, lowered: Path, program: OnnxProgram, profile: str, run: str, counts: bool
+        self, tmp_path: Path, program: OnnxProgram, profile: str, run: str, counts: bool
     ) -> None:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
-        assert (self.lane(tmp_path, lowered, program, run) is not None) is counts
+        assert (self.lane(tmp_path, program, run) is not None) is counts
 
-    def test_without_a_report_the_baseline_is_taken(
-        self, tmp_path: Path, lowered: Path, program: OnnxProgram
-    ) -> None:
+    def test_without_a_report_the_baseline_is_taken(self, tmp_path: Path, program: OnnxProgram) -> None:
         values = {"build_id": "v2.49", "pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
-        load_baseline(baseline_path(lowered, "wheels")).with_values({NAME: values}).write()
-        assert self.lane(tmp_path, lowered, program) == LaneFigures(
-            None, 40.0, 9, None, None, "v2.49", agreed=True
-        )
+        path = baseline_path(program.suite, "wheels")
+        load_baseline(path, "executorch").with_values({NAME: values}).write()
+        assert self.lane(tmp_path, program) == LaneFigures(None, 40.0, 9, None, None, "v2.49", agreed=True)
 
     @pytest.mark.parametrize(
         ("theirs", "agreed", "severities"),

@@ -26,7 +26,7 @@ class TestSuite:
     @pytest.mark.parametrize(
         ("old", "new", "words"),
         [
-            ('"u16u8"', '"u16u9"', "did you mean u16u8"),
+            ('"16a8w"', '"16a9w"', "did you mean 16a8w"),
             ('factory = "ci.pipeline.models.shipped.vision:resnet"\n', "", "factory or model"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm = 4 }', "did you mean vtcm_mb"),
             ("arguments = { width = 16 }", "dimensions = { batch = 1 }", "a factory gives its own inputs"),
@@ -115,7 +115,7 @@ class TestStage:
         self.crash = crash
         assert self.stage(tmp_path) == 1
         crashes = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-crash"]
-        assert [finding.subject for finding in crashes] == [f"net/u16u8/{soc}" for soc in bad]
+        assert [finding.subject for finding in crashes] == [f"net/16a8w/{soc}" for soc in bad]
         assert all("SIGSEGV" in finding.message for finding in crashes)
         counts = [self.report(tmp_path).metrics[name] for name in ("selected", "failed", "cached")]
         assert (self.report(tmp_path).outcome, counts) == (Outcome.FAIL, [2, len(bad), 0])
@@ -130,7 +130,7 @@ class TestStage:
         assert self.done().count("case u16u8 SM8650") == 2 and self.done().count("case u16u8 SM8750") == 1
         for _ in "12":
             (note,) = [each for each in self.report(tmp_path).findings if each.rule == "onnx-trace"]
-            assert (note.subject, note.severity) == ("net/u16u8/SM8650", Severity.NOTE)
+            assert (note.subject, note.severity) == ("net/16a8w/SM8650", Severity.NOTE)
             assert "SIGSEGV" in note.message and "trace" in note.message
             # A remembered result says it too.
             assert self.stage(tmp_path) == 0
@@ -158,8 +158,8 @@ class TestStage:
         self.crash, self.words, self.late = "case SM8650", words, late
         assert self.stage(tmp_path, "--accept", text=recorded) == code
         assert self.rules(tmp_path) == {rule}
-        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
-        assert list(agreed) == ["net/u16u8/SM8750"]
+        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx").programs
+        assert list(agreed) == ["net/16a8w/SM8750"]
         assert self.stage(tmp_path, text=recorded) == code and self.rules(tmp_path) == {rule}
 
     def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
@@ -184,7 +184,7 @@ class TestStage:
     def test_costs_are_agreed_on_and_held_to_from_then_on(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path, "--accept") == 0
         path = baseline_path(tmp_path / "onnx.toml", "wheels")
-        recorded = load_baseline(path).programs["net/u16u8/SM8750"]
+        recorded = load_baseline(path, "onnx").programs["net/16a8w/SM8750"]
         assert (recorded.context_bytes, recorded.peak_mb) == (50_000, 5)
         assert (recorded.build_id, recorded.accuracy["sqnr_db"]) == ("v2.51.0.260929181845", 30.0)
         path.write_text(path.read_text().replace("50000", "1234"))
@@ -196,9 +196,9 @@ class TestStage:
     ) -> None:
         path = baseline_path(tmp_path / "onnx.toml", "wheels")
         row = {"build_id": "v2.51.0.260929181845", "refused": ["Erf"], "taken": ["Add"]}
-        path.write_text(json.dumps({"schema": 1, "programs": {"net/u16u8/SM8650": row}}))
+        path.write_text(json.dumps({"schema": 2, "programs": {"onnx/net/16a8w/SM8650": row}}))
         self.stage(tmp_path, "--accept")
-        recorded = load_baseline(path).programs["net/u16u8/SM8650"]
+        recorded = load_baseline(path, "onnx").programs["net/16a8w/SM8650"]
         assert (recorded.refused, recorded.taken, recorded.context_bytes) == ((), (), 50_000)
 
     def test_a_crash_that_is_a_result_is_remembered_and_another_result_is_an_error(
@@ -208,10 +208,10 @@ class TestStage:
         path = baseline_path(tmp_path / "onnx.toml", "wheels")
         self.crash = "case SM8650"
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
-        agreed = load_baseline(path).programs
-        assert agreed["net/u16u8/SM8650"].failed == "crash"
-        assert "SIGSEGV" in agreed["net/u16u8/SM8650"].message
-        assert agreed["net/u16u8/SM8750"].accuracy["reference_sqnr_db"] == 50.0
+        agreed = load_baseline(path, "onnx").programs
+        assert agreed["net/16a8w/SM8650"].failed == "crash"
+        assert "SIGSEGV" in agreed["net/16a8w/SM8650"].message
+        assert agreed["net/16a8w/SM8750"].accuracy["reference_sqnr_db"] == 50.0
         assert self.stage(tmp_path, text=recorded) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 and self.done() == []
         self.crash = ""
@@ -220,7 +220,7 @@ class TestStage:
         assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
         assert self.rules(tmp_path) == {"onnx-changed"}
         changed = [each for each in self.report(tmp_path).findings if each.rule == "onnx-changed"]
-        assert [each.subject for each in changed] == ["net/u16u8/SM8650", "net/u16u8/SM8750"]
+        assert [each.subject for each in changed] == ["net/16a8w/SM8650", "net/16a8w/SM8750"]
 
     def test_a_result_that_is_not_the_recorded_one_is_done_again(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
@@ -242,7 +242,7 @@ class TestStage:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.answers = {"refused": ["Erf"], "taken": ["Add"], "build_id": "v2.51.0"}
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
-        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
+        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx").programs
         assert {each.refused for each in agreed.values()} == {("Erf",)}
         assert self.stage(tmp_path, text=recorded) == 0
 
@@ -260,7 +260,7 @@ class TestStage:
             "sqnr_db": 29.0,
             "reference_sqnr_db": 49.0,
         }
-        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"))
+        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx")
         assert agreed.programs[program.name].reason == "two are alike"
         assert self.report(tmp_path).metrics["failed"] == 0
 
@@ -274,15 +274,15 @@ class TestStage:
         _, _, fix = warning.fix.partition(" -- ")
         # What the warning says to type.
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
-        assert list(load_baseline(path).programs) == ["net/u16u8/SM8850"]
+        assert list(load_baseline(path, "onnx").programs) == ["net/16a8w/SM8850"]
         assert self.stage(tmp_path, *other) == 0
         assert "cost-no-baseline" not in {each.rule for each in self.report(tmp_path).findings}
         assert self.stage(tmp_path, "--accept") == 0
-        chips = ["net/u16u8/SM8650", "net/u16u8/SM8750", "net/u16u8/SM8850"]
-        assert list(load_baseline(path).programs) == chips
+        chips = ["net/16a8w/SM8650", "net/16a8w/SM8750", "net/16a8w/SM8850"]
+        assert list(load_baseline(path, "onnx").programs) == chips
         # Of a run that the suite has no more, nothing stays.
-        assert self.stage(tmp_path, "--accept", text=SUITE.replace("u16u8", "u16s16")) == 0
-        assert list(load_baseline(path).programs) == ["net/u16s16/SM8650", "net/u16s16/SM8750"]
+        assert self.stage(tmp_path, "--accept", text=SUITE.replace("16a8w", "u16s16")) == 0
+        assert list(load_baseline(path, "onnx").programs) == ["net/u16s16/SM8650", "net/u16s16/SM8750"]
 
     def test_thresholds_are_not_written_of_another_chip_alone_and_the_fix_writes_them(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -291,7 +291,7 @@ class TestStage:
         assert self.stage(tmp_path, "--soc", "SM8850", "--accept", text=bare) == 0
         assert (tmp_path / "onnx.toml").read_text() == bare
         (kept,) = [line for line in capsys.readouterr().err.splitlines() if "keeps its thresholds" in line]
-        assert "net/u16u8" in kept and "SM8650, SM8750" in kept
+        assert "net/16a8w" in kept and "SM8650, SM8750" in kept
         assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
         (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "threshold-placeholder"]
         _, _, fix = kept.partition(" -- ")
@@ -340,7 +340,7 @@ class TestStage:
         assert main("python -m ci", "", VERBS, command) == 0
         written = (tmp_path / "onnx.toml").read_text()
         assert "sqnr_db = 6.0" in written
-        programs = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels")).programs
+        programs = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx").programs
         assert {each.reason for each in programs.values()} == {"it has 2 bits"}
         assert self.stage(tmp_path, "--accept", text=written) == 0
 
@@ -353,7 +353,7 @@ class TestStage:
             printed = capfd.readouterr().err
             assert all(
                 any(name in line and "30.0 dB" in line for line in printed.splitlines())
-                for name in ("net/u16u8/SM8650", "net/u16u8/SM8750")
+                for name in ("net/16a8w/SM8650", "net/16a8w/SM8750")
             )
             rows: Any = self.report(tmp_path).metrics["programs"]
             assert {row["figures"]["sqnr_db"] for row in rows.values()} == {30.0}

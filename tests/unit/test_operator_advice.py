@@ -246,7 +246,9 @@ def test_audit_names_them_with_the_command(
 
 def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
     program = next(
-        each for each in programs_of(SHIPPED) if each.run.effective_thresholds and each.run.scheme == "8a8w"
+        each
+        for each in programs_of(SHIPPED)
+        if each.run.effective_thresholds and each.run.precision == "8a8w"
     )
     given(SM8650={"8a8w": {**WHOLE, "bad": {**LOW, **RANK_6}}, "16a8w": WHOLE})
     compiled = {"nodes": {"log": {"operator": "aten.log.default"}}}
@@ -278,7 +280,7 @@ def given_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_at() -> None:
     (found,) = inexact_onnx(["Add", "LRN", "Log", "LRN"], "u16u8")
     assert found.message == "LRN at u16u8 does not compile on the emulator of SM8650: keep it at u8u8"
-    assert found.command == ("nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml -k LRN/u16u8/")
+    assert found.command == ("nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml -k LRN/16a8w/")
     (found,) = inexact_onnx(["Log"], "u8u8", "SM8750")
     assert found.message == (
         "Log at u8u8 is wrong (3 dB) on the emulator of SM8650 (SM8750 was not measured): keep it at fp16"

@@ -19,13 +19,14 @@ from ci.pipeline.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
 
 MINE = """\
-schema = 1
+schema = 2
 
 [case.mine]
 factory = "mine:net"
 
 [[case.mine.run]]
-scheme = "8a8w"
+lane = "executorch"
+precision = "8a8w"
 socs = ["SM8650", "SM8750"]
 tags = ["pr"]
 thresholds = { cosine = 0.99 }
@@ -53,7 +54,7 @@ class TestModel:
             ("tags = ", "tag = ", "tag"),
             ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
             ("{ cosine = 0.99 }", "{ sqnr_db = -1 }", "greater than or equal to 0"),
-            ('scheme = "8a8w"', 'scheme = "8a4w"\nqat = true', "one of 8a8w"),
+            ('precision = "8a8w"', 'precision = "8a4w"\nqat = true', "one of 8a8w"),
             ("factory =", 'backend = "dsp"\nfactory =', "backend"),
             ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low no greater than high"),
             (
@@ -101,17 +102,20 @@ class TestShipped:
     pr = choose(programs, tags=["pr"])
 
     def test_a_pull_request_meets_every_scheme(self) -> None:
-        assert {program.run.scheme for program in self.pr} == set(SCHEMES) - {"qdq"}
+        assert {program.run.precision for program in self.pr} == set(SCHEMES) - {"qdq"}
 
     @pytest.mark.parametrize(
-        ("suite", "programs", "costs"),
-        [(SHIPPED, programs, ("pte_bytes",)), (ONNX, programs_of_onnx(ONNX), ("context_bytes", "ddr_read"))],
+        ("suite", "lane", "programs", "costs"),
+        [
+            (SHIPPED, "executorch", programs, ("pte_bytes",)),
+            (ONNX, "onnx", programs_of_onnx(ONNX), ("context_bytes", "ddr_read")),
+        ],
     )
     def test_every_program_has_a_baseline_and_thresholds_are_it_less_the_margin(
-        self, suite: Path, programs: Sequence[Any], costs: tuple[str, ...]
+        self, suite: Path, lane: str, programs: Sequence[Any], costs: tuple[str, ...]
     ) -> None:
         recorded, margin = (
-            load_baseline(baseline_path(suite, "wheels")).programs,
+            load_baseline(baseline_path(suite, "wheels"), lane).programs,
             load_tolerances().sqnr_margin_db,
         )
         assert {program.name for program in programs} == set(recorded)
@@ -134,7 +138,7 @@ class TestShipped:
         ],
     )
     def test_a_threshold_means_that_the_model_still_works(self, schemes: set[str], least: float) -> None:
-        thresholds = [each.run.thresholds for each in self.programs if each.run.scheme in schemes]
+        thresholds = [each.run.thresholds for each in self.programs if each.run.precision in schemes]
         assert thresholds and min(each.sqnr_db or 0 for each in thresholds if each) >= least
 
     def test_every_suggestion_is_proved_by_a_case_without_anything_on_the_cpu(self) -> None:

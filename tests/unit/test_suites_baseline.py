@@ -80,13 +80,13 @@ class TestAgreeing:
         recorded = changed.programs["net/8a8w/SM8650"]
         assert (recorded.ddr_read, recorded.accuracy, recorded.peak_mb) == (5, {}, 7)
 
-    @pytest.mark.parametrize("name", ["lowering", "onnx"])
-    def test_every_lost_top1_and_low_figure_of_ours_has_its_reason(self, name: str) -> None:
-        programs = load_baseline(MANIFESTS / "baselines" / f"{name}-wheels.json").programs
+    @pytest.mark.parametrize("lane", ["executorch", "onnx"])
+    def test_every_lost_top1_and_low_figure_of_ours_has_its_reason(self, lane: str) -> None:
+        programs = load_baseline(MANIFESTS / "baselines" / "models-wheels.json", lane).programs
         lost = [
             each
             for each in programs.values()
             if each.accuracy.get("top1") == 0 or each.accuracy.get("sqnr_db", 99) < 10
         ]
-        assert lost or name == "onnx"
+        assert lost or lane == "onnx"
         assert all(each.reason for each in lost) and all(each.build_id for each in programs.values())

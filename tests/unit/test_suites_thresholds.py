@@ -35,20 +35,22 @@ FIGURES = {
 }
 
 TEXT = """\
-schema = 1  # kept
+schema = 2  # kept
 
 [case.one]
 factory = "one:net"
 
 # why
 [[case.one.run]]
-scheme = "8a8w"
+lane = "executorch"
+precision = "8a8w"
 socs = ["SM8650"]
 tags = ["pr"]
 thresholds = { sqnr_db = 1 }  # said here
 
 [[case.one.run]]
-scheme = "fp16"
+lane = "executorch"
+precision = "fp16"
 socs = [
   "SM8650",
 ]
@@ -59,7 +61,8 @@ tags = ["pr"]
 factory = "one:net"
 
 [[case."dotted.name".run]]
-scheme = "fp16"
+lane = "executorch"
+precision = "fp16"
 socs = ["SM8650"]
 tags = ["pr"]
 thresholds = { sqnr_db = 2 }
@@ -117,7 +120,7 @@ class TestWhatWasWrittenHolds:
         """Those that a suite has then."""
         named = Thresholds(**dict.fromkeys(figures, 0.0))
         wanted = derived(("sqnr_db",), named, [json.loads(json.dumps(rounded(figures)))], 1.0)
-        text = rewritten(TEXT, {("one", 0): wanted})
+        text = rewritten(TEXT, "executorch", {("one", 0): wanted})
         assert "-0.0" not in text
         return Thresholds(**tomllib.loads(text)["case"]["one"]["run"][0]["thresholds"])
 
@@ -148,7 +151,7 @@ class TestWhatWasWrittenHolds:
 class TestRewritten:
     def test_thresholds_are_replaced_and_everything_else_stays(self) -> None:
         wanted = {("one", 0): {"sqnr_db": 29.5}, ("dotted.name", 0): {"cosine": 0.99}}
-        lines = set(TEXT.splitlines()) ^ set(rewritten(TEXT, wanted).splitlines())
+        lines = set(TEXT.splitlines()) ^ set(rewritten(TEXT, "executorch", wanted).splitlines())
         assert lines == {
             "thresholds = { sqnr_db = 1 }  # said here",
             "thresholds = { sqnr_db = 29.5 }  # said here",
@@ -173,13 +176,13 @@ class TestRewritten:
         expected = tomllib.loads(text)
         for (case, number), thresholds in wanted.items():
             expected["case"][case]["run"][number]["thresholds"] = thresholds
-        assert tomllib.loads(rewritten(text, wanted)) == expected
+        assert tomllib.loads(rewritten(text, "executorch", wanted)) == expected
 
     @pytest.mark.parametrize(
         "suite", sorted((MANIFESTS / "suites").glob("*.toml")), ids=lambda path: path.stem
     )
     def test_a_suite_of_ours_stays_as_it_is_to_the_byte(self, suite: Path) -> None:
-        assert rewritten(suite.read_text(), {}) == suite.read_text()
+        assert rewritten(suite.read_text(), "executorch", {}) == suite.read_text()
 
 
 class TestUpdate:
@@ -191,8 +194,10 @@ class TestUpdate:
         path = tmp_path / "suite.toml"
         path.write_text(self.text)
         figures = {name: {**others, "sqnr_db": value} for name, value in measured.items()}
-        update_suite(path, programs_of, figures, 1.0, lambda program: f"type {program.run_name}")
-        runs = load_suite(path).cases["one"].runs
+        update_suite(
+            path, "executorch", programs_of, figures, 1.0, lambda program: f"type {program.run_name}"
+        )
+        runs = load_suite(path).cases["executorch"]["one"].runs
         return {run.name: run.thresholds.sqnr_db for run in runs if run.thresholds}
 
     def test_the_worst_of_a_runs_chips_is_written(self, tmp_path: Path) -> None:

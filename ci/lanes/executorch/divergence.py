@@ -38,7 +38,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
         done = captured_module(CHILD, [scratch], environ, model.work.timeout, program.name, cwd=scratch)
         answer = Path(scratch) / "answer.json"
         if not answer.is_file():
-            how = ("--precision", program.run.scheme, "--soc", program.soc)
+            how = ("--precision", program.run.precision, "--soc", program.soc)
             again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
             fix = f"{again} says what does not compile, and what to write instead"
             raise without_result(done, program.name, fix)

@@ -164,7 +164,7 @@ class Emulation(Lowering):
         figures = self.figures(program, mine)
         shown: dict[str, Metric] = {
             "backend": program.backend,
-            "scheme": program.run.scheme,
+            "scheme": program.run.precision,
             "thresholds": shown_thresholds(program, figures or {}),
             "expected_fault": program.run.emulator_fault,
         }
@@ -290,7 +290,7 @@ def findings_of(program: ExecutorchProgram, result: Result, compiled: Mapping[st
     names = (each["operator"] for each in compiled.get("nodes", {}).values())
     known = [
         f"{each.message} ({each.command})"
-        for each in inexact(names, program.run.scheme, program.soc)
+        for each in inexact(names, program.run.precision, program.soc)
         if each.compiles
     ]
     lost = "; ".join([*([lost] if lost else []), *known])

@@ -238,7 +238,7 @@ def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bo
     options = (
         generate_lpai_compiler_spec()
         if backend == "lpai"
-        else generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16"))
+        else generate_htp_compiler_spec(use_fp16=run.precision.startswith("fp16"))
     )
     return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
 
@@ -246,10 +246,12 @@ def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bo
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:
     """A quantized model is taken as it is, and only that."""
     quantized = is_quantized(model)
-    if quantized and run.scheme != "qdq":
-        raise BadFactory(f"the model is quantized already, and {run.scheme} would do it again: scheme qdq")
-    if run.scheme == "qdq" and not quantized:
-        raise BadFactory("scheme qdq takes a model that is quantized already, and this one is not")
+    if quantized and run.precision != "qdq":
+        raise BadFactory(
+            f"the model is quantized already, and {run.precision} would do it again: precision qdq"
+        )
+    if run.precision == "qdq" and not quantized:
+        raise BadFactory("precision qdq takes a model that is quantized already, and this one is not")
 
 
 def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
@@ -329,11 +331,11 @@ def quantized_model(
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
     quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
     quantizer.set_default_quant_config(
-        _dtype(run.scheme),
+        _dtype(run.precision),
         is_qat=run.qat,
         is_conv_per_channel=run.per_channel,
         is_linear_per_channel=run.per_channel,
-        act_observer=None if run.qat else OBSERVERS.get((run.scheme, run.observer)),
+        act_observer=None if run.qat else OBSERVERS.get((run.precision, run.observer)),
     )
     with _step("export"):
         exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
@@ -455,7 +457,7 @@ def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any,
         return False
 
     config = ModuleQConfig(
-        _dtype(each.scheme),
+        _dtype(each.precision),
         is_qat=qat,
         is_conv_per_channel=each.per_channel,
         is_linear_per_channel=each.per_channel,

@@ -189,7 +189,7 @@ def _written(
         "model": program.case.factory,
         "soc": program.soc,
         "backend": program.backend,
-        "scheme": program.run.scheme,
+        "scheme": program.run.precision,
         "stack": _stack(plan.basis.build_id),
         "inputs": _tensors(facts),
         "delegates": facts["delegates"],
@@ -215,7 +215,7 @@ def _quantized(scratch: Path, program: ExecutorchProgram, compiled: Result) -> N
         "quantized": path.name,
         "sha256": hash_file(path),
         "soc": program.soc,
-        "scheme": program.run.scheme,
+        "scheme": program.run.precision,
         "stack": _stack(),
         "inputs": _tensors(compiled.facts),
         "accuracy": compiled.facts["figures"],
@@ -251,7 +251,7 @@ def _say(
     line += f" {plural(record['delegates'], 'delegate')}; "
     line += f"{plural(len(on_cpu), 'operator')} on the CPU" if on_cpu else "nothing on the CPU"
     if figures:
-        whose = "the quantized model" if program.run.scheme == "qdq" else "float"
+        whose = "the quantized model" if program.run.precision == "qdq" else "float"
         line += f"; {in_words(figures)} against {whose}"
         if quantized := in_words(figures, "reference_"):
             line += f", {quantized} against the quantized model"
@@ -282,9 +282,9 @@ def extension_of(request: Request, path: Path) -> Extension[ExecutorchProgram]:
     case = {"factory": program.case.factory}
     if program.case.samples:
         case["samples"] = program.case.samples
-    run = {"scheme": program.run.scheme, "cpu_nodes": list(program.run.cpu_nodes)}
+    run = {"precision": program.run.precision, "cpu_nodes": list(program.run.cpu_nodes)}
     name, socs, profile = program.case_name, request.model.selection.socs, program.profile
-    return Extension(SUITES, path, name, case, "scheme", scheme_named, run, socs, profile)
+    return Extension(SUITES, path, name, case, scheme_named, run, socs, profile)
 
 
 def _extend(

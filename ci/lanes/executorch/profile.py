@@ -54,7 +54,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Pro
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
-            about = {"precision": wanted.run.scheme, "soc": selection.soc}
+            about = {"precision": wanted.run.precision, "soc": selection.soc}
         environment = {**closed(qnn_environment.merged(os.environ)), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, timeout)
 

@@ -131,7 +131,7 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
-        shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.scheme}
+        shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
         result = mine.get(COMPILED)
         if result is not None and program.backend == "lpai" and not result.failure:
             shown["figures"] = dict(result.facts["figures"])

@@ -16,19 +16,18 @@ from ci.pipeline.suite import (
     AnyCase,
     AnyProgram,
     AnyRun,
-    AnySuite,
     Dotted,
     Factory,
     Scalar,
     Suites,
     Thresholds,
-    Word,
 )
+from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 
-SHIPPED = MANIFESTS / "suites" / "lowering.toml"
+SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 Backend = Literal["htp", "lpai", "gpu"]
 
@@ -49,9 +48,9 @@ QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
 
 
 class ModuleScheme(Model):
-    """Another scheme for some of the model's modules, named as in named_modules() or by class."""
+    """Another precision for some of the model's modules, named as in named_modules() or by class."""
 
-    scheme: Scheme
+    precision: Scheme
     name: str = ""
     type: str = ""
     per_channel: bool = False
@@ -60,8 +59,8 @@ class ModuleScheme(Model):
     def _names_one(self) -> ModuleScheme:
         if bool(self.name) == bool(self.type):
             raise ValueError("either name or type")
-        if self.scheme in AS_IT_IS:
-            raise ValueError("a quantizing scheme; unquantized_nodes leaves nodes in float")
+        if self.precision in AS_IT_IS:
+            raise ValueError("a quantizing precision; unquantized_nodes leaves nodes in float")
         return self
 
 
@@ -85,7 +84,7 @@ class Input(Model):
 class ExecutorchRun(AnyRun):
     judged_later: ClassVar = AnyRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
 
-    scheme: Scheme
+    precision: Scheme
     backend: Backend | None = None
     """The processor; [the case's]."""
     emulator_fault: str = ""
@@ -119,26 +118,26 @@ class ExecutorchRun(AnyRun):
 
     @property
     def quantizes(self) -> bool:
-        return self.scheme not in AS_IT_IS
+        return self.precision not in AS_IT_IS
 
     @property
     def kind(self) -> str:
-        scheme = f"{self.scheme}-qat" if self.qat else self.scheme
-        return f"{self.backend}-{scheme}" if self.backend not in (None, "htp") else scheme
+        name = f"{self.precision}-qat" if self.qat else self.precision
+        return f"{self.backend}-{name}" if self.backend not in (None, "htp") else name
 
     @model_validator(mode="after")
     def _fits(self) -> ExecutorchRun:
         if self.thresholds and self.emulator_fault:
             raise ValueError("either thresholds or emulator_fault")
-        if self.qat and self.scheme not in QAT_SCHEMES:
+        if self.qat and self.precision not in QAT_SCHEMES:
             raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
         quantizing = (
             self.qat, self.modules, self.annotations, self.block_sizes,
             self.unquantized_nodes, self.unquantized_operators,
         )  # fmt: skip
         if not self.quantizes and any(quantizing):
-            raise ValueError(f"no quantization options with {self.scheme}")
-        if (self.scheme == "16a4w_block") != bool(self.block_sizes):
+            raise ValueError(f"no quantization options with {self.precision}")
+        if (self.precision == "16a4w_block") != bool(self.block_sizes):
             raise ValueError("block_sizes with 16a4w_block, and only with it")
         return self
 
@@ -169,7 +168,7 @@ class ExecutorchCase(AnyCase):
             if (run.backend or self.backend) != "lpai":
                 continue
             if not run.quantizes:
-                raise ValueError("a quantizing scheme for the LPAI")
+                raise ValueError("a quantizing precision for the LPAI")
             if run.cpu_nodes or run.cpu_operators or run.cpu_budget or self.cpu_budget:
                 raise ValueError("no operators left on the CPU: an LPAI program is one partition")
             if (self.delegates if run.delegates is None else run.delegates) != 1:
@@ -179,11 +178,6 @@ class ExecutorchCase(AnyCase):
             if run.emulator_fault:
                 raise ValueError("no emulator_fault: the emulator has no LPAI")
         return self
-
-
-class ExecutorchSuite(AnySuite):
-    schema_: Literal[1] = Field(alias="schema")
-    cases: dict[Word, ExecutorchCase] = Field(alias="case", min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +202,7 @@ def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun,
     return case, case.runs[0], order["soc"], Path(order["search_path"])
 
 
-SUITES = Suites("test_lowering", SHIPPED, ExecutorchProgram, ExecutorchSuite)
+FORM = LaneForm("executorch", ExecutorchCase, ("test_lowering", "test_emulator"))
+SUITES = Suites("test_lowering", SHIPPED, ExecutorchProgram, FORM)
 load_suite, programs_of = SUITES.load, SUITES.programs_of
 all_programs, choose = SUITES.all_programs, SUITES.choose

@@ -67,7 +67,7 @@ def program_of(
     try:
         run = ExecutorchRun.model_validate(
             {
-                "scheme": scheme,
+                "precision": scheme,
                 "backend": backend,
                 "socs": (soc,),
                 "cpu_nodes": cpu_nodes,

@@ -8,7 +8,7 @@ from ci.pipeline.flags import add_choice, add_how, stage_options
 from provisioning.base.command_line import count
 from provisioning.base.settings import add_selection
 
-SUITE = "manifests/suites/lowering.toml"
+SUITE = "manifests/suites/models.toml"
 
 EXAMPLES = """\
   nox -s test_lowering

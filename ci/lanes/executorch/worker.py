@@ -60,7 +60,7 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
 
 def _warm_up() -> None:
     """Lower a small model, so that libraries are loaded and compilers warm."""
-    case, run = {"factory": "ci.lanes.executorch.warm_up:model"}, {"scheme": "8a8w", "calibration": 1}
+    case, run = {"factory": "ci.lanes.executorch.warm_up:model"}, {"precision": "8a8w", "calibration": 1}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         log.touch()

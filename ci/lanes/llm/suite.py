@@ -7,9 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds, Word
+from ci.pipeline.precision import precision_named, written_name
+from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds
+from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
 
@@ -40,7 +42,7 @@ PRECISIONS = {
 class LlmRun(AnyRun):
     judged_later: ClassVar = AnyRun.judged_later | {"limits", "htp_against_cpu"}
 
-    precision: Literal["fp16", "u16u8", "16a8w", "8a8w", "16a4w"]
+    precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(written_name)]
     through: Literal["genie", "executorch"] = "genie"
     cache: Literal["uint8", "uint16"] = "uint8"
     """Of keys and values, where Genie's activations are integers."""
@@ -56,7 +58,15 @@ class LlmRun(AnyRun):
 
     @property
     def kind(self) -> str:
-        parts: list[str] = [self.through, self.precision]
+        return self._named(self.precision)
+
+    @property
+    def earlier_kind(self) -> str:
+        by_onnx = self.through == "genie" and self.quantized
+        return self._named(precision_named(self.precision).name if by_onnx else self.precision)
+
+    def _named(self, precision: str) -> str:
+        parts: list[str] = [self.through, precision]
         if self.through == "genie" and self.quantized and self.cache != "uint8":
             parts.append(self.cache)
         if self.parts > 1:
@@ -75,7 +85,7 @@ class LlmRun(AnyRun):
 
     @model_validator(mode="after")
     def _can_fail(self) -> LlmRun:
-        known = PRECISIONS[self.through]
+        known = [str(written_name(name)) for name in PRECISIONS[self.through]]
         if self.precision not in known:
             raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
         if self.through == "genie" and self.state != "tensors":
@@ -98,14 +108,10 @@ class LlmCase(AnyCase):
     runs: tuple[LlmRun, ...] = Field(min_length=1, alias="run")
 
 
-class LlmSuite(Model):
-    schema_: Literal[1] = Field(alias="schema")
-    cases: dict[Word, LlmCase] = Field(alias="case", min_length=1)
-
-
 @dataclass(frozen=True, slots=True)
 class LlmProgram(AnyProgram[LlmCase, LlmRun]):
     pass
 
 
-SUITES = Suites("test_llm", SHIPPED, LlmProgram, LlmSuite)
+FORM = LaneForm("llm", LlmCase, ("test_llm",), runs_user_code=False)
+SUITES = Suites("test_llm", SHIPPED, LlmProgram, FORM)

@@ -10,7 +10,7 @@ from provisioning.base.settings import add_selection
 EXAMPLES = """\
   nox -s test_llm
   nox -s test_llm -- --tag pr
-  nox -s test_llm -- -k u16u8 --soc SM8750
+  nox -s test_llm -- -k 16a8w --soc SM8750
   nox -s test_llm -- --keep
 """
 

@@ -1,4 +1,4 @@
-"""Compares both lanes: the same factory, precision and chip through ExecuTorch and ONNX Runtime.
+"""Compares two runs of one case: at one precision and for one chip, through ExecuTorch and ONNX Runtime.
 
 ExecuTorch's figures come from the reports of this run, else from its baseline, because the two lanes live in
 environments that need not fit together.
@@ -6,7 +6,6 @@ environments that need not fit together.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any
 
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.pipeline.baseline import baseline_path, load_baseline
-from ci.pipeline.precision import PRECISIONS
-from provisioning.base import toml
+from ci.pipeline.precision import PRECISIONS, written_name
+from ci.pipeline.suite_file import read_suite
 from provisioning.base.findings import Finding, Report, Severity
-from provisioning.base.settings import MANIFESTS
 
 STAGES = ("test_lowering", "test_emulator")
-SUITE = MANIFESTS / "suites" / "lowering.toml"
+LANE = "executorch"
+NAMED_OTHERWISE = {"label", "qat", "backend"}
 AGAIN = "nox -s provision test_lowering test_emulator test_onnx"
 
 
@@ -36,10 +35,6 @@ class LaneFigures:
     build_id: str
     agreed: bool = False
     """Whether they are from the baseline, not measured in this run."""
-
-
-Key = tuple[str, str, str, str]
-"""Factory, arguments, ExecuTorch's name of the precision, chip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,55 +55,66 @@ class CrossChecked:
         return self.difference_db is None or abs(self.difference_db) <= tolerance_db
 
 
-def key_of_program(program: OnnxProgram) -> Key:
-    precision = PRECISIONS[program.run.precision]
-    return _key(program.case.factory or "", program.case.arguments, precision.executorch, program.soc)
-
-
-def _key(factory: str, arguments: Mapping[str, Any], scheme: str, soc: str) -> Key:
-    return factory, json.dumps(arguments, sort_keys=True), scheme, soc
+def counterpart(program: OnnxProgram) -> str:
+    """The other lane's name for a run of the same case that computes the same; empty if there is none: what
+    has a label has settings beside its precision."""
+    if program.run.label:
+        return ""
+    return f"{program.case_name}/{PRECISIONS[program.run.precision].executorch}/{program.soc}"
 
 
 def pairs_of(
-    programs: Sequence[OnnxProgram], lanes: Mapping[str, LaneFigures], others: Mapping[Key, LaneFigures]
+    programs: Sequence[OnnxProgram],
+    lanes: Mapping[str, LaneFigures],
+    others: Mapping[tuple[Path, str], LaneFigures],
 ) -> list[CrossChecked]:
-    """The programs that both lanes have; `lanes` has ours by name. Special runs have no counterpart."""
+    """The programs that both lanes have; `lanes` has ours by name, `others` theirs by suite and name."""
     return [
         CrossChecked(program.name, lanes[program.name], other)
         for program in programs
-        if program.run.name == program.run.kind
-        and program.name in lanes
-        and (other := others.get(key_of_program(program)))
+        if program.name in lanes and (other := others.get((program.suite, counterpart(program))))
     ]
 
 
-def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) -> dict[Key, LaneFigures]:
-    """Every program of the other lane's suite, with figures of this run, else of its baseline."""
+def executorch_lane(
+    programs: Sequence[OnnxProgram], reports: Path, profile: str, run: str
+) -> dict[tuple[Path, str], LaneFigures]:
+    """By suite and name, the counterparts of these programs, with figures of this run, else of their
+    baseline."""
     rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
     build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
-    baseline = load_baseline(baseline_path(suite, profile))
-    lanes: dict[Key, LaneFigures] = {}
-    for name, key in _plain_programs(suite):
-        lowered, emulated = (rows[stage][0].get(name, {}) for stage in STAGES)
-        agreed = baseline.of(name)
-        if lowered or emulated:
-            lanes[key] = _lane(lowered.get("costs", {}), emulated.get("figures", {}), build_id)
-        elif agreed is not None:
-            lane = _lane(agreed.model_dump(), agreed.accuracy, agreed.build_id)
-            lanes[key] = replace(lane, agreed=True)
+    lanes: dict[tuple[Path, str], LaneFigures] = {}
+    for suite in dict.fromkeys(program.suite for program in programs if program.suite.is_file()):
+        names = _names(suite) & {counterpart(each) for each in programs if each.suite == suite}
+        if not names:
+            continue
+        baseline = load_baseline(baseline_path(suite, profile), LANE)
+        for name in names:
+            lowered, emulated = (_row(rows[stage][0], name, suite) for stage in STAGES)
+            agreed = baseline.of(name)
+            if lowered or emulated:
+                lanes[suite, name] = _lane(lowered.get("costs", {}), emulated.get("figures", {}), build_id)
+            elif agreed is not None:
+                lane = _lane(agreed.model_dump(), agreed.accuracy, agreed.build_id)
+                lanes[suite, name] = replace(lane, agreed=True)
     return lanes
 
 
-def _plain_programs(suite: Path) -> Iterator[tuple[str, Key]]:
-    """The programs without any setting beside their scheme: others have no counterpart."""
-    document = toml.loads(suite.read_text(encoding="utf-8"))
-    for case_name, case in document["case"].items():
-        for run in case["run"]:
-            if "label" in run or run.get("qat"):
-                continue
-            for soc in run["socs"]:
-                key = _key(case["factory"], case.get("arguments", {}), run["scheme"], soc)
-                yield f"{case_name}/{run['scheme']}/{soc}", key
+def _names(suite: Path) -> set[str]:
+    """The other lane's programs without a setting beside their precision."""
+    cases = read_suite(suite).raw.get(LANE, {})
+    return {
+        f"{name}/{written_name(run.get('precision'))}/{soc}"
+        for name, case in cases.items()
+        for run in case["run"]
+        if not run.keys() & NAMED_OTHERWISE
+        for soc in run.get("socs") or ()
+    }
+
+
+def _row(rows: Mapping[str, Mapping[str, Any]], name: str, suite: Path) -> Mapping[str, Any]:
+    row = rows.get(name, {})
+    return row if row.get("suite") == str(suite) else {}
 
 
 def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, Any]], str]:
@@ -141,7 +147,7 @@ def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -
 def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> Iterator[Finding]:
     """An error for a program that is much worse in one lane; a warning if compared with a baseline only."""
     if not pairs:
-        message = "no model here is in ExecuTorch's lane at the same precision for the same chip"
+        message = "no case here has a run through ExecuTorch at the same precision for the same chip"
         yield Finding("onnx-cross-check", Severity.NOTE, stage, f"{message}: nothing was compared", AGAIN)
         return
     if agreed := sum(pair.executorch.agreed for pair in pairs):

@@ -84,7 +84,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             Severity.WARNING,
             program.name,
             "compared on made-up inputs, for want of samples that it was not calibrated by",
-            f"give {program.case_name} at least two samples with calibrate",
+            f"give {program.case_name} at least two samples",
         )
     if slowest := result.facts.get("slowest"):
         yield Finding(
@@ -239,7 +239,7 @@ def row(
 ) -> dict[str, Metric]:
     """The program's row on the page."""
     shown: dict[str, Metric] = {
-        "precision": program.run.precision,
+        "precision": program.run.kind,
         "thresholds": shown_thresholds(program, context_of(result)["near"] if was_compiled(result) else {}),
     }
     if not was_compiled(result):

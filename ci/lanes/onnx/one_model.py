@@ -76,11 +76,11 @@ def _extend(suite: Path, program: OnnxProgram, model: OneModel) -> None:
     case: dict[str, Any] = {"model": os.path.relpath(program.case.model, suite.parent)}
     if model.calibrate:
         folder = search_path() / model.calibrate
-        case["calibrate"] = os.path.relpath(folder, suite.parent) if folder.is_dir() else model.calibrate
+        case["samples"] = os.path.relpath(folder, suite.parent) if folder.is_dir() else model.calibrate
     if program.case.dimensions:
         case["dimensions"] = dict(program.case.dimensions)
     run = {
-        "precision": program.run.precision,
+        "precision": program.run.kind,
         "per_channel": model.per_channel or None,
         "options": dict(parse_assignments(model.options)) or None,
     }
@@ -89,8 +89,7 @@ def _extend(suite: Path, program: OnnxProgram, model: OneModel) -> None:
         suite,
         program.case_name,
         case,
-        "precision",
-        lambda text: precision_named(text).name,
+        lambda text: precision_named(text).written,
         run,
         selection.socs,
         selection.profile,

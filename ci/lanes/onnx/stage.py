@@ -79,7 +79,8 @@ class OnnxLane(Lane[OnnxProgram, OnnxPlan]):
 
     def compared(self, plan: OnnxPlan, results: Results) -> OnnxPlan:
         """With ExecuTorch's programs of the same models."""
-        others = executorch_lane(plan.selection.reports, plan.selection.profile, os.environ.get(RUN, ""))
+        selection = plan.selection
+        others = executorch_lane(plan.programs, selection.reports, selection.profile, os.environ.get(RUN, ""))
         return replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results[COMPILED]), others)))
 
     def close(self, stage: StageRun, plan: OnnxPlan, results: Results) -> None:

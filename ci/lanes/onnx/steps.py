@@ -203,7 +203,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     else:
         model = look(search_path / case.model, case.dimensions, into)
         signature = signature_of(load_graph(model))
-        every = calibration_samples(case.calibrate, signature, search_path) if case.calibrate else []
+        every = calibration_samples(case.samples, signature, search_path) if case.samples else []
         samples, calibration = divided(every, case.inferences)
         constant = constant_inputs(every)
     facts = {

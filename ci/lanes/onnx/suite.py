@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,25 +16,27 @@ from ci.pipeline.suite import (
     AnyCase,
     AnyProgram,
     AnyRun,
-    AnySuite,
-    CaseName,
     Dotted,
     Scalar,
     Suites,
 )
+from ci.pipeline.suite_file import LaneForm
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
 
-SHIPPED = MANIFESTS / "suites" / "onnx.toml"
+SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 
 Count = Annotated[int, Field(ge=1)]
+NAMES = dict.fromkeys([*(each.written for each in PRECISIONS.values()), *PRECISIONS])
+"""Of precisions, those first that are written."""
 
 
 class OnnxRun(AnyRun):
-    precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
+    precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
+    """By ONNX Runtime's name, whichever the suite writes."""
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 32
     """How many samples the ranges are taken from; for an .onnx all but the compared ones."""
@@ -47,6 +49,10 @@ class OnnxRun(AnyRun):
 
     @property
     def kind(self) -> str:
+        return precision_named(self.precision).written
+
+    @property
+    def earlier_kind(self) -> str:
         return self.precision
 
     @property
@@ -87,8 +93,9 @@ class OnnxCase(AnyCase):
     """An .onnx instead, relative to the suite; it may lie outside its folder."""
     dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
     """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
-    calibrate: str = ""
-    """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
+    samples: str = ""
+    """Its inputs, to calibrate by and to compare: a folder of .npy or .npz relative to the suite, or
+    `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
     """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
     recorded: bool = False
@@ -100,14 +107,11 @@ class OnnxCase(AnyCase):
     def _is_one_model(self) -> OnnxCase:
         if bool(self.factory) == bool(self.model):
             raise ValueError("either factory or model")
-        if self.factory and (self.calibrate or self.dimensions):
-            raise ValueError("calibrate and dimensions only with model: a factory gives its own inputs")
+        if self.factory and (self.samples or self.dimensions):
+            raise ValueError(
+                "samples and dimensions only with model, through ONNX Runtime: a factory gives its own inputs"
+            )
         return self
-
-
-class OnnxSuite(AnySuite):
-    schema_: Literal[1] = Field(alias="schema")
-    cases: dict[CaseName, OnnxCase] = Field(alias="case", min_length=1)
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> str:
@@ -115,10 +119,10 @@ def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_pa
     suite makes an .onnx."""
     if not case.model:
         return ""
-    words: list[str | Path] = [search_path / case.model, "--precision", run.precision, "--soc", soc]
-    if case.calibrate:
-        folder = search_path / case.calibrate
-        words += ["--calibrate", folder if folder.is_dir() else case.calibrate]
+    words: list[str | Path] = [search_path / case.model, "--precision", run.kind, "--soc", soc]
+    if case.samples:
+        folder = search_path / case.samples
+        words += ["--calibrate", folder if folder.is_dir() else case.samples]
     for name, size in case.dimensions.items():
         sizes = (size,) if isinstance(size, int) else size
         words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
@@ -132,6 +136,7 @@ class OnnxProgram(AnyProgram[OnnxCase, OnnxRun]):
         return self.search_path / name
 
 
-SUITES = Suites("test_onnx", SHIPPED, OnnxProgram, OnnxSuite)
+FORM = LaneForm("onnx", OnnxCase, ("test_onnx",))
+SUITES = Suites("test_onnx", SHIPPED, OnnxProgram, FORM)
 load_suite, programs_of = SUITES.load, SUITES.programs_of
 all_programs, choose = SUITES.all_programs, SUITES.choose

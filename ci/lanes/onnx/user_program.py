@@ -57,7 +57,7 @@ def program_of(model: OneModel, *, with_options: bool = True) -> OnnxProgram:
         calibration=MOST,
         options=dict(options),
     )
-    case = OnnxCase(model=str(named.file), dimensions=dimensions, calibrate=model.calibrate or "", run=(run,))
+    case = OnnxCase(model=str(named.file), dimensions=dimensions, samples=model.calibrate or "", run=(run,))
     return OnnxProgram(search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 

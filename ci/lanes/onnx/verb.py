@@ -10,7 +10,7 @@ from provisioning.base.settings import add_selection
 EXAMPLES = """\
   nox -s test_onnx
   nox -s test_onnx -- --tag pr
-  nox -s test_onnx -- -k vit/u16u8 --soc SM8750
+  nox -s test_onnx -- -k vit/16a8w --soc SM8750
   nox -s test_onnx -- --suite ../mine/onnx.toml --keep
   nox -s test_onnx -- --list
   nox -s test_onnx -- --accept
@@ -19,7 +19,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, "manifests/suites/onnx.toml")
+    add_choice(parser, "manifests/suites/models.toml")
     group = add_how(parser, accepts="thresholds in the suite, and manifests/baselines")
     group.add_argument(
         "--keep", action="store_true", help="compile all anew, and keep what is made in reports/onnx"

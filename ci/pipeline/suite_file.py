@@ -1,0 +1,254 @@
+"""The file of a suite: cases, and runs of them in any lane. Each lane says which fields are its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, StringConstraints, create_model
+
+from ci.pipeline.earlier_suite import converted, is_earlier
+from provisioning.base.commands import session
+from provisioning.base.documents import Model, Place, load, parse, read
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS
+
+CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+def _is_the_users(name: str) -> str:
+    if name.startswith("QNN_CI_"):
+        raise ValueError("a variable of the user's: those that begin with QNN_CI_ are the toolkit's")
+    return name
+
+
+Variable = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_is_the_users)
+]
+
+
+class SuiteHead(Model):
+    variables: tuple[Variable, ...] = ()
+    """The user's variables that its models may read. They see few others, and these are in the key."""
+    secrets: tuple[Variable, ...] = ()
+    """Variables that its models get too, and on which no result depends."""
+    requirements: str = ""
+    """A file, relative to the suite: packages that its models import beside the locked ones."""
+    project: str = ""
+    """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
+
+
+class _Run(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    lane: str
+
+
+class _Case(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    runs: tuple[_Run, ...] = Field(min_length=1, alias="run")
+
+
+class _File(SuiteHead):
+    schema_: Literal[2] = Field(alias="schema")
+    cases: dict[CaseName, _Case] = Field(alias="case", min_length=1)
+
+
+class LaneFields(Model):
+    """What a lane may say in a suite, by name, and the stages that run it."""
+
+    stages: tuple[str, ...]
+    case: tuple[str, ...]
+    """Fields that several lanes have stand once in a case, and are for all of them."""
+    run: tuple[str, ...]
+
+
+class _Lanes(RootModel[dict[str, LaneFields]]):
+    pass
+
+
+@functools.cache
+def lanes() -> Mapping[str, LaneFields]:
+    """Of all lanes. A table, because a lane does not import another one to read its own part of a suite."""
+    return load(MANIFESTS / "lanes.toml", _Lanes).root
+
+
+@dataclass(frozen=True, slots=True)
+class LaneForm:
+    """How a lane reads its part of a suite."""
+
+    lane: str
+    case: type[Any]
+    stages: tuple[str, ...]
+    runs_user_code: bool = True
+
+    @property
+    def run(self) -> type[BaseModel]:
+        run: type[BaseModel] = self.case.model_fields["runs"].annotation.__args__[0]
+        return run
+
+    @property
+    def fields(self) -> LaneFields:
+        case = [name for name in self.case.model_fields if name != "runs"]
+        return LaneFields(stages=self.stages, case=tuple(case), run=tuple(self.run.model_fields))
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFile:
+    path: Path
+    head: SuiteHead
+    raw: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """By lane and name, the cases that have runs in it, with these runs alone; only names are checked."""
+    cases: Mapping[str, Mapping[str, Any]]
+    """The same as their lanes' own objects, for lanes whose form was given."""
+    earlier: bool
+    """Whether the file has the form of an earlier release, which knows one lane."""
+
+
+def read_suite(path: Path, *forms: LaneForm) -> SuiteFile:
+    return parse_suite(read(path), path, *forms)
+
+
+def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> SuiteFile:
+    if not is_earlier(document):
+        return _parsed(document, path, forms, earlier=False)
+    try:
+        return _parsed(converted(document), path, forms, earlier=True)
+    except ManifestError as error:
+        note = f"{error.fix} (as {convert_command(path)} would write it)"
+        raise ManifestError(path, error.key, expected=error.expected, found=error.found, fix=note) from error
+
+
+def convert_command(path: Path) -> str:
+    return session("accept", "--convert", path)
+
+
+def lanes_of(path: Path) -> tuple[str, ...]:
+    """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
+    try:
+        return tuple(read_suite(path).raw)
+    except ManifestError:
+        return (next(iter(lanes())),)
+
+
+def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
+    others = {lane: lanes()[lane].stages for lane in file.raw}
+    named = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in others.items())
+    first = next(stages[0] for stages in others.values())
+    return UsageError(
+        f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {named}",
+        fix=session(first, "--suite", file.path),
+    )
+
+
+def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, earlier: bool) -> SuiteFile:
+    file = parse(document, _File, path)
+    known = {**lanes(), **{form.lane: form.fields for form in forms}}
+    raw: dict[str, dict[str, dict[str, Any]]] = {}
+    places: dict[tuple[str, str], list[int]] = {}
+    for name, case in document["case"].items():
+        where = f"case.{name}"
+        used = _lanes_of_case(where, case, path, known)
+        own = {lane: known[lane].case for lane in used}
+        _refuse_foreign(where, case.keys() - {"run"}, own, {n: each.case for n, each in known.items()}, path)
+        # What no lane knows is refused with the other mistakes of the case.
+        elsewhere = {field for fields in own.values() for field in fields}
+        for number, run in enumerate(case["run"]):
+            lane = run["lane"]
+            _refuse_foreign(
+                f"{where}.run.{number}",
+                run.keys() - {"lane"},
+                {lane: known[lane].run},
+                {n: each.run for n, each in known.items()},
+                path,
+            )
+            fields = {
+                key: value
+                for key, value in case.items()
+                if key != "run" and (key in own[lane] or key not in elsewhere)
+            }
+            mine = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
+            mine["run"].append({key: value for key, value in run.items() if key != "lane"})
+            places.setdefault((lane, name), []).append(number)
+    given = {form.lane: form for form in forms if form.lane in raw}
+    cases = {
+        lane: _cases(form, raw[lane], path, functools.partial(_place, places, lane), earlier=earlier)
+        for lane, form in given.items()
+    }
+    head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
+    named = [name for name, value in head if value]
+    if named and raw.keys() == given.keys() and not any(form.runs_user_code for form in given.values()):
+        raise ManifestError(
+            path,
+            named[0],
+            expected="a lane that runs code of the user's",
+            found=f"runs of lane {' and '.join(raw)} alone",
+            fix=f"remove {named[0]}",
+        )
+    return SuiteFile(path, head, raw, cases, earlier)
+
+
+def _lanes_of_case(
+    where: str, case: Mapping[str, Any], path: Path, known: Mapping[str, LaneFields]
+) -> list[str]:
+    for number, run in enumerate(case["run"]):
+        if run["lane"] not in known:
+            raise ManifestError(
+                path,
+                f"{where}.run.{number}.lane",
+                expected=f"one of {', '.join(known)}",
+                found=repr(run["lane"]),
+            )
+    return list(dict.fromkeys(run["lane"] for run in case["run"]))
+
+
+def _refuse_foreign(
+    where: str,
+    keys: Iterable[str],
+    own: Mapping[str, Collection[str]],
+    known: Mapping[str, Collection[str]],
+    path: Path,
+) -> None:
+    """Refuse a field that only a lane has which is not among `own`."""
+    for key in sorted(keys):
+        others = [lane for lane, fields in known.items() if key in fields]
+        if others and not any(lane in own for lane in others):
+            raise ManifestError(
+                path,
+                f"{where}.{key}",
+                expected=f"a field of lane {' or '.join(own)}",
+                found=f"one of lane {' or '.join(others)}",
+                fix=f"remove {key}, or write a run with lane = {others[0]!r} for it",
+            )
+
+
+def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place) -> Place:
+    """Where the file has what a lane's own cases have there: it counts the runs of all lanes."""
+    if len(place) > 3 and place[2] == "run" and isinstance(place[3], int):
+        return (*place[:3], places[lane, str(place[1])][place[3]], *place[4:])
+    return place
+
+
+def _cases_model(case: type[Any]) -> type[BaseModel]:
+    cases: Any = (dict[str, case], ...)  # type: ignore[valid-type]
+    return create_model("Cases", __base__=Model, case=cases)
+
+
+def _cases(
+    form: LaneForm, cases: Mapping[str, Any], path: Path, place: Callable[[Place], Place], *, earlier: bool
+) -> dict[str, Any]:
+    parsed: dict[str, Any] = dict(parse({"case": dict(cases)}, _cases_model(form.case), path, place))["case"]
+    if not earlier:
+        return parsed
+    return {
+        name: case.model_copy(update={"runs": tuple(map(_with_earlier_name, case.runs))})
+        for name, case in parsed.items()
+    }
+
+
+def _with_earlier_name(run: Any) -> Any:
+    if run.label or run.kind == run.earlier_kind:
+        return run
+    return run.model_copy(update={"label": run.earlier_kind})
