@@ -38,7 +38,7 @@ WORSE = NET.replace("nn.ReLU())", "nn.ReLU(), Coarse())").replace(
     "def net",
     """class Coarse(nn.Module):
     def forward(self, x):
-        return torch.where(x > 0.5, x, -x)
+        return torch.where(x > 0.1, x, -x)
 def net""",
 )
 
