@@ -272,10 +272,12 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 
 def test_nothing_starts_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toys(tmp_path, words=GOOD)
+    for entry in entries(tmp_path / "store", "toy"):
+        alter(entry, lambda document: document["result"].update(seconds=0.01))
     slow = WORKER.replace("def work(order):", "def work(order):\n    import time; time.sleep(2)")
     monkeypatch.setitem(globals(), "WORKER", slow)
-    code, _, detail = rechecked(tmp_path, Part("0.02min", seconds=1.2))
-    assert code == 0 and detail["compared"] < 3
+    code, _, detail = rechecked(tmp_path, Part("0.025min", seconds=1.5))
+    assert code == 0 and detail["compared"] == 1 and list(detail["left_out"].values()) == [2]
 
 
 def test_where_nothing_is_cached_nothing_is_rechecked(tmp_path: Path) -> None:
