@@ -52,7 +52,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return order.describe(config)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    order.hand_over(node.config, node.workerinput)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    order.take_over(config)
     # What is printed depends on the terminal's width, and xdist's workers have another than a single process.
     os.environ["COLUMNS"] = "120"
     # Processes that tests start hold their output back, as a user's do.

@@ -96,6 +96,11 @@ def test_resuming_leaves_out_what_passed_until_a_file_changes(project: Path) -> 
     assert (code, len([line for line in lines if line.startswith("[")])) == (0, 1)
 
 
+def test_two_workers_have_the_order_that_was_drawn_once(project: Path) -> None:
+    code, lines = run(project, "-n2", "--dist", "loadfile", "--random-order", "new", "checks/test_many.py")
+    assert code == 0, lines
+
+
 def test_a_random_order_keeps_files_and_classes_together_and_its_seed_gives_it_again(project: Path) -> None:
     collect = ("-n0", "--co", "-q", "checks")
     plain = order(run(project, *collect)[1])

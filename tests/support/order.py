@@ -28,8 +28,17 @@ def add_flags(group: pytest.OptionGroup) -> None:
     group.addoption(SHARD, metavar="I/N", type=_shard, help="the I-th of N parts of the files")
 
 
+def hand_over(config: pytest.Config, workerinput: dict[str, object]) -> None:
+    """To a worker of xdist, which reads the command line again and would draw a number of its own."""
+    workerinput[RANDOM] = config.getoption(RANDOM)
+
+
+def take_over(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.option.random_order = config.workerinput[RANDOM]
+
+
 def _seed(text: str) -> int:
-    # xdist's workers get the number, not the word.
     if text == "new":
         return random.randrange(1, 1_000_000)
     if not text.isdecimal():
