@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -60,6 +60,23 @@ class Thresholds(Model):
     def placeholder(self) -> bool:
         """Outputs that are all zero would pass."""
         return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
+
+
+class Input(Model):
+    """An input drawn evenly between two bounds. An integer input can also be `high`."""
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
+    low: float = -1.0
+    high: float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Input:
+        if self.low > self.high:
+            raise ValueError("low no greater than high")
+        if "int" in self.dtype and (self.low % 1 or self.high % 1):
+            raise ValueError(f"whole numbers for low and high of {self.dtype}")
+        return self
 
 
 HELD = ("sqnr_db", "agreement")

@@ -20,9 +20,11 @@ import pytest
 from onnx import helper
 
 from ci.artifacts.dlc import read_dlc
-from ci.lanes.onnx import provider
+from ci.lanes.onnx import provider, steps
+from ci.lanes.onnx.arrays import saved
 from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.options import Settings
+from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.pipeline.accuracy import decibels
 from ci.pipeline.baseline import baseline_path, load_baseline
 from ci.pipeline.precision import precision_named
@@ -452,3 +454,53 @@ def test_an_operator_that_passes_values_on_is_quantized_alone_only_if_asked(
     sample = {"x": np.ones((1, 3, 8, 8), np.float32)}
     path = provider.quantized(model, [sample], precision_named("u8u8"), tmp_path, alone=alone)
     assert all_in_float(load_graph(path)) is not alone
+
+
+NAMED_INPUTS = """\
+schema = 2
+[case.drawn]
+factory = "net_without_inputs:make"
+inputs = [{ shape = [1, 3, 8, 8], low = 5.0, high = 6.0 }]
+[[case.drawn.run]]
+lane = "onnx"
+precision = "8a8w"
+calibration = 3
+socs = ["SM8650"]
+[case.held]
+factory = "net_without_inputs:with_inputs"
+samples = "data"
+[[case.held.run]]
+lane = "onnx"
+precision = "8a8w"
+calibration = 3
+socs = ["SM8650"]
+"""
+NET_WITHOUT_INPUTS = """\
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU()).eval()
+def with_inputs():
+    return make(), (torch.randn(1, 3, 8, 8),)
+"""
+
+
+def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_executorch(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net_without_inputs.py").write_text(NET_WITHOUT_INPUTS)
+    (tmp_path / "data").mkdir()
+    for number in range(6):
+        np.save(tmp_path / "data" / f"{number}.npy", np.full((1, 3, 8, 8), 7.0 + number, np.float32))
+    suite = tmp_path / "models.toml"
+    suite.write_text(NAMED_INPUTS)
+    means: dict[str, dict[str, list[float]]] = {}
+    for program in onnx_programs(suite):
+        into = tmp_path / program.case_name
+        into.mkdir()
+        steps.order_prepare({**json.loads(json.dumps(program.order)), "into": str(into)})
+        means[program.case_name] = {
+            name: [float(value.mean()) for each in saved(into / name) for value in each.values()]
+            for name in (steps.SAMPLES, steps.CALIBRATION)
+        }
+    assert all(5 < mean < 6 for every in means["drawn"].values() for mean in every)
+    assert means["held"][steps.SAMPLES] == [7, 8] and min(means["held"][steps.CALIBRATION]) >= 9

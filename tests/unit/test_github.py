@@ -107,6 +107,21 @@ def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_mode
     assert [job["name"] for job in alone] == ["validate", "onnx"]
 
 
+def test_a_suite_of_two_lanes_goes_to_the_jobs_of_both_and_each_runs_its_lane(
+    adopter: dict[str, str],
+) -> None:
+    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml")
+    lanes = "".join(
+        f'[[case.net.run]]\nlane = "{lane}"\nprecision = "8a8w"\nsocs = ["SM8650"]\n'
+        for lane in ("executorch", "onnx")
+    )
+    suite.write_text(f'schema = 2\n[case.net]\nfactory = "m:f"\n{lanes}')
+    programs, onnx = planned(adopter)
+    assert (programs["name"], onnx["name"]) == ("programs", "onnx")
+    assert programs["arguments"].endswith("--skip test_onnx")
+    assert shlex.split(onnx["arguments"]) == ["--suite", os.path.relpath(suite, ROOT)]
+
+
 def test_what_pays_for_more_machines_or_is_named_is_split(
     adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from ci.engine.workers.parent import Worker
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
-from ci.lanes.executorch.suite import Input, ModuleScheme, parse_request
+from ci.lanes.executorch.suite import ModuleScheme, parse_request
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmRun
 from ci.lanes.llm.work import Generate, LlmPlan
@@ -29,7 +29,7 @@ from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Step, StepTask
-from ci.pipeline.suite import AnyProgram, Thresholds
+from ci.pipeline.suite import AnyProgram, Input, Thresholds
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
@@ -96,6 +96,7 @@ ONNX_CASE = {
     "model": "other.onnx",
     "dimensions": {"batch": 1},
     "samples": "data",
+    "inputs": (Input(shape=(1, 2)),),
     "inferences": 3,
     "recorded": True,
 }

@@ -29,7 +29,7 @@ class TestSuite:
             ('"16a8w"', '"16a9w"', "did you mean 16a8w"),
             ('factory = "ci.pipeline.models.shipped.vision:resnet"\n', "", "factory or model"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm = 4 }', "did you mean vtcm_mb"),
-            ("arguments = { width = 16 }", "dimensions = { batch = 1 }", "a factory gives its own inputs"),
+            ("arguments = { width = 16 }", "dimensions = { batch = 1 }", "only with model"),
         ],
     )
     def test_a_slip_is_refused_in_words(self, tmp_path: Path, old: str, new: str, words: str) -> None:

@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, inputs_of, quantized_model
+from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, quantized_model
 from ci.lanes.executorch.suite import parse_request
 from ci.partition.decisions import is_quantizer, module_of, source_of
 from ci.partition.failing_operators import restore_builtins
 from ci.pipeline.accuracy import Pair
 from ci.pipeline.divergence import Cuts
 from ci.pipeline.models.factory import copied, make, run_copied
+from ci.pipeline.models.samples import inputs_named
 
 
 def ending_at(module: Any, node: Node) -> Any:
@@ -98,7 +99,7 @@ def _depends_on_input(node: Node) -> bool:
 
 def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     case, run, soc, place = parse_request(order)
-    loaded = make(case.factory, case.arguments, place, inputs_of(case, place))
+    loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)

@@ -38,7 +38,7 @@ from ci.engine.trouble import of_error
 from ci.engine.workers.child import new_text, size_of, text_since
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, Input
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.partition.decisions import (
     DELEGATE,
     CpuOperator,
@@ -54,7 +54,6 @@ from ci.partition.decisions import (
 from ci.partition.failing_operators import SEARCHED_SECONDS, Culprit, Search, Workaround, workaround_of
 from ci.pipeline.models.factory import (
     CALIBRATION_SEED,
-    Inputs,
     ModelWithInputs,
     copied,
     explained,
@@ -67,6 +66,7 @@ from ci.pipeline.models.factory import (
     run_copied,
     where_input_changes,
 )
+from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 
 SEGMENT_ALIGNMENT = 4096
@@ -139,7 +139,9 @@ def lower(
 
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
     With `quantize_only`, write the quantized model instead of the program."""
-    loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
+    loaded = make(
+        case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
+    )
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
     batches = calibration_of(loaded, run)
     torch.set_grad_enabled(False)
@@ -293,30 +295,6 @@ def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None
     into.mkdir(parents=True, exist_ok=True)
     with _step("quantize"):
         torch.export.save(torch.export.export(module, copied(sample)), into / QUANTIZED)
-
-
-def inputs_of(case: ExecutorchCase, search_path: Path) -> Inputs | None:
-    """A function that draws the inputs that the suite names; None if the factory returns inputs."""
-    if case.samples:
-        from ci.pipeline.models.samples import samples_of
-
-        return samples_of(search_path / case.samples)
-    declared = case.inputs
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
-        return tuple(_drawn(each, generator) for each in declared)
-
-    return draw if declared else None
-
-
-def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
-    dtype = getattr(torch, wanted.dtype)
-    if not dtype.is_floating_point:
-        return torch.randint(
-            int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
-        )
-    even = torch.rand(wanted.shape, generator=generator)
-    return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
 
 
 def quantized_model(

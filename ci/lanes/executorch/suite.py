@@ -18,6 +18,7 @@ from ci.pipeline.suite import (
     AnyRun,
     Dotted,
     Factory,
+    Input,
     Scalar,
     Suites,
     Thresholds,
@@ -61,23 +62,6 @@ class ModuleScheme(Model):
             raise ValueError("either name or type")
         if self.precision in AS_IT_IS:
             raise ValueError("a quantizing precision; unquantized_nodes leaves nodes in float")
-        return self
-
-
-class Input(Model):
-    """An input drawn evenly between two bounds. An integer input can also be `high`."""
-
-    shape: tuple[Annotated[int, Field(ge=1)], ...]
-    dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
-    low: float = -1.0
-    high: float = 1.0
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Input:
-        if self.low > self.high:
-            raise ValueError("low no greater than high")
-        if "int" in self.dtype and (self.low % 1 or self.high % 1):
-            raise ValueError(f"whole numbers for low and high of {self.dtype}")
         return self
 
 

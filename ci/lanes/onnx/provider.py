@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -389,10 +389,15 @@ def _message_of(error: Exception) -> str:
 
 
 def export(
-    dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
+    dotted: str,
+    arguments: Mapping[str, Any],
+    search_path: Path,
+    into: Path,
+    opset: int,
+    inputs: Callable[[Any], Any] | None = None,
 ) -> tuple[Path, Any]:
     """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
-    input_1 …; of an ONNX model, the factory's sample is returned."""
+    input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""
     import torch
 
     from ci.pipeline.models.factory import call, explained, infer_all, model_of, require_float32
@@ -402,11 +407,13 @@ def export(
     try:
         product = call(dotted, arguments, search_path)
         if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
+            if inputs is not None:
+                raise BadFactory("the factory returns an ONNX model with a sample: the suite names none")
             model, values = product
             make_plain(model)
             onnx.save(model, str(path))
             return path, values
-        loaded = model_of(dotted, product)
+        loaded = model_of(dotted, product, inputs)
         sample = loaded.sample(0)
         # Refuse a model that keeps state, because an export would leave the state out.
         require_float32([*sample, *infer_all(loaded.model, [sample])[0]])

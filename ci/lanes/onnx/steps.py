@@ -38,6 +38,7 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, Unusable, compare, in_words
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
+from ci.pipeline.suite import Input
 from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
@@ -228,10 +229,15 @@ def _exported(
     case: OnnxCase, search_path: Path, into: Path, count: int
 ) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
     from ci.pipeline.models.factory import CALIBRATION_SEED
+    from ci.pipeline.models.samples import inputs_named
     from ci.pipeline.models.user_model import BadFactory
 
     assert case.factory is not None
-    model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
+    try:
+        inputs = inputs_named(case.samples, case.inputs, search_path)
+    except BadFactory as error:
+        raise CheckFailed(str(error), fix=error.fix or f"correct samples = {case.samples!r}") from error
+    model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET, inputs)
     if isinstance(loaded, dict):
         samples = [resembling(loaded, number) for number in range(case.inferences)]
         return model, samples, [resembling(loaded, CALIBRATION_SEED + index) for index in range(count)], []
@@ -485,7 +491,8 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
-    return OnnxCase.model_construct(**order["case"])
+    inputs = tuple(Input.model_validate_json(json.dumps(each)) for each in order["case"].get("inputs", ()))
+    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
 
 
 def run_of(order: Mapping[str, Any]) -> OnnxRun:

@@ -17,6 +17,7 @@ from ci.pipeline.suite import (
     AnyProgram,
     AnyRun,
     Dotted,
+    Input,
     Scalar,
     Suites,
 )
@@ -94,8 +95,10 @@ class OnnxCase(AnyCase):
     dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
     """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
     samples: str = ""
-    """Its inputs, to calibrate by and to compare: a folder of .npy or .npz relative to the suite, or
+    """Inputs to calibrate by and to compare: a folder of .npy or .npz relative to the suite; of an .onnx also
     `module:function`."""
+    inputs: tuple[Input, ...] = ()
+    """Of a factory that returns the model alone."""
     inferences: Annotated[int, Field(ge=1)] = 2
     """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
     recorded: bool = False
@@ -107,10 +110,10 @@ class OnnxCase(AnyCase):
     def _is_one_model(self) -> OnnxCase:
         if bool(self.factory) == bool(self.model):
             raise ValueError("either factory or model")
-        if self.factory and (self.samples or self.dimensions):
-            raise ValueError(
-                "samples and dimensions only with model, through ONNX Runtime: a factory gives its own inputs"
-            )
+        if self.factory and (self.dimensions or ":" in self.samples):
+            raise ValueError("dimensions, and a function of samples, only with model")
+        if self.model and self.inputs:
+            raise ValueError("inputs only with factory: an .onnx says what it takes")
         return self
 
 

@@ -1,4 +1,5 @@
-"""The user's samples in a folder, one per file: `.npy`, `.npz` with an array for each input, or `.pt`."""
+"""The inputs that a suite names: drawn ones, or samples in a folder, one per file: `.npy`, `.npz` with an
+array for each input, or `.pt`."""
 
 from __future__ import annotations
 
@@ -10,11 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ci.pipeline.models.factory import ModelSignature, Samples, described, seed_of
+from ci.pipeline.models.factory import Inputs, ModelSignature, Samples, described, seed_of
 from ci.pipeline.models.user_model import SAMPLE_FILES, BadFactory
+from ci.pipeline.suite import Input
 
 COMPARED = 2
 """How many samples are compared and not used to calibrate, if a folder has enough."""
+
+
+def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> Inputs | None:
+    """A function that gives the inputs that a suite names: those in a folder, or drawn ones. None if it names
+    none, so that the factory returns them."""
+    if samples:
+        return samples_of(search_path / samples)
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(_drawn(each, generator) for each in inputs)
+
+    return draw if inputs else None
+
+
+def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, wanted.dtype)
+    if not dtype.is_floating_point:
+        return torch.randint(
+            int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
+        )
+    even = torch.rand(wanted.shape, generator=generator)
+    return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
 
 
 def samples_of(folder: Path) -> Samples:
