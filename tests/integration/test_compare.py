@@ -14,19 +14,21 @@ from tests.support.typed import typed
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 SUITE = """\
-schema = 1
+schema = 2
 
 [case.steady]
 factory = "nets:steady"
 [[case.steady.run]]
-precision = "u8u8"
+lane = "onnx"
+precision = "8a8w"
 socs = ["SM8650"]
 thresholds = { sqnr_db = 1 }
 
 [case.worse]
 factory = "nets:worse"
 [[case.worse.run]]
-precision = "u8u8"
+lane = "onnx"
+precision = "8a8w"
 socs = ["SM8650"]
 thresholds = { sqnr_db = 1 }
 """
@@ -67,9 +69,9 @@ def test_what_a_later_build_makes_worse_is_found(tmp_path: Path) -> None:
     done = typed("compare", *flags, *builds, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     report = Report.read(tmp_path / "reports" / "compare.json")
     (finding,) = report.findings
-    assert done.returncode == 1 and finding.subject == "worse/u8u8/SM8650 on QNN 2.51.0"
+    assert done.returncode == 1 and finding.subject == "worse/8a8w/SM8650 on QNN 2.51.0"
     assert "SQNR in dB" in finding.message and "context" in finding.message
     table = (tmp_path / "reports" / "compare" / "table.md").read_text()
-    assert "| steady/u8u8/SM8650 |" in table and table.count("**worse**") == 1
+    assert "| steady/8a8w/SM8650 |" in table and table.count("**worse**") == 1
     page = html([report])
-    assert page.index("worse/u8u8/SM8650") < page.index("steady/u8u8/SM8650")
+    assert page.index("worse/8a8w/SM8650") < page.index("steady/8a8w/SM8650")

@@ -25,12 +25,13 @@ pytestmark = [pytest.mark.heavy, pytest.mark.small_disk, pytest.mark.timeout(900
 KILOBYTES = 16
 
 ONNX = """\
-schema = 1
+schema = 2
 [case.net]
 factory = "lowering_models:net"
 arguments = { width = 1024 }
 [[case.net.run]]
-precision = "u16u8"
+lane = "onnx"
+precision = "16a8w"
 socs = ["SM8650"]
 tags = ["pr"]
 thresholds = { sqnr_db = 5 }

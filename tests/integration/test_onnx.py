@@ -178,11 +178,11 @@ class TestCompile:
         shutil.copy(model, tmp_path / "net.onnx")
         cases = {"known": ("erf", '["Erf"]'), "other": ("erf", '["Acos"]'), "taken": ("net", '["Conv"]')}
         lines = [
-            f'{name} = {{ model = "{file}.onnx", run = [{{ precision = "fp16", socs = ["SM8650"], '
-            f"refused = {operators} }}] }}"
+            f'{name} = {{ model = "{file}.onnx", run = [{{ lane = "onnx", precision = "fp16", '
+            f'socs = ["SM8650"], refused = {operators} }}] }}'
             for name, (file, operators) in cases.items()
         ]
-        (tmp_path / "suite.toml").write_text("\n".join(["schema = 1", "[case]", *lines, ""]))
+        (tmp_path / "suite.toml").write_text("\n".join(["schema = 2", "[case]", *lines, ""]))
         stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--accept")
         onnx_command(*stage, code=1, cwd=tmp_path)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
