@@ -146,8 +146,6 @@ def run_gate(
     recheck: Sequence[str] = (),
 ) -> int:
     """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them, and have their suites."""
-    from ci.engine.workers.forked import shared_fork_servers
-
     os.environ.setdefault(RUN, os.urandom(16).hex())
     gate = StageRun(
         GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *recheck)
@@ -157,8 +155,7 @@ def run_gate(
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
         for stage in stages
     ]
-    with shared_fork_servers(os.environ):
-        results = run_stages(stages, chosen, flags, selection)
+    results = run_stages(stages, chosen, flags, selection)
     reports = [result.report for result in results]
     summarised(gate, results).write(selection.reports)
     conclude(reports, selection.reports, os.environ)

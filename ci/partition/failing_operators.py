@@ -381,7 +381,9 @@ def _more_bits(node: Node) -> str:
     bits = [int(match[1]) for each in node.all_input_nodes if (match := BITS.match(_operand(each)))]
     if not bits or min(bits) >= 8 or not (module := module_of(node)):
         return ""
-    return f'modules = [{{ name = "{module}", precision = "{bits[0]}a8w" }}] in the run, for weights of 8 bits'
+    return (
+        f'modules = [{{ name = "{module}", precision = "{bits[0]}a8w" }}] in the run, for weights of 8 bits'
+    )
 
 
 def _dequantizes(node: Node) -> bool:

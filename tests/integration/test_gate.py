@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from ci import gate
-from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.gate_table import GateStage, gate_table
 from ci.pipeline.flags import recheck_flags
 from provisioning.base.findings import Outcome, Report
@@ -75,15 +74,6 @@ def test_stages_run_in_order_and_what_needs_a_failed_one_does_notrun(reports: Pa
     again = run(reports, *stages, chosen=["passes", "passes-2"])
     assert verdicts(again) == {"passes": "pass", "fails": "skipped", "passes-2": "pass"}
     assert gate.exit_code(again) == 0
-
-
-def test_stages_share_the_servers_that_fork_their_workers_while_the_gate_runs(
-    reports: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(FORK_SERVERS, raising=False)
-    assert run_gate(reports, stage("shares")) == 0
-    shared = Path((reports / "shared").read_text())
-    assert shared.is_absolute() and not shared.exists() and FORK_SERVERS not in os.environ
 
 
 def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
