@@ -219,11 +219,11 @@ class TestStaleness:
 
 
 class TestEnds:
-    def test_a_command_leaves_nothing(self, place: Path) -> None:
+    def test_a_command_alone_starts_its_workers_itself_and_leaves_nothing(self, place: Path) -> None:
         done = subprocess.run(command(place, "end"), **options(place), check=True)
-        first, server, second, same = json.loads(done.stdout)
-        assert server == same and imports(place) == 1
-        assert all(gone(each) for each in (first, second, server))
+        first, parent, second, same = json.loads(done.stdout)
+        assert parent == same and imports(place) == 2
+        assert all(gone(each) for each in (first, second, parent))
         assert not list((place / "tmp").iterdir())
 
     def test_a_command_whose_server_stays_for_others_does_not_speak_of_it(

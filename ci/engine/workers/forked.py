@@ -5,7 +5,6 @@ Whatever goes wrong here, the stage starts the worker itself.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -19,10 +18,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from functools import cache
 from pathlib import Path
 
 from ci.engine.distributions import files_in, site_folders
@@ -45,8 +42,6 @@ _CIRCUMSTANCES = (
     *("Cpus_allowed", "Mems_allowed"),
 )
 """What a process inherits, as /proc/PID/status names it."""
-
-_lock = threading.Lock()
 
 
 class _Server(subprocess.Popen[bytes]):
@@ -114,20 +109,21 @@ def forked(
     seconds: float,
 ) -> ForkedProcess | None:
     """A worker that began with this command and environment and has these descriptors for replies and log.
-    None if there is no server that could fork it within so many seconds."""
+    None where commands share no servers, or if none could fork it within so many seconds. For one command
+    alone it does not pay: programs take longer in what is forked twice."""
+    folder = os.environ.get(FORK_SERVERS, "")
     # What lies on such a search path is not looked at.
-    if environment.get("PYTHONPATH"):
+    if environment.get("PYTHONPATH") or not _is_usable(folder):
         return None
     try:
-        folder, shared = _folder()
         own = {name: hidden[name] for name in (THREADS, WARM) if name in hidden}
-        if shared and WARM in own:
+        if WARM in own:
             # It pays for itself with the second command.
             own[WARM] = "1"
         inherited = [*command], [*environment.items()], own
         if _on_image(environment):
             return None
-        distributions = [files_in(each).digest for each in site_folders()] if shared else []
+        distributions = [files_in(each).digest for each in site_folders()]
         name = _digest([inherited, distributions, sys.executable, str(ROOT), _circumstances()])
         number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -141,7 +137,7 @@ def forked(
             with Path(f"{path}.lock").open("w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_there(path):
-                    _start(path, command, environment, {**own, FORK_SERVERS: str(folder)})
+                    _start(path, command, environment, {**own, FORK_SERVERS: folder})
             if not (process := _fork(path, descriptors, seconds)):
                 # Its imports fail, or read what has just changed. The next worker does not wait for that.
                 unfit.touch()
@@ -170,22 +166,6 @@ def shared_fork_servers(environ: MutableMapping[str, str]) -> Iterator[None]:
     finally:
         environ.pop(FORK_SERVERS, None)
         _end(folder)
-
-
-def _folder() -> tuple[Path, bool]:
-    """Where the sockets of servers are, and whether other commands use it too."""
-    named = os.environ.get(FORK_SERVERS)
-    if named and _is_usable(named):
-        return Path(named), True
-    with _lock:
-        return _own_folder(), False
-
-
-@cache
-def _own_folder() -> Path:
-    folder = _new_folder()
-    atexit.register(_end, folder)
-    return folder
 
 
 def _new_folder() -> Path:

@@ -140,8 +140,7 @@ class Worker:
         hidden.pop(FORK_SERVERS, None)
         own: OwnProcess | ForkedProcess | None = None
         with errors:
-            # Where commands share servers: for one command alone, its programs take longer in what they fork.
-            if FORK_SERVERS in os.environ and setup.forks and setup.python == sys.executable:
+            if setup.forks and setup.python == sys.executable:
                 outputs = send, errors.fileno()
                 own = forked(setup.command, environment, hidden, outputs, setup.start_seconds)
             self._process = own or OwnProcess(
