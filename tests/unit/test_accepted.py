@@ -13,7 +13,7 @@ import pytest
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.errors import ManifestError
 
-VALUES = {
+VALUES: Mapping[str, Values] = {
     "net/8a8w/SM8650": {"sqnr_db": 29.5, "top1": 1.0},
     "TestAdd.test_add [a b]": {"parts": [["wrong", 3.1]]},
 }
