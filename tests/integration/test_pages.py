@@ -73,6 +73,6 @@ def test_the_first_pages_show_what_is_printed(name: str, tmp_path: Path) -> None
     for file in (ROOT / "docs" / "example").iterdir():
         shutil.copy(file, tmp_path)
     # The reader of docs/config.md has provisioned before.
-    assert typed("provision", package="provisioning", cwd=tmp_path).returncode == 0
+    assert typed("provision", package="provisioning").returncode == 0
     (example,) = (each for each in examples_of(ROOT / name.partition(":")[0]) if each.name == name)
     assert not_printed(example, _printed(example, tmp_path)) == []
