@@ -45,9 +45,7 @@ def onnx_command(
     *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     words = ("onnx",) if arguments[0] in ("run", "options", "operators") else verb
-    ended = typed(
-        *words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    )
+    ended = typed(*words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
     return ended

@@ -121,9 +121,9 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(trouble, "BUSY", 0.1)
     chosen = "hangs or waits or killed or full"
-    code, report = both(bench, "-k", chosen, "--timeout", "6", "--accept")
+    code, report = both(bench, "-k", chosen, "--timeout", "3", "--accept")
     (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
-    assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 6 s")
+    assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 3 s")
     assert list(load_record("passes", "wheels", "SM8650").tests) == ["test_hangs"]
     errors = {each.subject: each.rule for each in report.findings if each.severity is Severity.ERROR}
     unknown = ("test_waits", "test_killed", "test_full")
