@@ -38,7 +38,7 @@ def choice_of(args: argparse.Namespace) -> Choice:
 
 
 def add_how(
-    parser: argparse.ArgumentParser, *, accepts: str = "manifests/baselines"
+    parser: argparse.ArgumentParser, *, accepts: str = "manifests/accepted"
 ) -> argparse._ArgumentGroup:
     """Returns the group, so that a stage can add its own flags. `accepts`: what --accept writes."""
     parser.set_defaults(accept=False, reason="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,18 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
-from ci.pipeline.suite_file import LaneForm, SuiteFile, missing_lane, parse_suite, read_suite
+from ci.pipeline.suite_file import (
+    LaneForm,
+    SuiteFile,
+    accepted_path,
+    missing_lane,
+    parse_suite,
+    read_suite,
+)
+from provisioning.base.accepted import Accepted, load_accepted
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
-from provisioning.base.documents import Model
+from provisioning.base.documents import Model, parse
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import soc_named
@@ -62,6 +71,9 @@ class Thresholds(Model):
         return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
 
 
+NO_THRESHOLDS = Thresholds()
+
+
 class Input(Model):
     """An input drawn evenly between two bounds. An integer input can also be `high`."""
 
@@ -99,12 +111,12 @@ class AnyRun(Model):
     tags: tuple[Word, ...] = ("pr", "nightly")
     """When the run takes place; without tags always."""
     thresholds: Thresholds | None = None
-    """None until --accept writes measured ones."""
+    """What its author demands. It wins over what was accepted."""
 
     @property
-    def effective_thresholds(self) -> Thresholds | None:
-        """None for a run that is not measured."""
-        return self.thresholds or Thresholds()
+    def is_measured(self) -> bool:
+        """Whether its outputs are compared, and held to thresholds."""
+        return True
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -168,8 +180,20 @@ class AnyProgram(Generic[C, R]):
     profile: str = DEFAULT_PROFILE
     needs: Needs = NONE
     lane: str = ""
+    accepted: Thresholds = NO_THRESHOLDS
+    """Those of its run that --accept wrote."""
     earlier: bool = False
     """Whether its suite has the form of an earlier release."""
+
+    @property
+    def demanded(self) -> dict[str, float]:
+        """The thresholds that its suite names, by figure."""
+        return self.run.thresholds.model_dump(exclude_none=True) if self.run.thresholds else {}
+
+    @property
+    def thresholds(self) -> Thresholds | None:
+        """What it is held to; None if it is not measured."""
+        return self.accepted.model_copy(update=self.demanded) if self.run.is_measured else None
 
     @property
     def run_name(self) -> str:
@@ -213,6 +237,25 @@ class AnyProgram(Generic[C, R]):
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 
+def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
+    """By run. Those of the default profile hold for the runs of which this one has none."""
+    found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
+    for each in dict.fromkeys((DEFAULT_PROFILE, profile)):
+        accepted = load_accepted(accepted_path(suite, each))
+        found |= {
+            run: thresholds_in(accepted, subject)
+            for subject in accepted.subjects
+            if (run := subject.removeprefix(f"{lane}/")) != subject and run.count("/") == 1
+        }
+    return found
+
+
+def thresholds_in(accepted: Accepted, subject: str) -> Thresholds:
+    """`least.sqnr_db` is a threshold of the figure sqnr_db."""
+    values = {name.partition(".")[2]: value for name, value in accepted.of(subject).items()}
+    return parse(values, Thresholds, accepted.path, lambda place: (subject, *place))
+
+
 @dataclass(frozen=True, slots=True)
 class Suites(Generic[P]):
     """The suites of a stage, as programs."""
@@ -250,8 +293,11 @@ class Suites(Generic[P]):
             needs = needs_of(
                 path, head.requirements, head.project, variables=head.variables, secrets=head.secrets
             )
+        lane, earlier, held = self.lane, file.earlier, accepted_thresholds(path, profile, self.lane)
         return [
-            self.program(path, name, case, run, soc, profile, needs, self.lane, file.earlier)
+            self.program(
+                path, name, case, run, soc, profile, needs, lane, held[f"{name}/{run.name}"], earlier
+            )
             for name, case in file.cases[self.lane].items()
             for run in case.runs
             for soc in socs or run.socs

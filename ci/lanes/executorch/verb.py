@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, accepts: str = "manifests/baselines"
+    parser: argparse.ArgumentParser, accepts: str = "manifests/accepted"
 ) -> argparse._ArgumentGroup:
     """The flags that test_emulator has too."""
     add_choice(parser, SUITE)
