@@ -94,20 +94,19 @@ def _apply(document: Any, edit: Edit) -> None:
 def _converted_results(path: Path, file: SuiteFile) -> dict[str, Values]:
     names = _new_names(file)
     renamed: dict[str, Values] = {}
-    # Of no lane, if the file does not name it.
-    earlier = Accepted(path, earlier_subjects(path, "."))
+    earlier = Accepted(path, earlier_subjects(path))
     for subject, values in earlier.subjects.items():
         recorded_of(earlier, subject)
         lane, _, name = subject.partition("/")
         run, _, soc = name.rpartition("/")
         # A run that the suite does not have any more is left to the lane, if there is one alone.
         runs = names.get(run) or [f"{each}/{run}" for each in file.cases]
-        if lane == "." and len(runs) > 1:
+        if not lane and len(runs) > 1:
             raise UsageError(
                 f"{path}: {name} is of {' or of '.join(runs)}, and the file does not say of which",
                 fix=f"remove {name} from {path}, repeat the command, then --accept what is measured",
             )
-        renamed[f"{runs[0]}/{soc}" if lane == "." else subject] = values
+        renamed[subject if lane else f"{runs[0]}/{soc}"] = values
     return renamed
 
 

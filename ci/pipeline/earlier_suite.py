@@ -15,7 +15,6 @@ from pydantic import Field
 
 from ci.pipeline.precision import scheme_named, written_name
 from provisioning.base.accepted import Values
-from provisioning.base.commands import session
 from provisioning.base.documents import Model, parse
 from provisioning.base.errors import ManifestError, ToolkitError
 
@@ -119,25 +118,15 @@ def earlier_accepted(suite: FilePath, profile: str) -> FilePath:
     return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
 
 
-def earlier_subjects(path: FilePath, lane: str) -> dict[str, Values]:
-    """Its values. `lane` is that of a file which does not name it; if it is empty, such a file is refused."""
+def earlier_subjects(path: FilePath, lane: str = "") -> dict[str, Values]:
+    """Its values; `lane` is that of a file which names none."""
     try:
         read = parse(json.loads(path.read_text(encoding="utf-8")), _Accepted, path)
     except ValueError as error:
         raise ManifestError(path, "(syntax)", expected="JSON", found=str(error)) from error
-    if read.schema_ == 1 and not lane:
-        raise ManifestError(
-            path,
-            "schema",
-            expected="the form of its suite",
-            found="one in which programs have no lane",
-            fix=f"{session('accept')} --convert SUITE, which rewrites it with its suite",
-        )
-    return {
-        f"{lane}/{name}" if read.schema_ == 1 else name: {
-            **{key: value for key, value in values.items() if key != "accuracy"},
-            **values.get("accuracy", {}),
-            "build_id": values.get("build_id") or read.build_id,
-        }
-        for name, values in read.programs.items()
-    }
+    begins = f"{lane}/" if read.schema_ == 1 else ""
+    subjects: dict[str, Values] = {}
+    for name, values in read.programs.items():
+        accuracy = values.pop("accuracy", {})
+        subjects[f"{begins}{name}"] = {"build_id": read.build_id, **values, **accuracy}
+    return subjects

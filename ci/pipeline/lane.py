@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -29,7 +29,7 @@ from ci.pipeline.stage import (
     write_accepted,
 )
 from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.suite_file import convert_command, earlier_form
+from ci.pipeline.suite_file import EARLIER_FORM, convert_command, earlier_form
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
@@ -106,8 +106,9 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
     with stage.reported(selection.reports, f"{lane.rules}-not-run"):
         lane.require_installed()
         programs = chosen_programs(lane, options.choice, selection)
-        if accept.values and (earlier := earlier_suites(programs)):
-            raise earlier_form(earlier[0])
+        earlier = earlier_forms(programs)
+        if accept.values and earlier:
+            raise earlier_form(Path(earlier[0].subject))
         plan = lane.plan(programs, options)
         results, rechecked = lane.do(plan, new_baseline=accept.values), Recheck()
         if part := options.work.recheck:
@@ -125,7 +126,7 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, recorded, stage))
         plan = lane.compared(plan, results)
         judge(stage, lane, plan, results, rechecked)
-        stage.findings += earlier_forms(plan.programs)
+        stage.findings += earlier
         lane.close(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
@@ -161,24 +162,11 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     stage.metrics["selected"] = len(plan.programs)
 
 
-def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> Iterator[Finding]:
-    for suite in earlier_suites(programs):
-        yield Finding(
-            "suite-earlier-form",
-            Severity.WARNING,
-            str(suite),
-            "it, or what was accepted of it, has the form of an earlier release, which a later one will not"
-            " read",
-            convert_command(suite),
-        )
-
-
-def earlier_suites(programs: Sequence[AnyProgram[Any, Any]]) -> list[Path]:
-    """Suites that have the form of an earlier release, or what was accepted of them has."""
-    suites = {program.suite: program for program in programs}
+def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> list[Finding]:
+    message = f"{EARLIER_FORM}, which a later one will not read"
     return [
-        suite
-        for suite, program in suites.items()
+        Finding("suite-earlier-form", Severity.WARNING, str(suite), message, convert_command(suite))
+        for suite, program in {program.suite: program for program in programs}.items()
         if program.earlier or earlier_accepted(suite, program.profile).is_file()
     ]
 

@@ -144,10 +144,7 @@ def accepted(
     if not accept.values:
         return plan.programs
     reasons = dict(_reasons(plan, figures, accept.reason, stage.command))
-    explained = {
-        name: {**fields, **({"reason": reasons[name]} if name in reasons else {})}
-        for name, fields in values.items()
-    }
+    explained = {name: {**fields, **reasons.get(name, {})} for name, fields in values.items()}
     write_accepted(suites, plan, explained, figures, stage.stage)
     profile = plan.selection.profile
     known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
@@ -156,13 +153,14 @@ def accepted(
 
 def _reasons(
     plan: AnyPlan[P], figures: Mapping[str, Mapping[str, float]], reason: str, command: str
-) -> Iterator[tuple[str, str]]:
-    """By program the reason to keep. Raises CheckFailed if what is accepted needs one and has none."""
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
     low = low_figures(figures, load_tolerances().sqnr_margin_db)
     demanded = {program.name: program.demanded for program in plan.programs}
     low = {name: [each for each in names if each not in demanded[name]] for name, names in low.items()}
     for suite, baseline in plan.baselines.items():
-        yield from baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low).items()
+        reasons = baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low)
+        yield from ((name, {"reason": text}) for name, text in reasons.items())
 
 
 def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str) -> dict[str, Metric]:

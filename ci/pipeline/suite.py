@@ -8,6 +8,8 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -23,7 +25,7 @@ from ci.pipeline.suite_file import (
     parse_suite,
     read_suite,
 )
-from provisioning.base.accepted import Accepted, load_accepted
+from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, parse
@@ -240,20 +242,14 @@ P = TypeVar("P", bound=AnyProgram[Any, Any])
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
     """By run. Those of the default profile hold for the runs of which this one has none."""
     found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
-    for each in dict.fromkeys((DEFAULT_PROFILE, profile)):
-        accepted = load_accepted(accepted_path(suite, each))
-        found |= {
-            run: thresholds_in(accepted, subject)
-            for subject in accepted.subjects
-            if (run := subject.removeprefix(f"{lane}/")) != subject and run.count("/") == 1
-        }
+    for path in dict.fromkeys(accepted_path(suite, each) for each in (DEFAULT_PROFILE, profile)):
+        for subject, values in load_accepted(path).subjects.items():
+            own, _, run = subject.partition("/")
+            if own == lane and run.count("/") == 1:
+                # `least.sqnr_db` is the threshold of sqnr_db.
+                named = {name.partition(".")[2]: value for name, value in values.items()}
+                found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
     return found
-
-
-def thresholds_in(accepted: Accepted, subject: str) -> Thresholds:
-    """`least.sqnr_db` is a threshold of the figure sqnr_db."""
-    values = {name.partition(".")[2]: value for name, value in accepted.of(subject).items()}
-    return parse(values, Thresholds, accepted.path, lambda place: (subject, *place))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,12 +125,12 @@ def convert_command(path: Path) -> str:
     return session("accept", "--convert", path)
 
 
+EARLIER_FORM = "it, or what was accepted of it, has the form of an earlier release"
+
+
 def earlier_form(path: Path) -> UsageError:
     """Where something is to be written."""
-    return UsageError(
-        f"{path}: it, or what was accepted of it, has the form of an earlier release",
-        fix=convert_command(path),
-    )
+    return UsageError(f"{path}: {EARLIER_FORM}", fix=convert_command(path))
 
 
 def accepted_path(suite: Path, profile: str) -> Path:

@@ -27,11 +27,12 @@ def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_p
     (committed,) = load_measured().of(executorch, build_id)
     variables = stage.variables({**os.environ, "QNN_EXECUTOR_RUNNER": str(RUNNER)}, sdk_root())
     flags = ["--store", str(tmp_path / "store"), "--timeout", "600"]
-    assert stage.measure(committed.soc, variables, tmp_path / "logs", flags) == committed.steps
+    assert stage.measure(committed.soc, variables, tmp_path / "logs", flags) == {
+        step: value for step, value in committed.values.items() if step in STEPS
+    }
 
 
 def test_a_folder_without_libraries_makes_no_device(tmp_path: Path) -> None:
     (tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
     steps = stage.measure("SM8650", stage.variables(os.environ, tmp_path), tmp_path / "logs", [])
-    assert [steps[name].result for name in STEPS] == ["failed", *["not_reached"] * 4]
-    assert "libQnnHtp.so" in steps["device"].error
+    assert list(steps) == ["device"] and "libQnnHtp.so" in steps["device"]

@@ -12,10 +12,12 @@ from ci.__main__ import VERBS
 from ci.upgrades import releases
 from ci.upgrades.compat import stage
 from provisioning import compat
+from provisioning.base.accepted import accept
 from provisioning.base.command_line import main
-from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.errors import ManifestError
+from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import STEPS, Measured, Release, load_builds, load_measured
+from provisioning.compat import PASSED, STEPS, Measured, Release, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.validation import probe
@@ -25,7 +27,7 @@ LANE = (stage.LOWER, stage.RUN)
 
 
 def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:
-    assert stage.page(load_measured()) == stage.PAGE.read_text(encoding="utf-8")
+    assert stage.page() == stage.PAGE.read_text(encoding="utf-8")
 
 
 def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch() -> None:
@@ -100,9 +102,9 @@ class Lane:
         code = main("python -m ci", "", {"compat": VERBS["compat"]}, ["compat", *folders, *flags])
         return code, load_measured(self.root / "compat.json")
 
-    def steps(self) -> dict[str, str]:
+    def steps(self) -> dict[str, Metric]:
         _, measured = self.measure("2.49.40")
-        return {name: step.result for name, step in measured.pairs[0].steps.items()}
+        return {step: value for step, value in measured.pairs[0].values.items() if step in STEPS}
 
     def report(self) -> Report:
         return Report.read(self.root / "reports" / "compat.json")
@@ -138,13 +140,12 @@ def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> 
     lane.errors = {(name, "fp16"): error for name in LANE}
     assert lane.steps() == {
         "device": "passed",
-        "lower_fp16": "failed",
-        "run_fp16": "not_reached",
+        # Without what differs from run to run.
+        "lower_fp16": "no …/b.pte at 0x…",
         "lower_8a8w": "passed",
         "run_8a8w": "passed",
     }
     (pair,) = load_measured(lane.root / "compat.json").pairs
-    # Without what differs from run to run.
     assert pair.error == "lower_fp16: no …/b.pte at 0x…"
     assert [Path(a.path).name for a in lane.report().artifacts if a.kind == "step-log"] == [
         "device.log",
@@ -155,13 +156,15 @@ def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> 
 
 def test_a_program_without_a_verdict_did_not_pass(lane: Lane) -> None:
     lane.lost = {stage.RUN}
-    assert lane.steps() == dict.fromkeys(STEPS, "passed") | {"run_fp16": "failed", "run_8a8w": "failed"}
+    steps = lane.steps()
+    assert {step for step in STEPS if steps[step] == PASSED} == {"device", "lower_fp16", "lower_8a8w"}
+    assert "no verdict" in str(steps["run_fp16"]) and "no verdict" in str(steps["run_8a8w"])
 
 
 @pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-machine"])
 def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str) -> None:
     lane.errors = {(stage.LOWER, "fp16"): (rule, "no result after 600 s")}
-    assert lane.measure("2.49.40") == (3, Measured(schema=1))
+    assert lane.measure("2.49.40") == (3, Measured())
     assert lane.report().outcome is Outcome.ERROR
 
 
@@ -185,3 +188,19 @@ def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
     lane.measure("2.49.40", socs=("SM8750",))
     assert len(lane.commands) == 2
     assert all({"SM8750", str(lane.root / "store")} <= set(command) for command in lane.commands)
+
+
+def test_a_step_that_is_not_reached_any_more_is_not_said_to_have_passed(lane: Lane) -> None:
+    lane.measure("2.49.40")
+    lane.working = "none"
+    _, measured = lane.measure("2.49.40")
+    (pair,) = measured.pairs
+    assert {*pair.values} & {*STEPS} == {"device"} and not pair.works
+
+
+def test_a_subject_that_names_no_pair_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "compat.json"
+    accept(path, lambda before: before.updated({"executorch of today": {"device": PASSED}}))
+    with pytest.raises(ManifestError) as caught:
+        load_measured(path)
+    assert caught.value.key == "executorch of today"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from ci.lanes.executorch.suite import programs_of
 from ci.pipeline.accuracy import missed, rounded
 from ci.pipeline.baseline import Baseline
-from ci.pipeline.suite import Thresholds, thresholds_in
+from ci.pipeline.suite import Thresholds, accepted_thresholds
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.thresholds import accepted_figures, derived, low_figures, threshold_values, thresholds_of
-from provisioning.base.accepted import Accepted, Values, load_accepted
+from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 
 FIGURES = {
     "sqnr_db": 30.56,
@@ -117,11 +118,12 @@ class TestWhatWasWrittenHolds:
     def _thresholds(self, figures: dict[str, float]) -> Thresholds:
         """Those that a run has then."""
         wanted = derived(tuple(figures), [json.loads(json.dumps(rounded(figures)))], 1.0)
-        text = Accepted(Path("net.json")).updated({"onnx/net/8a8w": threshold_values(wanted)}).as_text()
-        assert "-0.0" not in text
-        rows = json.loads(text)["accepted"]
-        values = {name.rpartition(" ")[2]: value for name, value in rows.items()}
-        return thresholds_in(Accepted(Path("net.json"), {"net": values}), "net")
+        with TemporaryDirectory() as folder:
+            suite = Path(folder, "suite.toml")
+            path = accepted_path(suite, "wheels")
+            accept(path, lambda before: before.updated({"onnx/net/8a8w": threshold_values(wanted)}))
+            assert "-0.0" not in path.read_text()
+            return accepted_thresholds(suite, "wheels", "onnx")["net/8a8w"]
 
     def test_every_fraction_of_rows(self) -> None:
         assert len(FRACTIONS) > 1700
