@@ -78,7 +78,6 @@ VERBS = {
     "accept": Verb(
         "ci.accept.verb",
         "--convert FILE: rewrite an earlier release's suite, and what was accepted of it, in the form of now",
-        "executorch",
     ),
     "matrix": Verb(
         "ci.github.matrix",
