@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -164,13 +165,14 @@ class Extension(Generic[P]):
         """Write the run to the suite, with `more` in it, and accept thresholds from its programs' figures."""
         program, run = self.programs[0], self.programs[0].run
         text, _ = self._text({**self.run, **more}, run.socs)
-        names = accepted_figures(program, figures)
-        thresholds = derived(names, figures, load_tolerances().sqnr_margin_db)
+        margin_db = load_tolerances().sqnr_margin_db
+        thresholds = derived(accepted_figures(program, figures), figures, margin_db)
         for name in below_required(thresholds):
             # Without a reason no threshold is lowered below what is required of every program.
             agreed = getattr(program.accepted, name)
             thresholds[name] = REQUIRED[name] if agreed is None else max(agreed, thresholds[name])
         replace_text(self.path, text)
+        thresholds = {name: value for name, value in thresholds.items() if not math.isnan(value)}
         rows = {f"{program.lane}/{program.run_name}": threshold_values(thresholds)}
         accept(accepted_path(self.path, self.profile), lambda before: before.updated(rows))
         held = ", ".join(f"{name} = {value:g}" for name, value in {**thresholds, **program.demanded}.items())

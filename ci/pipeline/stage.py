@@ -155,9 +155,12 @@ def _reasons(
     plan: AnyPlan[P], figures: Mapping[str, Mapping[str, float]], reason: str, command: str
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
-    low = low_figures(figures, load_tolerances().sqnr_margin_db)
-    demanded = {program.name: program.demanded for program in plan.programs}
-    low = {name: [each for each in names if each not in demanded[name]] for name, names in low.items()}
+    margin_db = load_tolerances().sqnr_margin_db
+    low = {
+        program.name: low_figures(figures[program.name], margin_db, program.demanded)
+        for program in plan.programs
+        if program.name in figures
+    }
     for suite, baseline in plan.baselines.items():
         reasons = baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low)
         yield from ((name, {"reason": text}) for name, text in reasons.items())

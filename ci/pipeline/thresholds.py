@@ -39,21 +39,18 @@ def thresholds_of(
         first, of_run = mine[0], measured.get(name, [])
         if first.thresholds is None or not of_run:
             continue
-        title, names = f"{name} keeps its thresholds", accepted_figures(first, of_run)
+        title = f"{name} keeps its thresholds"
+        held = derived(accepted_figures(first, of_run), of_run, margin_db)
         if missing := [program.soc for program in mine if program.name not in figures]:
             verb = "was" if len(missing) == 1 else "were"
             kept.append((f"{title}: {', '.join(missing)} {verb} not measured", again(first)))
-        elif absent := ", ".join(each for each in names if not _is_measured(each, of_run)):
+        elif absent := ", ".join(each for each, value in held.items() if math.isnan(value)):
             place = accepted_path(first.suite, first.profile)
             kept.append((f"{title}: its programs have no {absent}", f"remove {absent} of it from {place}"))
         else:
-            wanted[name] = threshold_values(derived(names, of_run, margin_db))
+            wanted[name] = threshold_values(held)
     sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
     return wanted
-
-
-def _is_measured(name: str, measured: Sequence[Mapping[str, float]]) -> bool:
-    return all(math.isfinite(figures.get(name, math.nan)) for figures in measured)
 
 
 def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[str, float]]) -> list[str]:
@@ -77,11 +74,15 @@ def threshold_values(thresholds: Mapping[str, float]) -> Values:
 def derived(
     names: Collection[str], measured: Sequence[Mapping[str, float]], margin_db: float
 ) -> dict[str, float]:
-    """For each of these figures the worst of all chips less the margin. Derived from what is stored of them.
+    """For each of these figures the worst of all chips less the margin; NaN if one has none. Derived from
+    what is stored of them.
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
     measured = [rounded(figures) for figures in measured]
-    values = {name: _threshold(name, [figures[name] for figures in measured], margin_db) for name in names}
+    values = {
+        name: _threshold(name, [figures.get(name, math.nan) for figures in measured], margin_db)
+        for name in names
+    }
     return {name: value for name, value in values.items() if name != "top1" or value}
 
 
@@ -90,21 +91,15 @@ def below_required(thresholds: Mapping[str, float]) -> list[str]:
     return [name for name, least in REQUIRED.items() if not thresholds.get(name, least) >= least]
 
 
-def low_figures(figures: Mapping[str, Mapping[str, float]], margin_db: float) -> dict[str, list[str]]:
-    """By program, the figures that give a threshold below what is required."""
-    return {
-        program: below_required(
-            {
-                name: _threshold(name, [value], margin_db) if math.isfinite(value) else value
-                for name, value in rounded(measured).items()
-                if name in REQUIRED
-            }
-        )
-        for program, measured in figures.items()
-    }
+def low_figures(figures: Mapping[str, float], margin_db: float, demanded: Collection[str] = ()) -> list[str]:
+    """Those that give a threshold below what is required. Those that the suite demands give none."""
+    names = [name for name in REQUIRED if name in figures and name not in demanded]
+    return below_required(derived(names, [figures], margin_db))
 
 
 def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
+    if not all(map(math.isfinite, values)):
+        return math.nan
     if name.endswith("sqnr_db"):
         return max(0.0, _down(min(*values, NEAREST_DB) - margin_db, 1))
     if name.endswith("cosine"):

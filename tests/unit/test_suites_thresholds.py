@@ -104,7 +104,8 @@ class TestDerived:
             ({"sqnr_db": 30.0, "agreement": 0.99}, ["agreement"]),
             ({"sqnr_db": math.nan, "agreement": 1.0}, ["sqnr_db"]),
         ):
-            assert low_figures({"net": measured}, 1.0) == {"net": low}
+            assert low_figures(measured, 1.0) == low
+            assert low_figures(measured, 1.0, ["sqnr_db", "agreement"]) == []
 
 
 FRACTIONS = sorted({Fraction(k, n) for n in range(2, 76) for k in range(1, n)})

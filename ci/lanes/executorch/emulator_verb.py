@@ -23,7 +23,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    group = add_flags(parser, "costs, accuracy and thresholds, in manifests/accepted")
+    group = add_flags(parser)
     add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
     group.add_argument(
         "--reload",

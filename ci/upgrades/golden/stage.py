@@ -309,7 +309,8 @@ def write(lane: Lane, results: Results) -> None:
     """Programs that are measured no more are dropped."""
 
     def change(before: Accepted) -> Accepted:
-        kept = before.only(lambda subject: subject.split()[0] != lane or subject.split()[1] in results)
+        own, measured = f"{lane} ", tuple(f"{lane} {program} " for program in results)
+        kept = before.only(lambda subject: not subject.startswith(own) or subject.startswith(measured))
         return kept.updated(rows_of(lane, results))
 
     replace_text(PAGE, with_table(PAGE, TABLES[lane], table_of(lane, accept(MEASURED, change).subjects)))
