@@ -149,27 +149,15 @@ class Pair:
         return next((f"{step}: {value}" for step, value in met if value != PASSED), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    pairs: tuple[Pair, ...] = ()
-
-    def of(self, executorch: str, build_id: str) -> tuple[Pair, ...]:
-        """Every measurement of this pair, on any chip."""
-        return tuple(p for p in self.pairs if (p.executorch, p.build_id) == (executorch, build_id))
-
-    def working(self, executorch: str) -> tuple[Pair, ...]:
-        return tuple(p for p in self.pairs if p.executorch == executorch and p.works)
-
-
 def path() -> Path:
     return MANIFESTS / "accepted" / "compat.json"
 
 
-def load_measured(file: Path | None = None) -> Measured:
+def load_measured(file: Path | None = None) -> tuple[Pair, ...]:
     """In the order of versions; empty if nothing was measured yet."""
     accepted = load_accepted(file or path(), MEASURE)
     pairs = [_pair(accepted.path, subject, values) for subject, values in accepted.subjects.items()]
-    return Measured(tuple(sorted(pairs, key=lambda each: (Ordered(each.executorch), Ordered(each.qnn)))))
+    return tuple(sorted(pairs, key=lambda each: (Ordered(each.executorch), Ordered(each.qnn))))
 
 
 def _pair(file: Path, subject: str, values: Values) -> Pair:

@@ -7,7 +7,7 @@ import shlex
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -71,9 +71,6 @@ class Thresholds(Model):
     def placeholder(self) -> bool:
         """Outputs that are all zero would pass."""
         return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
-
-
-NO_THRESHOLDS = Thresholds()
 
 
 class Input(Model):
@@ -182,7 +179,7 @@ class AnyProgram(Generic[C, R]):
     profile: str = DEFAULT_PROFILE
     needs: Needs = NONE
     lane: str = ""
-    accepted: Thresholds = NO_THRESHOLDS
+    accepted: Thresholds = field(default_factory=Thresholds)
     """Those of its run that --accept wrote."""
     earlier: bool = False
     """Whether its suite has the form of an earlier release."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provisioning.base.settings import TARGETS
-from provisioning.compat import PASSED, STEPS, Measured, Pair
+from provisioning.compat import PASSED, STEPS, Pair
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import scan
@@ -113,11 +113,11 @@ def with_tool(name: str, version: str | None) -> Host:
     return host(tools=tools if version is None else {**tools, name: Tool(f"/usr/bin/{name}", version)})
 
 
-def measured(build_id: str, error: str = "") -> Measured:
+def measured(build_id: str, error: str = "") -> tuple[Pair, ...]:
     """One pair: the profile's executorch with the QNN of this build id."""
     values = dict.fromkeys(STEPS, PASSED) | ({"device": error} if error else {})
     pair = Pair(load_profile(PROFILE).packages["executorch"], "2.48.0", build_id, "SM8650", values)
-    return Measured((pair,))
+    return (pair,)
 
 
 def context_of(base: Path, **changes: Any) -> Context:

@@ -17,7 +17,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import PASSED, STEPS, Measured, Release, load_builds, load_measured
+from provisioning.compat import PASSED, STEPS, Pair, Release, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.validation import probe
@@ -32,14 +32,14 @@ def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:
 
 def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch() -> None:
     executorch = load_profile(load_builds().profile).packages["executorch"]
-    measured = load_measured()
-    assert all(measured.of(executorch, build.build_id) for build in load_builds().builds)
+    measured = {pair.build_id for pair in load_measured() if pair.executorch == executorch}
+    assert {build.build_id for build in load_builds().builds} <= measured
 
 
 def test_the_build_that_the_profile_pins_works() -> None:
     profile = load_profile(load_builds().profile)
-    pinned = profile.components["qnn-sdk"].build_id
-    assert pinned in {each.build_id for each in load_measured().working(profile.packages["executorch"])}
+    pinned = (profile.packages["executorch"], profile.components["qnn-sdk"].build_id)
+    assert pinned in {(each.executorch, each.build_id) for each in load_measured() if each.works}
 
 
 # The measurement
@@ -94,7 +94,7 @@ class Lane:
 
     def measure(
         self, *builds: str, socs: tuple[str, ...] = (), executorch: str = "1.5.1"
-    ) -> tuple[int, Measured]:
+    ) -> tuple[int, tuple[Pair, ...]]:
         folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
         folders += ["--executorch", executorch]
         flags = [word for build in builds for word in ("--build", build)]
@@ -104,7 +104,7 @@ class Lane:
 
     def steps(self) -> dict[str, Metric]:
         _, measured = self.measure("2.49.40")
-        return {step: value for step, value in measured.pairs[0].values.items() if step in STEPS}
+        return {step: value for step, value in measured[0].values.items() if step in STEPS}
 
     def report(self) -> Report:
         return Report.read(self.root / "reports" / "compat.json")
@@ -118,11 +118,11 @@ def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
 def test_the_stage_passes_when_the_profiles_build_works(lane: Lane) -> None:
     code, measured = lane.measure()
     assert code == 0
-    assert [each.qnn for each in measured.pairs if each.works] == ["2.49.40"]
-    assert measured.pairs[0].error == "device: unknown custom config socModel 0"
+    assert [each.qnn for each in measured if each.works] == ["2.49.40"]
+    assert measured[0].error == "device: unknown custom config socModel 0"
     table = (lane.root / "compat.md").read_text(encoding="utf-8")
     row = next(line for line in table.splitlines() if line.startswith("| 1.5.1 |"))
-    assert row.count("works") == 1 and "**no**: device" in row and measured.pairs[0].error in table
+    assert row.count("works") == 1 and "**no**: device" in row and measured[0].error in table
     assert {finding.rule for finding in lane.report().findings} == {"compat-broken"}
 
 
@@ -145,7 +145,7 @@ def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> 
         "lower_8a8w": "passed",
         "run_8a8w": "passed",
     }
-    (pair,) = load_measured(lane.root / "compat.json").pairs
+    (pair,) = load_measured(lane.root / "compat.json")
     assert pair.error == "lower_fp16: no …/b.pte at 0x…"
     assert [Path(a.path).name for a in lane.report().artifacts if a.kind == "step-log"] == [
         "device.log",
@@ -164,7 +164,7 @@ def test_a_program_without_a_verdict_did_not_pass(lane: Lane) -> None:
 @pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-machine"])
 def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str) -> None:
     lane.errors = {(stage.LOWER, "fp16"): (rule, "no result after 600 s")}
-    assert lane.measure("2.49.40") == (3, Measured())
+    assert lane.measure("2.49.40") == (3, ())
     assert lane.report().outcome is Outcome.ERROR
 
 
@@ -173,7 +173,7 @@ def test_another_executorch_is_a_pair_of_its_own_and_does_not_fail_the_stage(lan
     lane.working = "none"
     code, measured = lane.measure("2.49.40", executorch="1.4.1")
     assert code == 0
-    assert [(each.executorch, each.works) for each in measured.pairs] == [("1.4.1", False), ("1.5.1", True)]
+    assert [(each.executorch, each.works) for each in measured] == [("1.4.1", False), ("1.5.1", True)]
     (finding,) = lane.report().findings
     assert finding.subject == "executorch 1.4.1 with QNN 2.49.40"
 
@@ -194,7 +194,7 @@ def test_a_step_that_is_not_reached_any_more_is_not_said_to_have_passed(lane: La
     lane.measure("2.49.40")
     lane.working = "none"
     _, measured = lane.measure("2.49.40")
-    (pair,) = measured.pairs
+    (pair,) = measured
     assert {*pair.values} & {*STEPS} == {"device"} and not pair.works
 
 

@@ -23,7 +23,7 @@ from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.build_id import build_ids
-from provisioning.compat import PASSED, STEPS, Build, Measured, Pair
+from provisioning.compat import PASSED, STEPS, Build, Pair
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile, soc_named
@@ -215,16 +215,16 @@ def page() -> str:
     return with_table(PAGE, "measured pairs", table_of(compat.load_measured()))
 
 
-def table_of(measured: Measured) -> str:
+def table_of(measured: Sequence[Pair]) -> str:
     """A row for each executorch, a column for each QNN; then the first error of what does not work."""
-    pairs = {(pair.executorch, pair.qnn): pair for pair in measured.pairs}
-    builds = sorted({pair.qnn for pair in measured.pairs}, key=Version)
+    pairs = {(pair.executorch, pair.qnn): pair for pair in measured}
+    builds = sorted({pair.qnn for pair in measured}, key=Version)
     rows = [f"| executorch | {' | '.join(f'QNN {qnn}' for qnn in builds)} |"]
     rows.append("| --- |" + " --- |" * len(builds))
-    for executorch in sorted({pair.executorch for pair in measured.pairs}, key=Version):
+    for executorch in sorted({pair.executorch for pair in measured}, key=Version):
         cells = [_cell(pairs.get((executorch, qnn))) for qnn in builds]
         rows.append(f"| {executorch} | {' | '.join(cells)} |")
-    errors = dict.fromkeys(pair.error for pair in measured.pairs if pair.error)
+    errors = dict.fromkeys(pair.error for pair in measured if pair.error)
     return "\n".join([*rows, "", *(f"- {error}" for error in errors)]).rstrip("\n") + "\n"
 
 
