@@ -73,6 +73,12 @@ class Thresholds(Model):
         return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
 
 
+THRESHOLD_NAMES = {
+    name: f"{'most' if name.startswith('max_') else 'least'}.{name}" for name in Thresholds.model_fields
+}
+"""In a file of accepted results, by figure."""
+
+
 class Input(Model):
     """An input drawn evenly between two bounds. An integer input can also be `high`."""
 
@@ -239,12 +245,12 @@ P = TypeVar("P", bound=AnyProgram[Any, Any])
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
     """By run. Those of the default profile hold for the runs of which this one has none."""
     found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
+    figures = {row: name for name, row in THRESHOLD_NAMES.items()}
     for path in dict.fromkeys(accepted_path(suite, each) for each in (DEFAULT_PROFILE, profile)):
         for subject, values in load_accepted(path).subjects.items():
             own, _, run = subject.partition("/")
             if own == lane and run.count("/") == 1:
-                # `least.sqnr_db` is the threshold of sqnr_db.
-                named = {name.partition(".")[2]: value for name, value in values.items()}
+                named = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
                 found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
     return found
 

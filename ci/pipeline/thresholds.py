@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ci.pipeline.accuracy import LESS_IS_BETTER, REQUIRED, at_worst, rounded
-from ci.pipeline.suite import AnyProgram, Thresholds
+from ci.pipeline.accuracy import REQUIRED, at_worst, rounded
+from ci.pipeline.suite import THRESHOLD_NAMES, AnyProgram
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import Values
 
@@ -64,11 +64,8 @@ def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[s
 
 
 def threshold_values(thresholds: Mapping[str, float]) -> Values:
-    """As a file has them; None is not there. `most` is that of a figure of which less is better."""
-    return {
-        f"{'most' if name in LESS_IS_BETTER else 'least'}.{name}": thresholds.get(name)
-        for name in Thresholds.model_fields
-    }
+    """As a file has them; None is not there."""
+    return {row: thresholds.get(name) for name, row in THRESHOLD_NAMES.items()}
 
 
 def derived(

@@ -20,6 +20,7 @@ from ci.pipeline.suite import Thresholds, accepted_thresholds
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.thresholds import accepted_figures, derived, low_figures, threshold_values, thresholds_of
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.base.errors import ManifestError
 
 FIGURES = {
     "sqnr_db": 30.56,
@@ -211,6 +212,12 @@ class TestUpdate:
             assert thresholds["one/fp16"] == {"cosine": 0.5, "top1": 1.0}
             said = capsys.readouterr().err
             assert "one/fp16" in said and "top1" in said
+
+    @pytest.mark.parametrize("name", ["least.beauty", "least.max_abs", "most.sqnr_db", "sqnr_db"])
+    def test_a_line_of_a_run_that_is_no_threshold_is_refused(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(ManifestError) as caught:
+            self._thresholds(tmp_path, {}, accepted={"executorch/one/fp16": {name: 1.0}})
+        assert caught.value.key.startswith(f"executorch/one/fp16.{name}")
 
     def test_another_profile_is_held_to_the_default_ones_until_it_has_its_own(self, tmp_path: Path) -> None:
         default: Mapping[str, Values] = {
