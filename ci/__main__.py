@@ -77,8 +77,7 @@ VERBS = {
     ),
     "accept": Verb(
         "ci.accept.verb",
-        "--convert FILE: rewrite a suite of an earlier release, and its baselines, in the form of now",
-        "executorch",
+        "--convert FILE: rewrite an earlier release's suite, and what was accepted of it, in the form of now",
     ),
     "matrix": Verb(
         "ci.github.matrix",

@@ -17,7 +17,7 @@ from provisioning.pe import Pe
 from provisioning.validation import tables
 
 if TYPE_CHECKING:
-    from provisioning.compat import Measured
+    from provisioning.compat import Pair
     from provisioning.manifest import Profile, Soc
     from provisioning.validation.probe import Answer
 
@@ -139,7 +139,7 @@ class Context:
     """The compiler's answer for each SoC."""
     signatures: Mapping[str, SkelSignature] = field(default_factory=dict)
     """By the skel's place, where a Windows target is chosen."""
-    measured: Measured | None = None
+    measured: tuple[Pair, ...] = ()
     """Which pairs of executorch and QNN were measured, and with what result."""
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ci.lanes.llm.architecture import Architecture
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.baseline import load_baseline
 from ci.pipeline.precision import written_name
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
 from provisioning.base.units import seconds, size
@@ -49,7 +49,7 @@ def forecast(
 ) -> CompileCost | None:
     """None for a precision that was not measured. The context costs the time to quantize by it; a binary is
     1 % larger at 4096 than at 512, as the cache is not in it."""
-    programs = load_baseline(baseline_path(SUITE, DEFAULT_PROFILE), "onnx").programs
+    programs = load_baseline(SUITE, DEFAULT_PROFILE, "onnx").programs
     measured = [programs.get(f"{case}/{written_name(precision)}/{CHIP}") for case in CASES]
     if None in measured:
         return None
