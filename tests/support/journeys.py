@@ -155,8 +155,8 @@ SHARED = ("trees", "downloads", "locks", "staging", "cache/memo/runner")
 
 class Stage:
     """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
-    trees, downloads and the runner of the user's store, and a memory of programs that is empty at first. Workers
-    come from the servers of the whole run, so that not each command imports torch anew."""
+    trees, downloads and the runner of the user's store, and a memory of programs that is empty at first.
+    Workers come from the servers of the whole run, so that not each command imports torch anew."""
 
     def __init__(self, base: Path, table: Journeys) -> None:
         self.base, self.table = base, table
