@@ -448,9 +448,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path)
     shape = read_architecture(model)
     with pytest.raises(CheckFailed, match=r"gate_proj.*expected"):
-        load_decoder(model, replace(shape, hidden=64), 1, 128)
+        load_decoder(model, replace(shape, intermediate_size=64), 1, 128)
     with pytest.raises(CheckFailed, match=r"lacks the weight model\.layers\.1"):
-        load_decoder(model, replace(shape, layers=2), 1, 128)
+        load_decoder(model, replace(shape, num_layers=2), 1, 128)
     weights = {name: each.to(torch.bfloat16) for name, each in load_file(model / "model.safetensors").items()}
     for value in (1e6, float("nan")):
         weights["model.layers.0.mlp.down_proj.weight"][0, 0] = value
@@ -471,7 +471,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
     shape = read_architecture(model)
     require_rope(load_reference(model), shape, 131072)
-    wrong = replace(shape, scaling=LLAMA_3_2 | {"factor": 8.0})
+    wrong = replace(shape, rope_scaling=LLAMA_3_2 | {"factor": 8.0})
     (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
     monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda _: wrong)
     monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})

@@ -186,7 +186,7 @@ def test_a_rope_of_our_reader_that_only_far_positions_show(
     reference = load_reference(model)
     require_rope(reference, right, 4000)
     with pytest.raises(CheckFailed, match="rope"):
-        require_rope(reference, replace(right, scaling=scaling), 4000)
+        require_rope(reference, replace(right, rope_scaling=scaling), 4000)
     require_documented(fault, "our reader", "cosines and sines")
 
 

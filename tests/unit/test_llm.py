@@ -235,7 +235,7 @@ class TestCheckpoint:
         for scaling in (SCALING, {"rope_type": "default"}):
             new = {"rope_parameters": scaling | {"rope_theta": 500000.0}}
             shape = read_architecture(checkpoint(tmp_path, rope_theta=None, rope_scaling=None, **new))
-            assert shape.theta == old.theta
+            assert shape.rope_theta == old.rope_theta
             same = np.array_equal(shape.frequencies(), old.frequencies())
             assert same == (scaling == SCALING)
 
@@ -363,19 +363,28 @@ class TestCheckpoint:
 
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
-        large = replace(small, words=128256, width=2048, layers=16, heads=32, groups=8, size=64, hidden=8192)
+        large = replace(
+            small,
+            vocab_size=128256,
+            hidden_size=2048,
+            num_layers=16,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=64,
+            intermediate_size=8192,
+        )
         assert (parts_of(small, 2), parts_of(large, 2), parts_of(large, 4)) == (1, 4, 5)
         cost = forecast(large, "fp16", 4, 128)
         assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.1)
         assert (cost.seconds, cost.memory) == pytest.approx((330, 7e9), rel=0.25)
         quantized = [forecast(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
         assert [one and round(one.memory / 1e9) for one in quantized] == [9, 9, 70]
-        three = replace(large, width=3072, layers=28, heads=24, size=128)
+        three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
         assert parts_of(three, 2) == 8
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
             spans = [shape.part(number, parts) for number in range(parts)]
             layers = [layer for first, last in spans for layer in range(first, last)]
-            assert all(first < last for first, last in spans) and layers == list(range(shape.layers))
+            assert all(first < last for first, last in spans) and layers == list(range(shape.num_layers))
 
     def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file

@@ -65,7 +65,7 @@ def compile_checkpoint(model: OneModel, named: Path, language: Language) -> int:
     if _taken(output):
         raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
     genie = order["do"] == "compile"
-    layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
+    layers = f"{shape.num_layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
     cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
     expected = f": about {cost}" if cost and genie else ""
     sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
@@ -155,7 +155,7 @@ def _compile_order(model: OneModel, language: Language, folder: Path) -> tuple[A
     # Quantizing holds a part as floats.
     weight = 2 if precision == "fp16" else 4
     parts = language.parts or (1 if through == "executorch" else parts_of(shape, weight))
-    most = 1 if through == "executorch" else shape.layers
+    most = 1 if through == "executorch" else shape.num_layers
     if parts > most:
         raise UsageError(f"--parts {parts}: expected at most {most} through {through}", fix=f"--parts {most}")
     return shape, {
@@ -196,8 +196,10 @@ def _compiled(request: Mapping[str, Any], model: OneModel, folder: Path) -> Resu
 
 def parts_of(shape: Architecture, weight: int) -> int:
     """The fewest of which none is larger than PART, or than a layer with all words; `weight` in bytes."""
-    most = max(PART, max(shape.weights(shape.layers)) * weight)
-    return next(parts for parts in range(1, shape.layers + 1) if max(shape.weights(parts)) * weight <= most)
+    most = max(PART, max(shape.weights(shape.num_layers)) * weight)
+    return next(
+        parts for parts in range(1, shape.num_layers + 1) if max(shape.weights(parts)) * weight <= most
+    )
 
 
 @dataclass(frozen=True, slots=True)

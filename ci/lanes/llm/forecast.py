@@ -57,7 +57,7 @@ def forecast(
 
     def cost_of(name: str) -> float:
         one, two, embedding, head = (float(getattr(each, name)) for each in measured)
-        return shape.layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
+        return shape.num_layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
 
     long = START + COMPILING * GRAPHS * cost_of("cpu_seconds")
     least, by_weight = MEMORY[precision]
@@ -66,8 +66,8 @@ def forecast(
         from ci.lanes.llm.measure import calibration_windows
 
         tokens = calibration_windows(context) * context
-        long += tokens * READING * (shape.layers * layer + words)
-        memory = max(memory, least + SCORE * shape.heads * context**2)
+        long += tokens * READING * (shape.num_layers * layer + words)
+        memory = max(memory, least + SCORE * shape.num_heads * context**2)
     return CompileCost(
         bytes=cost_of("context_bytes") * (1 if shared else GRAPHS),
         seconds=long,

@@ -108,7 +108,7 @@ def write_config(
         "mmap-budget": 0,
         "poll": False,
         "cpu-mask": "0x1",
-        "kv-dim": shape.size,
+        "kv-dim": shape.head_dim,
         "allow-async-init": False,
     }
     config = {
@@ -139,7 +139,11 @@ def write_config(
 
 def _words(shape: Architecture) -> dict[str, Any]:
     eos = shape.eos[0] if len(shape.eos) == 1 else list(shape.eos)
-    return {"n-vocab": shape.words, "bos-token": NONE if shape.bos is None else shape.bos, "eos-token": eos}
+    return {
+        "n-vocab": shape.vocab_size,
+        "bos-token": NONE if shape.bos is None else shape.bos,
+        "eos-token": eos,
+    }
 
 
 def _chip(soc: Soc) -> dict[str, Any]:
@@ -147,11 +151,11 @@ def _chip(soc: Soc) -> dict[str, Any]:
 
 
 def _rope(shape: Architecture) -> dict[str, Any]:
-    theta = int(shape.theta) if shape.theta == int(shape.theta) else shape.theta
-    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.size // 2, "rope-theta": theta}
-    if shape.scaling is not None:
+    theta = int(shape.rope_theta) if shape.rope_theta == int(shape.rope_theta) else shape.rope_theta
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.head_dim // 2, "rope-theta": theta}
+    if shape.rope_scaling is not None:
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = {name.replace("_", "-"): shape.scaling[name] for name in names}
+        scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in names}
         rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
     return rope
 
@@ -182,7 +186,7 @@ def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) ->
         f"{EXTENSION}: devices": _chip(soc),
         "context": {"size": context, **_words(shape)},
         "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
-        "engine.backend.QnnHtp": {"kv-dim": shape.size},
+        "engine.backend.QnnHtp": {"kv-dim": shape.head_dim},
         # Other samplers choose at random, so that nothing could be compared.
         "sampler": {"top-k": 1},
     }

@@ -98,7 +98,7 @@ class ProgramFolders:
 
     def endless(self) -> Architecture:
         """One that speaks until the context is full."""
-        return replace(self.shape, eos=(self.shape.words - 1,))
+        return replace(self.shape, eos=(self.shape.vocab_size - 1,))
 
 
 class TokenReader(Protocol):

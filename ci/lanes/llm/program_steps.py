@@ -167,7 +167,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     rows = partial(windows, folder, shape.beginning, text, context)
     write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
     shutil.copy(folder / "tokenizer.json", out)
-    name = upstream_name(folder, shape.kind)
+    name = upstream_name(folder, shape.model_type)
     version = f"--decoder_model_version {name} " if name else ""
     reader = (RUNNER if precision.startswith("16") else ALONE).format(precision=precision, version=version)
     readme = README.format(

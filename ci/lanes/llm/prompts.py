@@ -35,9 +35,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 def require_tokenizer(folder: Path, shape: Architecture) -> None:
     highest = max(load_tokenizer(folder).get_vocab(with_added_tokens=True).values(), default=-1)
-    if not 0 <= highest < shape.words:
+    if not 0 <= highest < shape.vocab_size:
         raise UsageError(
-            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.words} words",
+            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.vocab_size} words",
             fix="take tokenizer.json and weights of one model",
         )
 

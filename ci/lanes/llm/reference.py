@@ -51,7 +51,7 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
     no word near it."""
     import torch
 
-    positions, half = np.arange(context), shape.size // 2
+    positions, half = np.arange(context), shape.head_dim // 2
     theirs = model.model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)[None])
     errors = [
         np.abs(ours - each[0, :, :half].numpy()).max(1)
