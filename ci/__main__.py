@@ -93,10 +93,10 @@ VERBS = {
         "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
         "onnx",
     ),
-    "llm": Verb("ci.lanes.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
+    "llm": Verb("ci.lanes.llm", "compile Hugging Face checkpoints for Genie, and run them", "llm"),
     "test_llm": Verb(
         "ci.lanes.llm.verb",
-        "let language models speak on the HTP emulator, and hold them to the float model",
+        "run language models on the HTP emulator, and hold their text to the float model",
         "llm",
     ),
     "save-calls": Verb(

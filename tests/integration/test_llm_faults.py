@@ -252,7 +252,7 @@ FEW_WINDOWS, ALL_WINDOWS = 2, 8
 @pytest.fixture
 def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The verdict on a trained model as the suite's u16u8 program, by fewer prefixes and, unless all are
-    asked for, fewer windows. Its texts are not judged, and so not spoken."""
+    asked for, fewer windows. Its texts are not judged, and so not generated."""
     from ci.lanes.llm import measure, steps
 
     assert measure.JUDGED_WINDOWS == ALL_WINDOWS

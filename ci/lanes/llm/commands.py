@@ -21,7 +21,7 @@ from ci.engine.work import Result
 from ci.lanes.llm import LONG
 from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
 from ci.lanes.llm.forecast import CompileCost, forecast
-from ci.lanes.llm.genie import CONFIG, RECORD, require_short, require_sizes, setting, speak
+from ci.lanes.llm.genie import CONFIG, RECORD, generate, require_short, require_sizes, setting
 from ci.lanes.llm.prompts import (
     chat_text,
     hashed_runs,
@@ -225,23 +225,23 @@ def run_model(prompt: Prompt) -> int:
     with limited(config, prompt.tokens) as copy:
         sys.stdout.write("" if prompt.chat else prompt.text)
         sys.stdout.flush()
-        heard, written = list[int](), 0
+        tokens_so_far, written = list[int](), 0
 
         def write(token: int) -> None:
             nonlocal written
-            heard.append(token)
-            text = tokenizer.decode(heard)
+            tokens_so_far.append(token)
+            text = tokenizer.decode(tokens_so_far)
             # The rest of a letter comes with the next token.
             if not text.endswith("\ufffd"):
                 sys.stdout.write(text[written:])
                 sys.stdout.flush()
                 written = len(text)
 
-        [spoken] = speak(copy, [tokens], timeout=prompt.timeout, heard=write)
-    sys.stdout.write(tokenizer.decode(list(spoken.tokens))[written:] + "\n")
-    rate = len(spoken.tokens) / spoken.seconds
+        [generated] = generate(copy, [tokens], timeout=prompt.timeout, on_token=write)
+    sys.stdout.write(tokenizer.decode(list(generated.tokens))[written:] + "\n")
+    rate = len(generated.tokens) / generated.seconds
     sys.stderr.write(
-        f"{len(spoken.tokens)} tokens, stopped by {spoken.stopped}; {rate:.1f} a second on the emulator\n"
+        f"{len(generated.tokens)} tokens, stopped by {generated.stopped}; {rate:.1f} a second on the emulator\n"
     )
     return 0
 

@@ -32,7 +32,7 @@ KINDS = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class GeneratedText:
     """What Genie answered to one prompt."""
 
     tokens: tuple[int, ...]
@@ -65,7 +65,7 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
         if context <= 2 * count:
             longer = 2 * count + CONTEXT_BLOCK - 2 * count % CONTEXT_BLOCK
             raise UsageError(
-                f"prefill by {count} tokens in a context of {context}: Genie would speak nonsense",
+                f"prefill by {count} tokens in a context of {context}: Genie would generate nonsense",
                 fix=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
             )
 
@@ -198,19 +198,19 @@ def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) ->
     ]
 
 
-def speak(
+def generate(
     config: Path,
     prompts: Sequence[Sequence[int]],
     *,
     timeout: float,
-    heard: Callable[[int], None] = lambda token: None,
-) -> list[Spoken]:
+    on_token: Callable[[int], None] = lambda token: None,
+) -> list[GeneratedText]:
     """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
-    have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
+    have none. The process starts in the configuration's folder, where relative paths lead. `on_token` gets each
     token as it is said."""
-    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, heard)
+    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, on_token)
     most = setting(config, "max-num-tokens")
-    return [_spoken(reply, most) for reply in replies]
+    return [_generated(reply, most) for reply in replies]
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
@@ -219,7 +219,7 @@ def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[
 
 
 def _replies(
-    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, heard: Callable[[int], None]
+    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, on_token: Callable[[int], None]
 ) -> list[dict[str, Any]]:
     _require_head_size(config)
     request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts})
@@ -252,7 +252,7 @@ def _replies(
                 process.stdin.close()
             for line in process.stdout:
                 if line.startswith('{"token":'):
-                    heard(json.loads(line)["token"])
+                    on_token(json.loads(line)["token"])
                 elif line.startswith(('{"tokens"', '{"encoded"')):
                     answers.append(line)
                 else:
@@ -283,10 +283,10 @@ def _require_head_size(config: Path) -> None:
         )
 
 
-def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:
+def _generated(reply: Mapping[str, Any], most: int) -> GeneratedText:
     tokens = tuple(reply["tokens"])
     stopped = "context" if reply["stopped"] == "context" else "length" if len(tokens) >= most else "eos"
-    return Spoken(tokens, stopped, reply["seconds"], reply["first_seconds"])
+    return GeneratedText(tokens, stopped, reply["seconds"], reply["first_seconds"])
 
 
 def refusal(output: str, how: str) -> CheckFailed:

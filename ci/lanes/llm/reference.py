@@ -89,10 +89,10 @@ def text_of(model: Any, prompt: Sequence[int], most: int, ends: Collection[int],
         row: Array = result.logits[0, -1].numpy()
         return row
 
-    return spoken(read, prompt, most, ends, context)
+    return greedy_text(read, prompt, most, ends, context)
 
 
-def spoken(
+def greedy_text(
     read: Callable[[Sequence[int]], Array],
     prompt: Sequence[int],
     most: int,
