@@ -241,7 +241,8 @@ def run_model(prompt: Prompt) -> int:
     sys.stdout.write(tokenizer.decode(list(generated.tokens))[written:] + "\n")
     rate = len(generated.tokens) / generated.seconds
     sys.stderr.write(
-        f"{len(generated.tokens)} tokens, stopped by {generated.stopped}; {rate:.1f} a second on the emulator\n"
+        f"{len(generated.tokens)} tokens, stopped by {generated.stopped};"
+        f" {rate:.1f} a second on the emulator\n"
     )
     return 0
 

@@ -206,8 +206,8 @@ def generate(
     on_token: Callable[[int], None] = lambda token: None,
 ) -> list[GeneratedText]:
     """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
-    have none. The process starts in the configuration's folder, where relative paths lead. `on_token` gets each
-    token as it is said."""
+    have none. The process starts in the configuration's folder, where relative paths lead. `on_token` gets
+    each token as it comes."""
     replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, on_token)
     most = setting(config, "max-num-tokens")
     return [_generated(reply, most) for reply in replies]
