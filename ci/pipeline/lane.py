@@ -144,7 +144,7 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     """Put each program's findings and row into the report."""
     rows: dict[str, Metric] = {}
     commands = {program.name: lane.suites.repeat(program, lane.stage) for program in plan.programs}
-    of_cache = list(recheck_findings(rechecked, lane.stage, commands.__getitem__))
+    of_cache = list(recheck_findings(rechecked, lane.stage, lambda each: commands[each.name]))
     stage.findings += of_cache
     for program in plan.programs:
         mine = mine_of(program, results)

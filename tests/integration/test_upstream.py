@@ -15,9 +15,10 @@ from xml.etree import ElementTree
 import pytest
 
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record
+from ci.lanes.upstream.ledger import Kind, RecordedTest, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.verdict import RecordedPart
 from provisioning.base.findings import Report, Severity
+from tests.support.stale_entries import alter, entries
 from tests.support.upstream_suite import Bench, counts, findings
 
 
@@ -231,6 +232,49 @@ def test_a_surprise_runs_each_time_until_the_ledger_expects_it(bench: Bench) -> 
     bench.ledger({"fails": "failed"})
     assert bench.run("-k", "fails")[0] == 0
     assert bench.executed == set()
+
+
+EXPECTED: dict[str, Kind] = {
+    "fails": "failed",
+    "aborts": "crash",
+    "outputs": "wrong",
+    "skips": "not_run",
+    "subtests": "failed",
+}
+OF_EVERY_KIND = ("-k", "fails or aborts or outputs or skips or subtests", "-k", "*_abs")
+
+
+def test_what_is_cached_and_right_passes_a_recheck(bench: Bench) -> None:
+    bench.ledger(EXPECTED)
+    bench.run(*OF_EVERY_KIND)
+    before = {path: path.read_bytes() for path in entries(bench.root / "store", "test_delegate")}
+    assert len(before) > len(EXPECTED)
+    code, report = bench.run(*OF_EVERY_KIND, "--recheck", "100%")
+    assert (code, bench.executed) == (0, {*EXPECTED, "abs"})
+    assert report.metrics["rechecked"] == "6 of 6" and not any(f.rule[:5] == "cache" for f in report.findings)
+    assert {path: path.read_bytes() for path in before} == before
+    bench.run(*OF_EVERY_KIND, "--recheck", "1%")
+    assert len(bench.executed) == 1
+
+
+def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(bench: Bench) -> None:
+    """In the cache the test fails, as the ledger has it; now it passes."""
+    bench.ledger({"fails": "failed", "abs": "failed"})
+    chosen = ("-k", "fails", "-k", "*_abs")
+    bench.run(*chosen, "--resume")
+    for path in entries(bench.root / "store", "test_delegate"):
+        if '"outcome": "passed"' in path.read_text(encoding="utf-8"):
+            alter(path, lambda document: document["result"].update(outcome="failed"))
+    assert bench.run(*chosen)[0] == 0 and bench.executed == set(), "without a recheck it is believed"
+    code, report = bench.run(*chosen, "--recheck", "100%")
+    assert code == 1 and {(f.rule, f.subject) for f in report.findings if f.severity is Severity.ERROR} == {
+        ("cache-differs", "TestOps.test_abs"),
+        ("delegate-passed", "TestOps.test_abs"),
+    }
+    fix = next(f.fix for f in report.findings if f.rule == "cache-differs")
+    assert fix.startswith("nox -s test_delegate -- -k test_abs --no-cache")
+    bench.run("-k", "fails", "-k", "*_abs")
+    assert bench.executed == {"abs"}, "the stale verdict is not used any more"
 
 
 def test_a_killed_run_loses_no_verdict(bench: Bench) -> None:

@@ -140,7 +140,9 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
         "parts": [part("dies", error=error)],
     }
     worker: Any = SimpleNamespace(ask=lambda order: reply)
-    task = process.TestTask("t", memo=cast(Any, None), key={}, cost=Job("t"), logs=tmp_path, keep=False)
+    task = process.TestTask(
+        "t", memo=cast(Any, None), key={}, cost=Job("t"), logs=tmp_path, keep=False, folder=tmp_path
+    )
     done = task.work(worker, {})
     assert isinstance(done, Failure) and (done.kind, done.blame) == (kind, "machine")
 

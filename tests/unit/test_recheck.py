@@ -69,7 +69,7 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
     memo = Memo(folder, "toy", Roots({}))
 
     def work(name: str, each: float) -> CachedWork:
-        task = UpstreamTask(name, memo, {"name": name}, Job(name), folder, keep=False)
+        task = UpstreamTask(name, memo, {"name": name}, Job(name), folder, False, folder)
         return CachedWork(
             "toy",
             task,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class TestTask:
     cost: Job
     logs: Path
     keep: bool
+    folder: Path
+    """In the logs: where its own log and files are."""
 
     @property
     def group(self) -> str:
@@ -62,11 +64,16 @@ class TestTask:
 
     @property
     def log(self) -> Path:
-        return self.logs / f"{self.name}.log"
+        return self.folder / f"{self.name}.log"
+
+    def elsewhere(self, scratch: Path) -> TestTask:
+        """The same work, whose log and files do not replace those of a run."""
+        return replace(self, folder=self.logs / "recheck")
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
-        scratch = self.logs / self.name
+        scratch = self.folder / self.name
         shutil.rmtree(scratch, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         try:
             reply = worker.ask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -14,6 +14,7 @@ from ci.engine.installed import ready_runner
 from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
 from ci.engine.memo import CachedResult, Memo
 from ci.engine.progress import Line, progress
+from ci.engine.recheck import CachedWork, Repeats
 from ci.engine.work import Result, RunOptions, do
 from ci.engine.workers.child import WARM
 from ci.engine.workers.parent import Worker, WorkerSpec
@@ -28,7 +29,9 @@ from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite, machinery, w
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.pipeline.expression import matcher
-from ci.pipeline.options import Choice, WorkOptions
+from ci.pipeline.options import Choice, Part, WorkOptions
+from ci.pipeline.recheck import findings as recheck_findings
+from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.stage import machine_failed
 from provisioning.base import units
 from provisioning.base.commands import quoted, session
@@ -116,7 +119,11 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
             return 0
         with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
             runs = prepare(suites, options, environ, started)
-            done = [_measure(stage, run, options) for run in runs]
+            # Each suite is reported, and what it accepts is written, before the next one runs.
+            measured: Iterable[Measured] = (run_tests(run, options) for run in runs)
+            if part := options.work.recheck:
+                measured = _recheck(stage, runs, list(measured), part, options)
+            done = [_close(stage, run, options, each) for run, each in zip(runs, measured, strict=True)]
             # The committed table is about one profile.
             table = options.accept and selection.profile == DEFAULT_PROFILE
             _write_tables(stage, runs, done, accept=table)
@@ -185,16 +192,42 @@ def prepare(
     return runs
 
 
-def _measure(
-    stage: StageRun, run: ListedSuite, options: UpstreamOptions
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The verdicts on the tests of a suite."""
+
+    verdicts: Mapping[str, UpstreamVerdict]
+    unknown: frozenset[str]
+    """Tests of which the machine kept us from having one."""
+    cached: Sequence[CachedWork]
+
+
+def _recheck(
+    stage: StageRun,
+    runs: Sequence[ListedSuite],
+    measured: list[Measured],
+    part: Part,
+    options: UpstreamOptions,
+) -> list[Measured]:
+    """Do a part of the cached verdicts of all suites again; returns the verdicts after it."""
+    done = recheck([work for each in measured for work in each.cached], part)
+    stage.metrics |= metrics(done, part)
+    judges = {run.plan.suite.name: run.plan.judge for run in runs}
+    stage.findings += recheck_findings(
+        done, stage.stage, lambda each: judges[each.step].again(stage, each.name)
+    )
+    return [run_tests(run, options) for run in runs] if done.different else measured
+
+
+def _close(
+    stage: StageRun, run: ListedSuite, options: UpstreamOptions, measured: Measured
 ) -> tuple[Judge, Mapping[str, UpstreamVerdict]]:
     plan, judge = run.plan, run.plan.judge
     # What a suite without tests has lost stays recorded, and is an error.
     updates = bool(run.tests) and options.accept
-    _announce(plan, has_record=updates or bool(judge.record.tests))
-    verdicts, unknown = run_tests(plan, run.chosen, run.workers, options)
+    verdicts = measured.verdicts
     if updates:
-        expected = [verdict for test, verdict in verdicts.items() if test not in unknown]
+        expected = [verdict for test, verdict in verdicts.items() if test not in measured.unknown]
         judge.note_changes(stage, expected, run.tests)
         judge = judge.updated(expected, run.tests, plan.machinery.measured_with())
     _report(stage, plan, judge, verdicts, run)
@@ -395,29 +428,46 @@ def list_tests(plan: UpstreamPlan, selection: Selection, workers: Workers) -> li
     return [str(name) for name in answer.result["tests"]]
 
 
-def run_tests(
-    plan: UpstreamPlan, chosen: Sequence[str], workers: Workers, options: UpstreamOptions
-) -> tuple[dict[str, UpstreamVerdict], set[str]]:
-    """The verdicts, remembered or new, and the tests of which the machine kept us from having one.
+REPEATS = Repeats(changing=("reason", "problems*", "parts.*.error"), figures={"parts.*_db": 0.01})
+"""Messages have paths and figures of one run; cores are shared among as many workers as each run has."""
+
+
+def run_tests(run: ListedSuite, options: UpstreamOptions) -> Measured:
+    """The verdicts, cached or new.
 
     A surprise runs again each time, so that its log and files can be read; not with --resume."""
+    plan, workers = run.plan, run.workers
     memo = memo_of(plan, options.selection, reuse=options.work.cache)
     judge, keep = plan.judge, options.work.keep
+    # What a suite without tests has lost stays recorded.
+    _announce(plan, has_record=(bool(run.tests) and options.accept) or bool(judge.record.tests))
 
     def is_surprise(test: str, result: Result) -> bool:
         return judge.is_surprise(verdict_of(test, result))
 
     key = plan.machinery.key(memo.roots)
-    tasks = [TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, keep) for test in chosen]
+    tasks = [
+        TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, keep, judge.logs)
+        for test in run.chosen
+    ]
 
-    def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
+    def accept(test: str, result: Result) -> bool:
+        return options.resume or not is_surprise(test, result)
+
+    def line(test: str, result: Result) -> Line:
+        return _line(verdict_of(test, result), judge)
+
+    def how(tasks: Sequence[TestTask]) -> RunOptions:
         worth = 1 + int(sum(task.cost.seconds for task in tasks) / START_SECONDS)
         slots = min(plan.slots, worth)
+        return RunOptions(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots)
+
+    def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
         return do(
             tasks,
-            RunOptions(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
-            accept=lambda test, result: options.resume or not is_surprise(test, result),
-            line=lambda test, result: _line(verdict_of(test, result), judge),
+            how(tasks),
+            accept=accept,
+            line=line,
             stop_after=lambda test, result: options.fail_fast and is_surprise(test, result),
             remember_all=True,
         )
@@ -427,7 +477,14 @@ def run_tests(
     if killed := [task for task in tasks if _was_killed(results.get(task.name))]:
         results |= work(killed)
     verdicts = {test: verdict_of(test, result) for test, result in results.items()}
-    return verdicts, {test for test, result in results.items() if blames_the_machine(result)}
+    unknown = frozenset(test for test, result in results.items() if blames_the_machine(result))
+    again, name = how(tasks), plan.suite.name
+    cached = [
+        CachedWork(name, task, result, REPEATS, again, task.elsewhere, accept, line, judge.logs)
+        for task in tasks
+        if (result := results.get(task.name)) and result.cached
+    ]
+    return Measured(verdicts, unknown, cached)
 
 
 def _was_killed(result: Result | None) -> bool:
