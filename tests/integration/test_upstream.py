@@ -8,7 +8,6 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,16 +23,21 @@ from tests.support.upstream_suite import Bench, counts, findings
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+    return Bench(tmp_path).activated(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """One run of every test without a ledger, so that each is judged for itself."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(tmp_path_factory.mktemp("whole"), monkeypatch)
+        bench = Bench(tmp_path_factory.mktemp("whole")).activated(monkeypatch)
         bench.code, bench.report = bench.run("--timeout", "4", "--jobs", "2")
-        yield bench
+    return bench
+
+
+@pytest.fixture
+def whole(whole_run: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return whole_run.activated(monkeypatch)
 
 
 SURPRISES = {
@@ -161,13 +165,18 @@ def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) ->
 
 
 @pytest.fixture(scope="module")
-def remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def remembered_run(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(tmp_path_factory.mktemp("remembered"), monkeypatch)
+        bench = Bench(tmp_path_factory.mktemp("remembered")).activated(monkeypatch)
         bench.run("-k", "*_abs")
         bench.run("-k", "*_abs")
         assert bench.executed == set()
-        yield bench
+    return bench
+
+
+@pytest.fixture
+def remembered(remembered_run: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return remembered_run.activated(monkeypatch)
 
 
 QUALCOMM = "site/executorch/backends/qualcomm"

@@ -64,7 +64,7 @@ def test_conv1d(flow):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench(tmp_path, monkeypatch)
+    bench = Bench(tmp_path).activated(monkeypatch)
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES)
     bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING)
     monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
