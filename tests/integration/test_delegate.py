@@ -61,6 +61,7 @@ def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path
     assert (code, report.metrics["rechecked"], report.findings) == (0, "1 of 1", ())
 
 
+@pytest.mark.whole
 def test_an_operator_that_a_copy_of_executorch_lowers_wrongly_is_found(tmp_path: Path) -> None:
     """What was remembered of the same test is not taken for it."""
     code, _ = delegate(tmp_path, "-k", ONE)

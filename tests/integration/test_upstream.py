@@ -130,20 +130,16 @@ def test_a_process_that_ended_without_a_signal_runs_again(bench: Bench) -> None:
         assert bench.executed == {"leaves"}
 
 
-@pytest.mark.parametrize("changed", ["a package", "a file"])
-def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(
-    bench: Bench, changed: str
-) -> None:
+def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(bench: Bench) -> None:
     bench.ledger({"aborts": "crash"})
     for executed in ({"aborts"}, set()):
         bench.run("-k", "aborts")
         assert bench.executed == executed
-    if changed == "a file":
-        bench.write(bench.root / "read", "2")
-    else:
-        bench.write(bench.package / "anything-1.dist-info/METADATA", "Name: anything\nVersion: 1\n")
-    bench.run("-k", "aborts")
-    assert bench.executed == {"aborts"}
+    package = bench.package / "anything-1.dist-info/METADATA"
+    for path, text in ((bench.root / "read", "2"), (package, "Name: anything\nVersion: 1\n")):
+        bench.write(path, text)
+        bench.run("-k", "aborts")
+        assert bench.executed == {"aborts"}
 
 
 def test_a_line_marks_surprises_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +189,7 @@ CHANGES = {
 }
 
 
-SAMPLE = {"the test", "executorch's Python", "the emulator", "the runner"}
+SAMPLE = {"the test", "the emulator"}
 
 
 @pytest.mark.parametrize(
