@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -290,9 +291,6 @@ def run_tasks(
     """The result of each task by name; fewer if the step stopped after one."""
     named, work = {task.name: task.program for task in tasks}, step.plan.work
 
-    def worker(threads: int, count: int) -> Worker:
-        return step.start(own, threads, count)
-
     def accept(name: str, result: Result) -> bool:
         return step.accepts(named[name], result)
 
@@ -302,7 +300,8 @@ def run_tasks(
     def stop_after(group: str, result: Result) -> bool:
         return group in named and step.stops_after(named[group], result)
 
-    how = RunOptions(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached)
+    start = partial(step.start, own)
+    how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached)
     results = do(tasks, how, accept=accept, line=line, stop_after=stop_after, remember_all=step.remembers_all)
     for task in tasks:
         if (result := results.get(task.name)) and result.cached:

@@ -39,13 +39,18 @@ class Workers:
         self._idle: list[Worker] = []
 
     def tests(self) -> tuple[list[str], Touched]:
+        """All that a worker has collected."""
         worker = self._start(warm=not self._to_list_alone)
         self._idle.append(worker)
-        tests, touched = tests_of(worker), Touched.of(worker.touched)
+        try:
+            reply = worker.ask({"do": "list"}, self.setup.start_seconds)
+        except WorkerDied as gone:
+            message = f"the tests could not be listed ({gone.how})"
+            raise EnvironmentLacking(message, fix=self.setup.fix) from gone
         if self._to_list_alone:
             # It takes memory, and its suite's turn may be hours away.
             self.close()
-        return tests, touched
+        return [*map(str, reply["tests"])], Touched.of(worker.touched)
 
     def take(self, count: int) -> Worker:
         """For this many tests."""
@@ -68,17 +73,6 @@ class Workers:
     def close(self) -> None:
         while self._idle:
             self._idle.pop().end()
-
-
-def tests_of(worker: Worker) -> list[str]:
-    """All tests that a worker has collected."""
-    try:
-        reply = worker.ask({"do": "list"}, worker.setup.start_seconds)
-    except WorkerDied as gone:
-        raise EnvironmentLacking(
-            f"the tests could not be listed ({gone.how})", fix=worker.setup.fix
-        ) from gone
-    return [str(name) for name in reply["tests"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +192,12 @@ def _crash(test: str, message: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def blames_the_machine(result: Result) -> bool:
-    """Whether it says nothing about the test. Memory does: the worker's own limit is the same everywhere."""
-    failure = result.failure
-    return bool(failure and failure.blame == "machine" and failure.kind != "memory")
-
-
 def verdict_of(test: str, result: Result) -> UpstreamVerdict:
     if failure := result.failure:
         # A kill from outside is what the system does when memory runs out.
         kind = failure.kind if failure.kind in GONE else "memory"
+        # Memory says something about the test: the worker's own limit is the same everywhere.
+        of_machine = failure.blame == "machine" and failure.kind != "memory"
         return UpstreamVerdict(
             test,
             kind,
@@ -215,7 +205,7 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             (("", failure.message),),
             parts=(RecordedPart(kind),),
             seconds=result.seconds,
-            fix=failure.fix if blames_the_machine(result) else "",
+            fix=(failure.fix or "run it again") if of_machine else "",
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))

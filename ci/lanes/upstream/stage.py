@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ci.engine.jobs import parse_shard
-from ci.engine.work import Result
 from ci.lanes.upstream.choice import memo_of, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
@@ -197,26 +196,21 @@ def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     # What a suite without tests has lost stays recorded.
     _announce(plan, has_record=(bool(plan.tests) and options.accept) or bool(plan.judge.record.tests))
     step, memo = RunTest(plan, options.resume, options.fail_fast), memo_of(plan, reuse=options.work.cache)
-    keys = ((job, step.key(job, memo, plan.machinery.environment)) for job in plan.programs)
-    tasks = [StepTask(step, job, memo, key, plan.logs) for job, key in keys]
+    environ = plan.machinery.environment
+    tasks = [StepTask(step, job, memo, step.key(job, memo, environ), plan.logs) for job in plan.programs]
     results = run_tasks(step, tasks)
     # Once more: a kill from outside says nothing about a test.
-    if killed := [task for task in tasks if _was_killed(results.get(task.name))]:
-        results |= run_tasks(step, killed)
+    failures = ((name, result.failure) for name, result in results.items())
+    if killed := {name for name, failure in failures if failure and failure.kind == "killed"}:
+        results |= run_tasks(step, [task for task in tasks if task.name in killed])
     return {test: verdict_of(test, result) for test, result in results.items()}
-
-
-def _was_killed(result: Result | None) -> bool:
-    return bool(result and result.failure and result.failure.kind == "killed")
 
 
 def _print_list(plan: UpstreamPlan) -> None:
     for job in plan.programs:
-        test = job.name
-        cost = plan.costs.get(test)
-        entry = plan.judge.ledger.entry(test, plan.judge.soc)
-        length = f"{cost.seconds:7.1f} s" if cost else "        ?"
-        print(f"{length}  {test}" + (f"  [{entry.outcome}]" if entry else ""))
+        entry = plan.judge.ledger.entry(job.name, plan.judge.soc)
+        length = f"{job.seconds:7.1f} s" if job.name in plan.costs else "        ?"
+        print(f"{length}  {job.name}" + (f"  [{entry.outcome}]" if entry else ""))
     seconds = sum(job.seconds for job in plan.programs)
     print(f"{len(plan.programs)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 
