@@ -147,7 +147,7 @@ class RunTest(Step[Job]):
     def work(self, program: Job, ask: Ask) -> Mapping[str, Any]:
         began = time.monotonic()
         try:
-            reply = ask(do="run", test=program.name)
+            reply = ask(do="run", test=program.name, scratch=str(ask.into))
         except WorkerDied as gone:
             if gone.trouble(ask.log) or gone.touched is None or not gone.is_own_crash:
                 raise

@@ -293,7 +293,7 @@ def start() -> Answer:
         # In a fork, so this worker keeps what it had.
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return tests.run(order["test"], Path(order["into"]), Path(order["log"]))
+        return tests.run(order["test"], Path(order["scratch"]), Path(order["log"]))
 
     return answer
 
