@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
@@ -26,21 +26,34 @@ from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class AnyPlan(Generic[P]):
-    """What is done with which programs. A lane adds what its steps need."""
+class WorkPlan(Generic[N]):
+    """What is done with which programs, or with what else has a name."""
 
-    programs: tuple[P, ...]
+    programs: tuple[N, ...]
     selection: Selection
     work: WorkOptions
     logs: Path
-    baselines: dict[Path, Baseline]
     cached: list[CachedWork] = field(default_factory=list, kw_only=True)
     """What its steps have taken from the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyPlan(WorkPlan[P]):
+    """Of programs of suites. A lane adds what its steps need."""
+
+    baselines: dict[Path, Baseline]
 
     def baseline(self, program: P) -> Baseline:
         return self.baselines[program.suite]
