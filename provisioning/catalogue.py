@@ -33,7 +33,8 @@ _LIST = "1.3.6.1.4.1.311.10.1"
 _FILE_NAME = "1.3.6.1.4.1.311.12.2.1"
 _FILE_HASH = "1.3.6.1.4.1.311.2.1.4"
 _TIME_STAMP = "1.3.6.1.4.1.311.3.3.1"
-_MOST_BYTES = 1 << 24
+_MOST_BYTES = 1 << 19
+"""Forty times a catalogue of QNN. Reading one takes 130 times its size in memory."""
 _MOST_ISSUERS = 8
 
 DRIVER_VERIFICATION = "1.3.6.1.4.1.311.10.3.5"

@@ -34,6 +34,8 @@ MOST_SEGMENTS = 512
 # libnss3.so needs 191, the most of 1,809 libraries.
 _MOST_READS = 1 << 12
 _MOST_STRING = 4096
+# Linkers let a name be the end of another, which twice the table covers.
+_MOST_SHARING = 8
 # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
 
@@ -477,12 +479,14 @@ class _File:
 
 
 class _Names:
-    """The dynamic string table."""
+    """The dynamic string table. Names may share their letters, so what is read is counted."""
 
     def __init__(self, file: _File, loads: Sequence[Segment], tags: dict[int, int]) -> None:
         self._fetch = file.fetch
         self._start = _offset_of(tags[_DT_STRTAB], loads) if _DT_STRTAB in tags else None
-        self._size = tags.get(_DT_STRSZ, 0)
+        self._size = min(tags.get(_DT_STRSZ, 0), file.size)
+        self._known: dict[int, str] = {}
+        self._letters = 0
 
     def of(self, dynamic: Sequence[tuple[int, int]], tag: int) -> tuple[str, ...]:
         return tuple(self.at(value) for name, value in dynamic if name == tag)
@@ -490,13 +494,19 @@ class _Names:
     def at(self, index: int) -> str:
         if self._start is None:
             raise Malformed("the dynamic segment", "it has names and no string table")
+        if index in self._known:
+            return self._known[index]
         if index >= self._size:
             raise Malformed("the string table", f"name {index:#x} is beyond its {self._size:#x} bytes")
         text = bytes(self._fetch(self._start + index, min(_MOST_STRING, self._size - index)))
         raw, end, _ = text.partition(b"\0")
         if not end:
             raise Malformed("the string table", f"name {index:#x} has no end")
-        return raw.decode()
+        self._letters += len(raw)
+        if self._letters > _MOST_SHARING * self._size:
+            raise Malformed("the string table", f"its names have more than {_MOST_SHARING} times its letters")
+        self._known[index] = raw.decode()
+        return self._known[index]
 
 
 def _offset_of(address: int, loads: Sequence[Segment]) -> int:

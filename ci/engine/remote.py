@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ci.artifacts.protobuf import Malformed, Message
+from ci.artifacts.bounds import Malformed
+from ci.artifacts.protobuf import Message
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 

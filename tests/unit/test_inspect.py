@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.artifacts.against_sdk import Answer, against
+from ci.artifacts.bounds import Malformed
 from ci.artifacts.program import CompiledProgram, ContextStrings, parse, read
-from ci.artifacts.protobuf import Malformed
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed
 from tests.support.programs import BUILD_ID, context, program
