@@ -213,6 +213,17 @@ def sha256_of(path: Path) -> bytes:
     return bytes.fromhex(hash_file(path))
 
 
+def certificate_of(der: bytes) -> x509.Certificate:
+    """Raises many kinds of exception for a damaged one."""
+    certificate = x509.load_der_x509_certificate(der)
+    # Parsing is lazy: read everything that is used later, so that damage is found here.
+    certificate.public_key()
+    _ = (certificate.extensions, certificate.signature)
+    _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    _ = (certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string())
+    return certificate
+
+
 def common_name(certificate: x509.Certificate, *, of_issuer: bool = False) -> str:
     """A certificate's own name (or its issuer's), for people."""
     name = certificate.issuer if of_issuer else certificate.subject
@@ -286,7 +297,7 @@ def _signature(signed: Any, content: bytes) -> tuple[tuple[x509.Certificate, ...
         raise ValueError(f"{len(signed['signer_infos'])} signatures, where one is expected")
     signer = signed["signer_infos"][0]
     ders = [each.chosen.dump() for each in signed["certificates"] if each.name == "certificate"]
-    certificates = [x509.load_der_x509_certificate(der) for der in ders]
+    certificates = [certificate_of(der) for der in ders]
     identity = signer["sid"].chosen
     leaf = next(
         (

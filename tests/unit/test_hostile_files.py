@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -162,3 +163,13 @@ def test_a_log_of_long_lines_is_searched_once(read: Callable[[str], object], par
 def test_a_number_too_long_for_a_number_is_no_figure() -> None:
     log = f"= DDR bandwidth summary =\nspill_bytes={'9' * 5000}\nfill_bytes=7\n"
     assert traffic(log) == []
+
+
+@pytest.mark.parametrize("history", [b"[]", b"[" * 100_000, b'{"dlcGenerationInfo": [1]}', b'{"header": 1}'])
+def test_a_dlc_with_another_history_than_converters_write_is_refused(tmp_path: Path, history: bytes) -> None:
+    path = tmp_path / "model.dlc"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("dlc.metadata.history.2.3.0", history)
+        archive.writestr("model", bytes(12) + b"NETD")
+    with pytest.raises(CheckFailed):
+        run_here(verb, path)
