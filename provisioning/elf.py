@@ -89,7 +89,7 @@ class Format:
     segment: struct.Struct
     section: struct.Struct
     segment_fields: tuple[str, ...]
-    """Those of Segment, in the file's order."""
+    """The fields of Segment, in the file's order."""
 
     @property
     def most(self) -> int:
@@ -229,7 +229,7 @@ class Elf:
     ndk: tuple[str, str] | None = None
     """The NDK's release and build number, of the Android note: `("r27d", "13750724")`."""
     gnu_build_id: str = ""
-    """In hexadecimal digits, when the linker wrote one."""
+    """The build id in hexadecimal digits, when the linker wrote one."""
 
     @property
     def arch(self) -> int | None:
@@ -287,7 +287,7 @@ def read(path: Path) -> Elf:
 
 
 def read_stream(stream: BinaryIO, path: Path) -> Elf:
-    """As `read`; `path` only names the file in errors."""
+    """Read a file that is open, as `read` does; `path` only names the file in errors."""
     head = stream.read(256)
     if head[:4] != MAGIC:
         raise NotElf(path, _looks_like(head))

@@ -15,7 +15,7 @@ _LONGEST_VERSION_INFO = 1 << 14
 
 
 class BrokenPe(Exception):
-    """Not a whole PE file; `reason` says why."""
+    """The file is no whole PE file; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -26,7 +26,7 @@ class BrokenPe(Exception):
 class Pe:
     machine: int
     version: str = ""
-    """Of its version resource; the product's where that is the longer one: 2.49.40.260810104044."""
+    """The file's version, or the product's where that is the longer one: 2.49.40.260810104044."""
     needed: tuple[str, ...] = ()
     signed: bool = False
     """Whether it holds an Authenticode signature. Whether that holds is not checked."""

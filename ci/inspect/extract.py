@@ -32,8 +32,8 @@ def extract(path: Path, contents: CompiledProgram | CompiledModel, into: Path) -
             replace_bytes(into / name, data)
             written.append(into / name)
     except OSError as error:
-        for each in written:
-            each.unlink(missing_ok=True)
+        for file in written:
+            file.unlink(missing_ok=True)
         raise EnvironmentLacking(f"{into}: {error.strerror}", fix="--extract another folder") from error
     return written
 

@@ -95,9 +95,9 @@ def test_nothing_that_a_stage_imports_starts_or_names_is_harmless_to_it(stage: s
 def test_a_stage_that_needs_a_later_one_and_a_group_that_is_not_there_are_errors(tmp_path: Path) -> None:
     file = tmp_path / "gate.toml"
     file.write_text('[[stage]]\nname = "a"\nprogram = "ci"\nneeds = ["b"]\n')
-    with pytest.raises(ManifestError, match="stage a needs b, which is no earlier stage"):
+    with pytest.raises(ManifestError, match="a needs b"):
         gate_table(file)
     file.write_text('[row.a]\nstage = "lint"\nminutes = 1\nignores = ["b"]\n')
     gate_table.cache_clear()
-    with pytest.raises(ManifestError, match=r"row\.a\.ignores: there is no harmless\.b"):
+    with pytest.raises(ManifestError, match=r"ignored_changes\.b"):
         gate_table(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ class TestDamage:
     def test_what_is_neither_is_reported_as_neither(self, data: bytes, tmp_path: Path) -> None:
         path = tmp_path / "model.pte"
         path.write_bytes(data)
-        with pytest.raises(CheckFailed, match="an ExecuTorch program or a QNN context binary, found neither"):
+        with pytest.raises(CheckFailed, match=re.escape(str(path))):
             read(path)
 
     def test_a_file_cut_short_says_so(self) -> None:
@@ -60,7 +61,7 @@ class TestDamage:
     )
     def test_a_header_that_cannot_be_is_refused(self, length: int, size: int, base: int) -> None:
         damaged = WHOLE[:12] + struct.pack("<IQQ", length, size, base) + WHOLE[32:]
-        with pytest.raises(Malformed, match=rf"a header of {size} bytes and segments at {base}"):
+        with pytest.raises(Malformed, match=rf"\b{size}\b.*\b{base}\b"):
             parse(damaged)
 
     @given(st.data())
