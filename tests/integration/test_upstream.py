@@ -122,6 +122,7 @@ def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Be
     assert suite.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
 
 
+@pytest.mark.whole
 def test_a_process_that_ended_without_a_signal_runs_again(bench: Bench) -> None:
     """As it does where a disk is full."""
     bench.ledger({"leaves": "crash"})
@@ -142,6 +143,7 @@ def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(ben
         assert bench.executed == {"aborts"}
 
 
+@pytest.mark.whole
 def test_a_line_marks_surprises_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     bench.ledger({"hangs_in_native_code": "timeout"})
     bench.run("-k", "hangs or fails", "--timeout", "3")
@@ -249,6 +251,7 @@ EXPECTED: dict[str, Kind] = {
 OF_EVERY_KIND = ("-k", "fails or aborts or outputs or skips or subtests", "-k", "*_abs")
 
 
+@pytest.mark.whole
 def test_what_is_cached_and_right_passes_a_recheck(bench: Bench) -> None:
     bench.ledger(EXPECTED)
     bench.run(*OF_EVERY_KIND)
@@ -320,6 +323,7 @@ def _wait_for(bench: Bench, name: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("worse", ["crash", "whole"])
 def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench: Bench, worse: str) -> None:
     bench.ledger({"outputs": "wrong"})
@@ -333,6 +337,7 @@ def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench:
     assert f"{worse} 30.0 dB" in finding.message and "wrong" in finding.message
 
 
+@pytest.mark.whole
 def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(bench: Bench) -> None:
     path = ledgers.record_path("delegate", "wheels", "SM8650")
     bench.write(
@@ -375,6 +380,7 @@ class TestQNNFloatingPointOperator(unittest.TestCase):
 """
 
 
+@pytest.mark.whole
 def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(bench: Bench) -> None:
     path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
     bench.write(path, path.read_text(encoding="utf-8") + WARM_UP)
