@@ -16,7 +16,7 @@ from ci.pipeline.models.imports import closure, module_file
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed
+from tests.support.sources import nodes
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
@@ -31,7 +31,7 @@ ROWS = {row.stage: row for row in TABLE.row.values() if row.ignores and row.stag
 @cache
 def _constants(path: Path) -> frozenset[str]:
     names = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)
         if isinstance(node, (ast.List, ast.Tuple)):

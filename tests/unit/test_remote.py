@@ -236,7 +236,7 @@ def test_a_servers_trouble_is_a_miss_said_once_and_costs_one_budget_of_seconds(
     server: CacheServer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reader.remote.good_answer, reader.remote.patience = 0.1, 1.0
+    reader.remote.good_answer, reader.remote.patience = 0.1, 0.4
     server.fault = fault
     if fault == "absent":
         reader.remote = replace(reader.remote, url="http://127.0.0.1:1")
