@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".S")
 HEADER_SUFFIXES = (".h", ".hh", ".hpp", ".inc")
 PYTHON_SUFFIXES = (".py", ".pyi")
+_DRAFTS = {"1z": "17", "2a": "20", "2b": "23", "2c": "26"}
+"""What compilers called a standard before it had its number."""
 SCHEMAS = (".fbs", ".idl")
 """Files of which code is generated."""
 
@@ -75,8 +77,8 @@ class Library:
         """A flag of the compiler: a definition, the standard or another option."""
         if flag.startswith("-D"):
             self.definitions.append(NamedItem(flag[2:].strip(), place, scope))
-        elif flag.startswith("-std="):
-            self.standard = NamedItem(re.sub(r"\D+", "", flag), place)
+        elif match := re.fullmatch(r"-std=(?:c|gnu)\+\+(\w+)", flag):
+            self.standard = NamedItem(_DRAFTS.get(match[1], match[1]), place)
         else:
             self.options.append(NamedItem(flag, place, scope))
 

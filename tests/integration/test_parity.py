@@ -116,6 +116,7 @@ def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
 LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
+OF_CXX = "target_compile_options(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions>)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 SDK = 'qnn_third_party_dep("api"),'
 FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
@@ -173,6 +174,10 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     ),
     "e, a flag of CMake alone": (
         *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -fno-exceptions)\n"),
+        *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
+    ),
+    "e, a flag of CMake alone, for one language": (
+        *(TOP_CMAKE, LINK, f"{LINK}{OF_CXX}"),
         *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
     ),
     "e, a flag of every target of CMake": (

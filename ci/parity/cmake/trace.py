@@ -476,7 +476,7 @@ def _errors(
         # The tree's own first file is replaced by the project around it.
         inside = [place for place in inside if place.file != "CMakeLists.txt"]
         place = inside[0] if inside else TreePlace(project.entries[0], 1)
-        why = " ".join(local(body).split())
+        why = " ".join(plain(local(body)).split())
         unknown = re.match(r'Unknown CMake command "(\w+)"', why)
         if unknown:
             what = f"{unknown[1]}()"
@@ -485,6 +485,11 @@ def _errors(
         else:
             what = f"{match['command']}()" if match["command"] else place.file
         yield NotEvaluated(place, what, f"CMake stops: {why}")
+
+
+def plain(text: str) -> str:
+    """The text as a reader knows it: without the paths of our copy, and without our word for the unknown."""
+    return text.replace(f"{SOURCE}/", "").replace(f"{BINARY}/", "").replace(UNKNOWN, "(unknown)")
 
 
 def _tree_path(file: str) -> str:
