@@ -40,7 +40,11 @@ class Scope(Model):
         return (self.root, *self.also)
 
     def holds(self, path: str) -> bool:
-        return path.startswith(tuple(f"{root}/" for root in self.roots))
+        return self.part(path) is not None
+
+    def part(self, path: str) -> str | None:
+        """The root that a file or a directory is below; None outside them."""
+        return next((root for root in self.roots if f"{path}/".startswith(f"{root}/")), None)
 
 
 class Load(Model):
@@ -69,6 +73,8 @@ class Buck(Model):
     """Rule functions that declare a library of files."""
     other_rules: tuple[str, ...]
     """Rule functions whose files are compiled into no library: they must exist, and labels may name them."""
+    namespace: str = ""
+    """What includes have before the path of a header in the tree."""
     fields: dict[str, str | bool] = Field(default_factory=dict)
     """Constants of the struct of rules."""
     texts: tuple[str, ...] = ()

@@ -106,6 +106,47 @@ def test_a_function_of_the_project_above_is_known() -> None:
     assert (one.rule, one.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
 
 
+NAMESPACE = '        header_namespace = "pal",\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "text"),
+    [
+        (RUNTIME_BUCK, NAMESPACE, "", 'name = "pal"'),
+        (RUNTIME_BUCK, NAMESPACE, NAMESPACE.replace("pal", "platform"), 'header_namespace = "platform"'),
+        (WRAPPERS_BUCK, "        platforms", f"{NAMESPACE}        platforms", 'header_namespace = "pal"'),
+    ],
+)
+def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
+    path: str, old: str, new: str, text: str
+) -> None:
+    files = _with(path, {old: new})
+    [one] = checked(files).differences
+    assert (one.rule, one.place.file) == ("parity-header-renamed", path)
+    assert text in files[path].split("\n")[one.place.line - 1]
+
+
+def test_a_namespace_that_spells_the_packages_path_is_silent() -> None:
+    namespace = f'        header_namespace = "executorch/{QUALCOMM}/aot/wrappers",\n'
+    files = _with(WRAPPERS_BUCK, {"        platforms": f"{namespace}        platforms"})
+    assert checked(files).differences == ()
+
+
+def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_further() -> None:
+    name, flags = '        name = "schema",\n', '        exported_preprocessor_flags = ["-DHANDED=1"],\n'
+    files = _with(f"{QUALCOMM}/targets.bzl", {name: name + flags})
+    files[TOP_CMAKE] += "target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"
+    # Buck's logging exports the schema; CMake's links it PRIVATE.
+    [one] = checked(files).differences
+    assert (one.rule, one.where) == ("parity-definition-differs", "wrappers")
+
+
+def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
+    files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
+    places = {(one.rule, one.place.file) for one in checked(files).differences}
+    assert places == {("parity-standard-differs", f"{path}/CMakeLists.txt") for path in (QUALCOMM, EXAMPLES)}
+
+
 def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     files = miniature_tree.files()
     files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
@@ -199,6 +240,22 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "e, another standard in CMake": (
         *(TOP_CMAKE, "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
         *("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
+    ),
+    "e, a standard of one library of a pair": (
+        *(TOP_CMAKE, LINK, f"{LINK}set_target_properties(qnn_graph PROPERTIES CXX_STANDARD 20)\n"),
+        *("parity-standard-differs", TOP_CMAKE, "qnn_graph PROPERTIES CXX_STANDARD 20"),
+    ),
+    "e, a standard that one library of a pair asks for": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_features(utils PRIVATE cxx_std_23)\n"),
+        *("parity-standard-differs", TOP_CMAKE, "utils PRIVATE cxx_std_23"),
+    ),
+    "e, a definition that a library of no pair hands on": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"),
+        *("parity-definition-differs", TOP_CMAKE, "HANDED=1"),
+    ),
+    "e, a definition that another project's library hands on": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(executorch_core INTERFACE CORE=1)\n"),
+        *("parity-definition-differs", TOP_CMAKE, "CORE=1"),
     ),
     "e, link_whole of Buck alone": (
         *(TOP_CMAKE, "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n", ""),

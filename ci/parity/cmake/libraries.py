@@ -75,7 +75,9 @@ class _Reader:
                     self.aliases[event.args[0]] = event.args[2]
         order = {name: position for position, name in enumerate(self.declared)}
         for target in sorted(self.trace.targets, key=lambda target: order.get(target["NAME"], len(order))):
-            if target["TYPE"] != "UTILITY":
+            if target["IMPORTED"] == "TRUE":
+                self.result.outside[target["NAME"]] = self._library(target)
+            elif target["TYPE"] != "UTILITY":
                 self.result.libraries[target["NAME"]] = self._library(target)
         for event in self.trace.events:
             library = self.result.libraries.get(event.args[0]) if event.args else None
@@ -153,8 +155,8 @@ class _Reader:
     def _library(self, target: Mapping[str, str]) -> Library:
         name = target["NAME"]
         kind = target["TYPE"].removesuffix("_LIBRARY").lower()
-        library = Library(name, kind, self._declaration(name))
         folder = in_tree(target["SOURCE_DIR"], "") or ""
+        library = Library(name, kind, self._declaration(name), folder)
         files = self._scoped(target, "SOURCES")
         sets = self._elements(target, "HEADERS")
         scope = "PUBLIC" if target["INTERFACE_HEADER_SETS"] else "PRIVATE"
@@ -198,10 +200,12 @@ class _Reader:
             return None
         number = max(requested, key=lambda standard: int(standard) % 98)
         name, place = target["NAME"], self._declaration(target["NAME"])
+        folder = in_tree(target["SOURCE_DIR"], "") or ""
         for event in self.trace.events:
-            everywhere = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
+            around = not event.folder or f"{folder}/".startswith(f"{event.folder}/")
+            sets = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
             own = name in event.args and {"CXX_STANDARD", f"cxx_std_{number}"} & {*event.args}
-            if everywhere or own:
+            if (sets and around) or own:
                 place = event.place
         return NamedItem(number, place)
 

@@ -38,6 +38,7 @@ MOST_ROUNDS = 8
 
 PROPERTIES = (
     "TYPE",
+    "IMPORTED",
     "SOURCE_DIR",
     "SOURCES",
     "INTERFACE_SOURCES",
