@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.differences import Findings
-from ci.parity.mapping import MACROS, MappedPair, Scope, Variant
+from ci.parity.mapping import MACROS, MappedPair, Mapping, Scope, Variant
 from ci.parity.model import (
     SCHEMAS,
     GeneratingRule,
@@ -60,22 +60,40 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
         _missing_files(findings, name, side)
     if buck.failed or cmake.stopped:
         findings.incomplete = True
-    pairs = findings.mapping.pairs_of(
-        name, [library.name for library in cmake.libraries.values() if library.kind not in OF_THEIR_OWN]
-    )
+    mapping = findings.mapping
+    free = [
+        library.name
+        for library in cmake.libraries.values()
+        if library.kind not in OF_THEIR_OWN and mapping.scope.part(library.folder) == mapping.scope.root
+    ]
+    renamed = _renamed_targets(mapping, mapping.resolved(free, {}), buck, cmake)
+    resolved = mapping.resolved(free, {old: library.name for old, library in renamed.items()})
+    pairs = [pair for pair in resolved if name in pair.variants]
     if not cmake.stopped:
-        for pair in pairs:
-            if not any(package_of(label) in buck.failed for label in pair.buck):
-                _targets_exist(findings, name, pair, buck, cmake)
-                _files(findings, name, pair, buck, cmake)
-                if pair.dependencies:
-                    _dependencies(findings, name, pair, pairs, buck, cmake)
-                    _dependencies_within(findings, name, pair, buck, cmake)
-                _flags(findings, name, pair, pairs, buck, cmake)
-                _standards(findings, name, pair, buck, cmake)
-                _platforms(findings, variant, pair, buck)
-    _unmapped(findings, name, buck, cmake)
-    elsewhere = {label for pair in findings.mapping.pairs for label in pair.buck}
+        evaluated = [
+            pair for pair in pairs if not any(package_of(label) in buck.failed for label in pair.buck)
+        ]
+        for pair in evaluated:
+            _targets_exist(findings, name, pair, renamed, buck, cmake)
+        # What follows from a target that is missing says nothing new.
+        complete = [pair for pair in evaluated if not _missing_targets(pair, buck, cmake)]
+        findings.incomplete = findings.incomplete or complete != pairs
+        nodes = {
+            target: f"pair {pair.name}" if pair in complete else ""
+            for pair in pairs
+            for target in (*pair.buck, *pair.cmake)
+        }
+        nodes |= {old: nodes.get(library.name, "") for old, library in renamed.items()}
+        for pair in complete:
+            _files(findings, name, pair, buck, cmake)
+            if pair.dependencies:
+                _dependencies(findings, name, pair, nodes, buck, cmake)
+                _dependencies_within(findings, name, pair, buck, cmake)
+            _flags(findings, name, pair, pairs, buck, cmake)
+            _standards(findings, name, pair, buck, cmake)
+            _platforms(findings, variant, pair, buck)
+    _unmapped(findings, name, resolved, buck, cmake)
+    elsewhere = {label for pair in resolved for label in pair.buck}
     here = {label for pair in pairs for label in pair.buck}
     _compiled_twice(findings, name, buck, leave_out=elsewhere - here)
     _compiled_twice(findings, name, cmake, leave_out=set())
@@ -196,13 +214,60 @@ def _missing_files(findings: Findings, variant: str, side: Side) -> None:
         findings.report("parity-missing-file", item.place, item.name, item.place.file, variant)
 
 
-def _targets_exist(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
-    position = [one.name for one in findings.mapping.pairs].index(pair.name)
+def _renamed_targets(
+    mapping: Mapping, pairs: Sequence[MappedPair], buck: Side, cmake: Side
+) -> dict[str, Library]:
+    """By its old name, what a pair's one missing target is now called.
+
+    It is the library that the mapping does not name and that compiles most of what the pair lacks."""
+    renamed: dict[str, Library] = {}
+    for pair in pairs:
+        both = (pair.buck, buck), (pair.cmake, cmake)
+        for (names, side), (others, other) in (both, both[::-1]):
+            gone = [name for name in names if name not in side.libraries]
+            lacking = _compiled(_of(other, others)) - _compiled(_of(side, names))
+            for library in side.libraries.values() if len(gone) == 1 else ():
+                own = _compiled([library])
+                if library.name not in mapping.named and 2 * len(own & lacking) > len(own | lacking):
+                    renamed[gone[0]] = library
+    return renamed
+
+
+def _compiled(libraries: Iterable[Library]) -> set[str]:
+    return {item.name for library in libraries for item in library.compiled}
+
+
+def _missing_targets(pair: MappedPair, buck: Side, cmake: Side) -> list[tuple[str, str]]:
+    """Names that a build does not declare, each with the build."""
+    both = ("Buck", pair.buck, buck), ("CMake", pair.cmake, cmake)
+    return [(name, build) for build, names, side in both for name in names if name not in side.libraries]
+
+
+def _targets_exist(
+    findings: Findings,
+    variant: str,
+    pair: MappedPair,
+    renamed: MappingOf[str, Library],
+    buck: Side,
+    cmake: Side,
+) -> None:
+    rule, mapped = "parity-target-missing", findings.mapping.pairs
+    position = [one.name for one in mapped].index(pair.name)
     place = TreePlace(findings.source.name, findings.source.line("pairs", position))
-    for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
-        for name in names:
-            if name not in side.libraries:
-                findings.report("parity-target-missing", place, name, pair.name, variant, build=build)
+    for name, build in _missing_targets(pair, buck, cmake):
+        findings.report(rule, place, name, pair.name, variant, build=build)
+    for name in (*mapped[position].buck, *mapped[position].cmake):
+        if library := renamed.get(name):
+            build = "Buck" if name.startswith("//") else "CMake"
+            findings.report(
+                rule,
+                library.place,
+                name,
+                pair.name,
+                variant,
+                message=f"{build} declares no {name}: was it renamed to {library.name}?",
+                fix=f"write {library.name} in {place}, or give it its old name",
+            )
 
 
 def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
@@ -240,10 +305,16 @@ def _native(side: Side, names: Iterable[str]) -> Iterator[NamedItem]:
 
 
 def _dependencies(
-    findings: Findings, variant: str, pair: MappedPair, pairs: Sequence[MappedPair], buck: Side, cmake: Side
+    findings: Findings,
+    variant: str,
+    pair: MappedPair,
+    nodes: MappingOf[str, str],
+    buck: Side,
+    cmake: Side,
 ) -> None:
-    of_pairs = {name: f"pair {pair.name}" for pair in pairs for name in (*pair.buck, *pair.cmake)}
-    one_sided = {entry.name for entry in findings.mapping.dependencies if not (entry.buck and entry.cmake)}
+    """`nodes` are the pairs that targets belong to; empty for those that cannot be compared."""
+    left_out = {entry.name for entry in findings.mapping.dependencies if not (entry.buck and entry.cmake)}
+    left_out |= {"", f"pair {pair.name}"}
     sides: list[dict[str, NamedItem]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, NamedItem] = {}
@@ -251,11 +322,12 @@ def _dependencies(
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
                 known = _twin_of(side, item.name)
-                node = of_pairs.get(known) or findings.node_of(known)
+                node = nodes.get(known)
+                node = findings.node_of(known) if node is None else node
                 if node is None:
                     rule = "parity-dependency-unmapped"
                     findings.report(rule, item.place, item.name, pair.name, variant, build=build)
-                elif node != f"pair {pair.name}" and node not in one_sided:
+                elif node not in left_out:
                     linked.setdefault(node, item)
         sides.append(linked)
     in_buck, in_cmake = sides
@@ -468,7 +540,7 @@ def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     names = findings.mapping.buck.names
     build_files = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in names}
     tops = {folder.partition("/")[0] for folder in build_files}
-    for item in {item.name: item for side in bucks for item in side.labels}.values():
+    for item in {(item.name, item.place.file): item for side in bucks for item in side.labels}.values():
         package, _, name = item.name.removeprefix("//").partition(":")
         if not item.name.startswith("//") or item.name.startswith("//:") or package in failed:
             continue
@@ -506,22 +578,16 @@ def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
             findings.report("parity-package-missing", TreePlace(path, 1), path, "tree", **words)
 
 
-def _unmapped(findings: Findings, variant: str, buck: Side, cmake: Side) -> None:
-    pairs = findings.mapping.pairs
+def _unmapped(findings: Findings, variant: str, pairs: Sequence[MappedPair], buck: Side, cmake: Side) -> None:
     mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
-    patterns = [name for pair in pairs for name in pair.cmake if "*" in name]
     patterns_alone = [name for alone in findings.mapping.alone for name in (*alone.buck, *alone.cmake)]
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
             native = any(
                 is_native(item.name) and findings.mapping.scope.holds(item.name) for item in library.files
             )
-            if library.name in mapped or not native or _any_of(library.name, patterns_alone):
-                continue
-            free = side is cmake and library.kind not in OF_THEIR_OWN
-            if free and any(fnmatchcase(library.name, pattern) for pattern in patterns):
-                continue
-            findings.report("parity-unmapped-target", library.place, library.name, build, variant)
+            if native and library.name not in mapped and not _any_of(library.name, patterns_alone):
+                findings.report("parity-unmapped-target", library.place, library.name, build, variant)
 
 
 def _compiled_twice(findings: Findings, variant: str, side: Side, leave_out: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -89,11 +90,74 @@ def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     assert one.what == "pybind11::lto"
 
 
-def test_a_target_that_is_renamed_is_missing() -> None:
-    files = _with(RUNTIME_BUCK, {'"_android_build"': '"_android"'})
-    assert {one.what for one in differences(files, "parity-target-missing")} == {
-        "//backends/qualcomm/runtime:runtime_android_build"
-    }
+def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
+    """A target of CMake under another name, wherever it is named."""
+    files = miniature_tree.files()
+    for path in paths:
+        files[path] = re.sub(rf"(?<![\w/]){old}(?![\w/.])", new, files[path])
+    return files
+
+
+@pytest.mark.parametrize(
+    ("files", "file", "old", "new"),
+    [
+        (
+            _with_renamed_target("wrappers", "qnn_wrappers", TOP_CMAKE, WRAPPERS_CMAKE),
+            *(TOP_CMAKE, "wrappers", "qnn_wrappers"),
+        ),
+        (
+            *(_with(RUNTIME_BUCK, {'"_android_build"': '"_android"'}), RUNTIME_BUCK),
+            *("//backends/qualcomm/runtime:runtime_android_build", "runtime_android"),
+        ),
+        (
+            _with_renamed_target("qnn_llama_runner", "qnn_llm_runner", f"{LLAMA}/CMakeLists.txt"),
+            *(f"{LLAMA}/CMakeLists.txt", "qnn_llama_runner", "qnn_llm_runner"),
+        ),
+    ],
+)
+def test_a_target_that_is_renamed_is_one_finding_where_the_new_name_is(
+    files: dict[str, str], file: str, old: str, new: str
+) -> None:
+    [one] = checked(files).differences
+    assert (one.rule, one.place.file, one.what) == ("parity-target-missing", file, old)
+    assert new in one.message
+
+
+def test_where_a_renamed_target_is_still_named_is_one_finding_a_file_after_it() -> None:
+    files = _with(WRAPPERS_BUCK, {'name = "wrappers"': 'name = "qnn_wrappers"'})
+    assert [(one.rule, one.place.file) for one in checked(files).differences] == [
+        ("parity-target-missing", WRAPPERS_BUCK),
+        ("parity-label-missing", PYTHON_BUCK),
+        ("parity-label-missing", RUNTIME_BUCK),
+    ]
+
+
+def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
+    files = miniature_tree.files()
+    del files[WRAPPERS_BUCK], files[f"{QUALCOMM}/aot/wrappers/BUCK"]
+    found = checked(files).differences
+    assert {one.rule for one in found} == {"parity-target-missing"}, found
+
+
+OPERATORS = f"{EXAMPLES}/operators/Operator.cpp"
+
+
+def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
+    at, path = "add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)\n", f"{EXAMPLES}/CMakeLists.txt"
+    library = (
+        "find_program(generator gen)\n"
+        "add_library(full_portable_ops_lib STATIC ${EXECUTORCH_ROOT}/kernels/portable.cpp)\n"
+        "target_link_libraries(full_portable_ops_lib PRIVATE executorch portable_kernels)\n"
+        "target_compile_options(full_portable_ops_lib PUBLIC -fno-exceptions)\n"
+    )
+    files = _with(path, {at: library + at}) | {"kernels/portable.cpp": "// kernel\n"}
+    assert checked(files).differences == ()
+    # With a file of the examples it is a library that the mapping does not know.
+    more = "target_sources(full_portable_ops_lib PRIVATE operators/Operator.cpp)\n"
+    files = _with(path, {at: library + more + at})
+    files |= {"kernels/portable.cpp": "// kernel\n", OPERATORS: "// operator\n"}
+    [one] = checked(files).differences
+    assert (one.rule, one.what) == ("parity-unmapped-target", "full_portable_ops_lib")
 
 
 def test_a_function_of_the_project_above_is_known() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import ConfigureInput
+from ci.parity.cmake.trace import UNKNOWN, ConfigureInput
 from ci.parity.compare import reached
 from ci.parity.model import Library, NamedItem, Side
 from provisioning.base.errors import EnvironmentLacking
@@ -249,6 +249,23 @@ def test_another_standard_generated_files_and_where_a_file_was_written() -> None
 def test_a_named_file_that_is_not_there_is_missing_and_an_empty_glob_is_known() -> None:
     assert [(item.name, item.place.line) for item in flags().missing] == [("0/p/nowhere.cpp", 28)]
     assert [(glob.pattern, glob.matched) for glob in flags().globs] == [("0/p/none/*.cpp", frozenset())]
+
+
+UNKNOWNS = """\
+find_path(where z.h)
+file(GLOB found ${where}/*.cpp)
+add_library(x a.cpp ${found})
+add_custom_command(OUTPUT z.h COMMAND ${where}/tool ${where}/z.fbs)
+set(CMAKE_CXX_FLAGS "-DWHERE=${where} -march=${where}")
+message(FATAL_ERROR "${where} is wrong")
+"""
+
+
+def test_what_is_unknown_names_no_file_no_flag_and_is_not_shown() -> None:
+    [side] = sides(UNKNOWNS)
+    assert side.troubles
+    assert (side.missing, side.globs) == ([], [])
+    assert UNKNOWN not in repr(side)
 
 
 def test_without_a_cmake_the_environment_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ class _Reader:
                 position = patterns.index(option)
                 del patterns[position : position + 2]
         for pattern in patterns:
-            if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS"):
+            if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS") or UNKNOWN in pattern:
                 continue
             path = in_tree(pattern, event.folder)
             if path is None:
@@ -317,7 +317,7 @@ class _Reader:
             if kind == "COMMAND" and elements:
                 inputs = dict(self._inputs([*needed, *elements], folders, event))
                 program = re.sub(r"^\$<TARGET_FILE:([^<>]+)>$", r"\1", elements[0])
-                command = (program, *map(plain, elements[1:]))
+                command = tuple(map(plain, (program, *elements[1:])))
                 self.result.generated.append(GeneratingRule(tuple(inputs.values()), command, event.place))
 
     def _inputs(

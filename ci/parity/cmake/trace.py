@@ -498,8 +498,8 @@ def _tree_path(file: str) -> str:
 
 
 def in_tree(text: str, folder: str) -> str | None:
-    """The path in the tree for a path of a command in this folder; None if it is outside the tree."""
-    if not text or "\0" in text:
+    """The path in the tree for a path of a command in this folder; None if it is outside or unknown."""
+    if not text or "\0" in text or UNKNOWN in text:
         return None
     full = posixpath.normpath(posixpath.join(SOURCE, folder, text))
     if full == SOURCE:
