@@ -77,8 +77,7 @@ VERBS = {
     ),
     "accept": Verb(
         "ci.accept.verb",
-        "--convert FILE: rewrite a suite of an earlier release, and its baselines, in the form of now",
-        "executorch",
+        "--convert FILE: rewrite an earlier release's suite, and what was accepted of it, in the form of now",
     ),
     "matrix": Verb(
         "ci.github.matrix",
@@ -94,10 +93,10 @@ VERBS = {
         "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
         "onnx",
     ),
-    "llm": Verb("ci.lanes.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
+    "llm": Verb("ci.lanes.llm", "compile Hugging Face checkpoints for Genie, and run them", "llm"),
     "test_llm": Verb(
         "ci.lanes.llm.verb",
-        "let language models speak on the HTP emulator, and hold them to the float model",
+        "run language models on the HTP emulator, and hold their text to the float model",
         "llm",
     ),
     "save-calls": Verb(

@@ -28,7 +28,7 @@ class GateStage(Model):
     """More arguments for the stage, after the selection."""
 
 
-class Harmless(Model):
+class IgnoredChanges(Model):
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
     reason: Annotated[str, Field(min_length=1)]
 
@@ -60,15 +60,15 @@ class GateTable(Model):
     annotates: tuple[str, ...] = ()
     """Sessions that print GitHub's annotations themselves, unless they are called with --no-annotations."""
     stage: tuple[GateStage, ...] = ()
-    harmless: dict[str, Harmless] = Field(default_factory=dict)
+    ignored_changes: dict[str, IgnoredChanges] = Field(default_factory=dict)
     row: dict[str, CiJob] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_exist(self) -> GateTable:
         for name, row in self.row.items():
             for group in row.ignores:
-                if group not in self.harmless:
-                    raise ValueError(f"row.{name}.ignores: there is no harmless.{group}")
+                if group not in self.ignored_changes:
+                    raise ValueError(f"row.{name}.ignores: there is no ignored_changes.{group}")
             if unknown := set(row.replaces) - set(self.row):
                 raise ValueError(f"row.{name}.replaces: there is no row {', '.join(sorted(unknown))}")
         earlier: list[str] = []
@@ -82,7 +82,7 @@ class GateTable(Model):
 
     def ignored_by(self, row: CiJob) -> tuple[str, ...]:
         """Patterns of the files that a row does not depend on."""
-        return tuple(pattern for group in row.ignores for pattern in self.harmless[group].paths)
+        return tuple(pattern for group in row.ignores for pattern in self.ignored_changes[group].paths)
 
     def ignored_by_stages(self, stages: Sequence[str]) -> tuple[str, ...]:
         """Patterns of the files that no row of these stages depends on."""

@@ -33,7 +33,8 @@ _LIST = "1.3.6.1.4.1.311.10.1"
 _FILE_NAME = "1.3.6.1.4.1.311.12.2.1"
 _FILE_HASH = "1.3.6.1.4.1.311.2.1.4"
 _TIME_STAMP = "1.3.6.1.4.1.311.3.3.1"
-_MOST_BYTES = 1 << 24
+_MOST_BYTES = 1 << 19
+"""Forty times a catalogue of QNN. Reading one takes 130 times its size in memory."""
 _MOST_ISSUERS = 8
 
 DRIVER_VERIFICATION = "1.3.6.1.4.1.311.10.3.5"
@@ -212,6 +213,17 @@ def sha256_of(path: Path) -> bytes:
     return bytes.fromhex(hash_file(path))
 
 
+def certificate_of(der: bytes) -> x509.Certificate:
+    """Raises many kinds of exception for a damaged one."""
+    certificate = x509.load_der_x509_certificate(der)
+    # Parsing is lazy: read everything that is used later, so that damage is found here.
+    certificate.public_key()
+    _ = (certificate.extensions, certificate.signature)
+    _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    _ = (certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string())
+    return certificate
+
+
 def common_name(certificate: x509.Certificate, *, of_issuer: bool = False) -> str:
     """A certificate's own name (or its issuer's), for people."""
     name = certificate.issuer if of_issuer else certificate.subject
@@ -264,13 +276,13 @@ def _members(listed: _TrustList) -> Iterator[Member]:
         for attribute in subject["attributes"]:
             kind, values = attribute["type"].dotted, attribute["values"].dump()
             if kind == _FILE_NAME:
-                for each in _NamesAndValues.load(values):
-                    if each["name"].native == "File":
-                        name = each["value"].native.decode("utf-16-le").rstrip("\0").lower()
+                for pair in _NamesAndValues.load(values):
+                    if pair["name"].native == "File":
+                        name = pair["value"].native.decode("utf-16-le").rstrip("\0").lower()
             elif kind == _FILE_HASH:
-                for each in _Indirects.load(values):
-                    if each["digest"]["digest_algorithm"]["algorithm"].native == "sha256":
-                        digests.append(each["digest"]["digest"].native)
+                for indirect in _Indirects.load(values):
+                    if indirect["digest"]["digest_algorithm"]["algorithm"].native == "sha256":
+                        digests.append(indirect["digest"]["digest"].native)
         # Each file is listed twice, by SHA-1 and by SHA-256; SHA-1 proves nothing.
         for digest in dict.fromkeys(digests):
             yield Member(name, digest)
@@ -284,8 +296,8 @@ def _signature(signed: Any, content: bytes) -> tuple[tuple[x509.Certificate, ...
     if len(signed["signer_infos"]) != 1:
         raise ValueError(f"{len(signed['signer_infos'])} signatures, where one is expected")
     signer = signed["signer_infos"][0]
-    ders = [each.chosen.dump() for each in signed["certificates"] if each.name == "certificate"]
-    certificates = [x509.load_der_x509_certificate(der) for der in ders]
+    ders = [cert.chosen.dump() for cert in signed["certificates"] if cert.name == "certificate"]
+    certificates = [certificate_of(der) for der in ders]
     identity = signer["sid"].chosen
     leaf = next(
         (
@@ -300,7 +312,7 @@ def _signature(signed: Any, content: bytes) -> tuple[tuple[x509.Certificate, ...
         raise ValueError("the signer's certificate is not in it")
     chain, signature_problems = _chain(leaf, certificates)
     algorithm = signer["digest_algorithm"]["algorithm"].native
-    attributes = {each["type"].native: each["values"] for each in signer["signed_attrs"]}
+    attributes = {attribute["type"].native: attribute["values"] for attribute in signer["signed_attrs"]}
     stated = attributes["message_digest"][0].native
     if algorithm not in ("sha256", "sha384", "sha512"):
         signature_problems.append((SIGNATURE, f"it is made with {algorithm}, which proves nothing"))
@@ -312,7 +324,7 @@ def _signature(signed: Any, content: bytes) -> tuple[tuple[x509.Certificate, ...
 
 
 def _time_stamp(signer: Any) -> tuple[TimeStamp | None, list[Problem]]:
-    tokens = [each for each in signer["unsigned_attrs"] or () if each["type"].dotted == _TIME_STAMP]
+    tokens = [field for field in signer["unsigned_attrs"] or () if field["type"].dotted == _TIME_STAMP]
     if not tokens:
         return None, []
     signed = cms.ContentInfo.load(tokens[0]["values"][0].dump(), strict=True)["content"]
@@ -337,7 +349,7 @@ def _chain(
 ) -> tuple[list[x509.Certificate], list[Problem]]:
     chain = [leaf]
     while len(chain) < _MOST_ISSUERS and chain[-1].issuer != chain[-1].subject:
-        issuer = next((each for each in certificates if each.subject == chain[-1].issuer), None)
+        issuer = next((cert for cert in certificates if cert.subject == chain[-1].issuer), None)
         if issuer is None:
             return chain, []
         if not is_issued_by(chain[-1], issuer):

@@ -1,18 +1,22 @@
 """Pairs of executorch and QNN: which builds are to be measured (manifests/compat.toml), and what was found
-(manifests/compat.json, written by `nox -s compat`).
+(manifests/accepted/compat.json, written by `nox -s compat`).
 """
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from packaging.version import Version as Ordered
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from provisioning.base.accepted import Values, accept, load_accepted
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
+from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, Part, Placement, load_profile
@@ -23,6 +27,7 @@ MANIFEST = MANIFESTS / "compat.toml"
 
 STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
 """The order in which they are tried."""
+MEASURE = "nox -s compat measures it anew"
 
 
 ONNX_PACKAGES = "onnx-packages"
@@ -112,77 +117,56 @@ def load_builds() -> Builds:
     return load(MANIFEST, Builds)
 
 
-Result = Literal["passed", "failed", "not_reached"]
+PASSED = "passed"
+
+SUBJECT = "executorch {executorch}, QNN {qnn} ({build_id}), {soc}"
+_SUBJECT = re.compile(r"executorch (?P<executorch>\S+), QNN (?P<qnn>\S+) \((?P<build_id>\S+)\), (?P<soc>\S+)")
 
 
-class Step(Model):
-    result: Result
-    error: str = ""
-    """The first line of the log that says what went wrong."""
-
-
-class Pair(Model):
+@dataclass(frozen=True, slots=True)
+class Pair:
     executorch: str
-    torch: str
-    torchao: str
     qnn: str
     build_id: str
-    package: str
-    """Where these libraries came from: `onnxruntime-qnn 2.5.0`."""
     soc: str
-    works: bool
-    steps: dict[str, Step]
+    values: Mapping[str, Metric]
+    """Of each step that was reached: PASSED, or the first line of the log that says what went wrong. Also
+    `torch` and `torchao`, and the `package` that the libraries came from: `onnxruntime-qnn 2.5.0`."""
+
+    @property
+    def subject(self) -> str:
+        named = {"executorch": self.executorch, "qnn": self.qnn, "build_id": self.build_id}
+        return SUBJECT.format(**named, soc=self.soc)
+
+    @property
+    def works(self) -> bool:
+        return all(self.values.get(step) == PASSED for step in STEPS)
 
     @property
     def error(self) -> str:
         """The first error, and the step that reported it; empty for a pair that works."""
-        failed = ((name, self.steps[name]) for name in STEPS if name in self.steps)
-        return next((f"{name}: {step.error}" for name, step in failed if step.result == "failed"), "")
-
-
-class Measured(Model):
-    schema_: Literal[1] = Field(default=1, alias="schema")
-    pairs: tuple[Pair, ...] = ()
-
-    def of(self, executorch: str, build_id: str) -> tuple[Pair, ...]:
-        """Every measurement of this pair, on any chip."""
-        return tuple(p for p in self.pairs if (p.executorch, p.build_id) == (executorch, build_id))
-
-    def working(self, executorch: str) -> tuple[Pair, ...]:
-        return tuple(p for p in self.pairs if p.executorch == executorch and p.works)
-
-    def with_pair(self, pair: Pair) -> Measured:
-        """In the order of versions, with this pair's earlier measurement replaced."""
-
-        def identity(each: Pair) -> tuple[str, str, str]:
-            return each.executorch, each.build_id, each.soc
-
-        pairs = [each for each in self.pairs if identity(each) != identity(pair)] + [pair]
-        pairs.sort(key=lambda each: (Ordered(each.executorch), Ordered(each.qnn), identity(each)))
-        return Measured(schema=1, pairs=tuple(pairs))
-
-    def as_json(self) -> str:
-        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
+        met = ((step, self.values.get(step, PASSED)) for step in STEPS)
+        return next((f"{step}: {value}" for step, value in met if value != PASSED), "")
 
 
 def path() -> Path:
-    return MANIFESTS / "compat.json"
+    return MANIFESTS / "accepted" / "compat.json"
 
 
-def load_measured(file: Path | None = None) -> Measured:
-    """Empty if nothing was measured yet."""
-    file = file or path()
-    if not file.is_file():
-        return Measured(schema=1)
-    try:
-        return Measured.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "(top)"
-        raise ManifestError(
-            file,
-            key,
-            expected=first["msg"],
-            found=repr(first["input"])[:200],
-            fix="nox -s compat measures it anew",
-        ) from error
+def load_measured(file: Path | None = None) -> tuple[Pair, ...]:
+    """In the order of versions; empty if nothing was measured yet."""
+    accepted = load_accepted(file or path(), MEASURE)
+    pairs = [_pair(accepted.path, subject, values) for subject, values in accepted.subjects.items()]
+    return tuple(sorted(pairs, key=lambda each: (Ordered(each.executorch), Ordered(each.qnn))))
+
+
+def _pair(file: Path, subject: str, values: Values) -> Pair:
+    named = _SUBJECT.fullmatch(subject)
+    if named is None:
+        raise ManifestError(file, subject, expected=SUBJECT, found="another text", fix=MEASURE)
+    return Pair(**named.groupdict(), values=values)
+
+
+def accept_pair(pair: Pair) -> None:
+    """In place of its earlier measurement."""
+    accept(path(), lambda before: before.updated({pair.subject: {**dict.fromkeys(STEPS), **pair.values}}))

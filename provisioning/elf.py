@@ -34,6 +34,8 @@ MOST_SEGMENTS = 512
 # libnss3.so needs 191, the most of 1,809 libraries.
 _MOST_READS = 1 << 12
 _MOST_STRING = 4096
+# Linkers let a name be the end of another, which twice the table covers.
+_MOST_SHARING = 8
 # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
 
@@ -87,7 +89,7 @@ class Format:
     segment: struct.Struct
     section: struct.Struct
     segment_fields: tuple[str, ...]
-    """Those of Segment, in the file's order."""
+    """The fields of Segment, in the file's order."""
 
     @property
     def most(self) -> int:
@@ -227,7 +229,7 @@ class Elf:
     ndk: tuple[str, str] | None = None
     """The NDK's release and build number, of the Android note: `("r27d", "13750724")`."""
     gnu_build_id: str = ""
-    """In hexadecimal digits, when the linker wrote one."""
+    """The build id in hexadecimal digits, when the linker wrote one."""
 
     @property
     def arch(self) -> int | None:
@@ -285,7 +287,7 @@ def read(path: Path) -> Elf:
 
 
 def read_stream(stream: BinaryIO, path: Path) -> Elf:
-    """As `read`; `path` only names the file in errors."""
+    """Read a file that is open, as `read` does; `path` only names the file in errors."""
     head = stream.read(256)
     if head[:4] != MAGIC:
         raise NotElf(path, _looks_like(head))
@@ -477,12 +479,14 @@ class _File:
 
 
 class _Names:
-    """The dynamic string table."""
+    """The dynamic string table. Names may share their letters, so what is read is counted."""
 
     def __init__(self, file: _File, loads: Sequence[Segment], tags: dict[int, int]) -> None:
         self._fetch = file.fetch
         self._start = _offset_of(tags[_DT_STRTAB], loads) if _DT_STRTAB in tags else None
-        self._size = tags.get(_DT_STRSZ, 0)
+        self._size = min(tags.get(_DT_STRSZ, 0), file.size)
+        self._known: dict[int, str] = {}
+        self._letters = 0
 
     def of(self, dynamic: Sequence[tuple[int, int]], tag: int) -> tuple[str, ...]:
         return tuple(self.at(value) for name, value in dynamic if name == tag)
@@ -490,13 +494,19 @@ class _Names:
     def at(self, index: int) -> str:
         if self._start is None:
             raise Malformed("the dynamic segment", "it has names and no string table")
+        if index in self._known:
+            return self._known[index]
         if index >= self._size:
             raise Malformed("the string table", f"name {index:#x} is beyond its {self._size:#x} bytes")
         text = bytes(self._fetch(self._start + index, min(_MOST_STRING, self._size - index)))
         raw, end, _ = text.partition(b"\0")
         if not end:
             raise Malformed("the string table", f"name {index:#x} has no end")
-        return raw.decode()
+        self._letters += len(raw)
+        if self._letters > _MOST_SHARING * self._size:
+            raise Malformed("the string table", f"its names have more than {_MOST_SHARING} times its letters")
+        self._known[index] = raw.decode()
+        return self._known[index]
 
 
 def _offset_of(address: int, loads: Sequence[Segment]) -> int:

@@ -71,13 +71,13 @@ class Environment:
     soc: str
     roots: dict[str, Root]
     variables: dict[str, str]
-    """Only what must be set; PATH-like values are whole, with what the user had already."""
+    """The variables that must be set; PATH-like values are whole, with what the user had already."""
     path_entries: tuple[str, ...]
     """The entries of `variables["PATH"]` before the user's own."""
     notes: tuple[str, ...]
     """Sentences about what was corrected or left out."""
     provision_flags: tuple[str, ...]
-    """Of `provision`, for the same selection."""
+    """The flags of `provision` for the same selection."""
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
@@ -112,6 +112,7 @@ def resolve(
     *,
     trees: Trees | None = None,
     needs: Sequence[str] | None = None,
+    overlay: Path = OVERLAY,
 ) -> Environment:
     """Find every component of the selection: the user's own first, then the store.
 
@@ -147,7 +148,7 @@ def resolve(
             lacking.append(component)
     if lacking:
         raise _lacking(lacking, needs or (), profile, selection, environ, notes)
-    variables, path_entries = _variables(selection, roots, environ, notes)
+    variables, path_entries = _variables(selection, roots, environ, notes, overlay)
     return Environment(
         profile=profile.name,
         target=selection.target,
@@ -169,14 +170,14 @@ def _lacking(
     notes: Sequence[str],
 ) -> EnvironmentLacking:
     pins = profile.pins
-    named = [f"{each} {pins[each].version}" if each in pins else each for each in lacking]
+    named = [f"{name} {pins[name].version}" if name in pins else name for name in lacking]
     message = (
         f"{_listed(named)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
-        f"store ({selection.store}) nor named by {_listed([COMPONENT_VARIABLES[each] for each in lacking])}"
+        f"store ({selection.store}) nor named by {_listed([COMPONENT_VARIABLES[name] for name in lacking])}"
         + "".join(f"; {note}" for note in notes)
     )
     flags = provision_flags(selection, environ)
-    elsewhere = [each for each in lacking if each not in pins]
+    elsewhere = [name for name in lacking if name not in pins]
     if elsewhere and profile.name != OFFICIAL_PROFILE:
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
         fix = session("provision", *flags, *_components(needs))
@@ -185,7 +186,7 @@ def _lacking(
     if QNN_SDK in lacking and (why := profile.why_lacking(selection.target)):
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
         return EnvironmentLacking(f"{message}; {why}", fix=session("provision", *flags))
-    if any(each in profile.optional for each in lacking):
+    if any(name in profile.optional for name in lacking):
         flags = [*flags, *_components(lacking)]
     return EnvironmentLacking(message, fix=session("provision", *flags))
 
@@ -309,7 +310,11 @@ def _from_store(
 
 
 def _variables(
-    selection: Selection, roots: Mapping[str, Root], environ: Mapping[str, str], notes: list[str]
+    selection: Selection,
+    roots: Mapping[str, Root],
+    environ: Mapping[str, str],
+    notes: list[str],
+    overlay: Path,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     variables = {
         "QNN_CI_PROFILE": selection.profile,
@@ -329,10 +334,10 @@ def _variables(
     if entries:
         others = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
         variables["PATH"] = ":".join(entries + others)
-    if EXECUTORCH_SOURCE in roots and tree_of(OVERLAY) == roots[EXECUTORCH_SOURCE].path:
+    if EXECUTORCH_SOURCE in roots and tree_of(overlay) == roots[EXECUTORCH_SOURCE].path:
         entries_before = environ.get("PYTHONPATH", "").split(":")
-        kept = [entry for entry in entries_before if entry not in ("", str(OVERLAY))]
-        variables["PYTHONPATH"] = ":".join([str(OVERLAY), *kept])
+        kept = [entry for entry in entries_before if entry not in ("", str(overlay))]
+        variables["PYTHONPATH"] = ":".join([str(overlay), *kept])
         tree = roots[EXECUTORCH_SOURCE].path
         notes.append(f"Python's executorch is that of {tree}, as build_x86 built it")
     if selection.target in DEVICE_DIRECTORIES:

@@ -23,7 +23,7 @@ class Fault(Model):
     title: str
     product: Product
     versions: str
-    """Of the product: `>=2.48,<2.51`."""
+    """Versions of the product: `>=2.48,<2.51`."""
     where: Literal["emulator", "device"]
     """Where it was seen."""
     lane: Lane
@@ -71,7 +71,7 @@ def faults_of(product: str, version: str) -> list[Fault]:
 
 
 def faults_of_build(build_id: str, lane: Lane) -> list[Fault]:
-    """Of QNN alone, for programs of this lane."""
+    """Faults of QNN alone, for programs of this lane."""
     return [
         each
         for each in faults_of("qnn", version_in(build_id))

@@ -69,9 +69,9 @@ def missing(
     """Licences of these components that are neither on record nor accepted now, by id."""
     have = recorded(store)
     return {
-        one.licence.id: one.licence
-        for one in components.values()
-        if one.licence is not None and one.licence.id not in have and one.licence.id not in accepted
+        pin.licence.id: pin.licence
+        for pin in components.values()
+        if pin.licence is not None and pin.licence.id not in have and pin.licence.id not in accepted
     }
 
 
@@ -80,10 +80,10 @@ def require(store: Path, components: Mapping[str, Component], accepted: Mapping[
     lacking = missing(store, components, accepted)
     if lacking:
         under = [
-            f"{name} {one.version} comes under a licence that was not accepted yet: "
-            f"{one.licence.title} ({one.licence.url})"
-            for name, one in components.items()
-            if one.licence is not None and one.licence.id in lacking
+            f"{name} {component.version} comes under a licence that was not accepted yet: "
+            f"{component.licence.title} ({component.licence.url})"
+            for name, component in components.items()
+            if component.licence is not None and component.licence.id in lacking
         ]
         flags = " ".join(f"{FLAG} {licence}" for licence in lacking)
         raise LicenceNotAccepted(
@@ -91,9 +91,9 @@ def require(store: Path, components: Mapping[str, Component], accepted: Mapping[
             fix=f"read {'it' if len(lacking) == 1 else 'them'}, then add `{flags}` or set "
             f"{VARIABLE}={','.join(lacking)}",
         )
-    for name, one in components.items():
-        if one.licence is not None and one.licence.id not in recorded(store):
-            _record(store, name, one.version, one.licence, accepted[one.licence.id])
+    for name, component in components.items():
+        if component.licence is not None and component.licence.id not in recorded(store):
+            _record(store, name, component.version, component.licence, accepted[component.licence.id])
 
 
 def _record(store: Path, component: str, version: str, licence: Licence, means: str) -> None:

@@ -74,18 +74,18 @@ def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = 
             key = f"{above[-1]}.include" if above else "(top)"
             names = ", ".join(sorted(known))
             raise ManifestError(MANIFESTS / "environments.toml", key, expected=f"one of {names}", found=name)
-        one = known[name]
-        requirements.update(one.requires)
-        if one.profile:
-            profile = load_profile(one.profile)
-            packages = profile.onnx if one.lane == "onnx" else profile.packages
-            marker = f"; python_version >= '{one.python}'" if one.python else ""
+        own = known[name]
+        requirements.update(own.requires)
+        if own.profile:
+            profile = load_profile(own.profile)
+            packages = profile.onnx if own.lane == "onnx" else profile.packages
+            marker = f"; python_version >= '{own.python}'" if own.python else ""
             # Sessions install torch separately, by exactly this text.
             requirements.update(
                 f"{package}=={version}{'' if package == EXEMPT else marker}"
                 for package, version in packages.items()
             )
-        for included in one.include:
+        for included in own.include:
             take(included, (*above, name))
 
     take(environment, ())
@@ -97,27 +97,29 @@ def digest_of(inputs: Sequence[str]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def problems(environment: str) -> list[str]:
-    """What is stale or wrong in one lock file. Needs no network."""
-    path = lock_path(environment)
+def problems(path: Path, wanted: Sequence[str]) -> list[str]:
+    """What is stale or wrong in the lock file of an environment that wants these inputs. Needs no network."""
     if not path.is_file():
-        return [f"{path.name}: there is no lock file for the environment {environment!r}"]
+        return [f"{path.name}: there is no lock file for the environment {path.stem!r}"]
     text = path.read_text(encoding="utf-8")
-    wanted = inputs_of(environment)
     recorded = tuple(_comments(text, "input"))
-    messages = [f"{path.name}: {one} was added to the environment" for one in wanted if one not in recorded]
-    messages += [f"{path.name}: {one} is no longer required" for one in recorded if one not in wanted]
+    messages = [
+        f"{path.name}: {line} was added to the environment" for line in wanted if line not in recorded
+    ]
+    messages += [f"{path.name}: {line} is no longer required" for line in recorded if line not in wanted]
     if not messages and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
         messages.append(f"{path.name}: inputs-sha256 is not that of its inputs")
     entries = parse(text)
     messages += [
-        f"{path.name}: {one.line!r} is no requirement" for one in entries if not _is_requirement(one.line)
+        f"{path.name}: {entry.line!r} is no requirement"
+        for entry in entries
+        if not _is_requirement(entry.line)
     ]
-    messages += [f"{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
+    messages += [f"{path.name}: {entry.line} has no hash" for entry in entries if not entry.hashes]
     messages += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
     if not messages:
         messages += [
-            f"{path.name}: {one} is required but not pinned" for one in _unmet(wanted, entries, text)
+            f"{path.name}: {line} is required but not pinned" for line in _unmet(wanted, entries, text)
         ]
     return messages
 
@@ -172,28 +174,26 @@ def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
     """Drop torch, what only its CUDA build requires, and whatever nothing else requires."""
     kept = list(entries)
     while True:
-        names = {one.name for one in kept}
+        names = {entry.name for entry in kept}
         wanted = [
-            one
-            for one in kept
+            entry
+            for entry in kept
             if any(
                 requiring.startswith("-r ")
-                or (requiring in names and not (requiring == EXEMPT and CUDA_ONLY.fullmatch(one.name)))
-                for requiring in one.via
+                or (requiring in names and not (requiring == EXEMPT and CUDA_ONLY.fullmatch(entry.name)))
+                for requiring in entry.via
             )
         ]
         if len(wanted) == len(kept):
-            return [one for one in kept if one.name != EXEMPT]
+            return [entry for entry in kept if entry.name != EXEMPT]
         kept = wanted
 
 
 def render(inputs: Sequence[str], entries: Iterable[Entry]) -> str:
     lines = [FIRST_LINE, f"# inputs-sha256: {digest_of(inputs)}"]
-    lines += [f"# input: {one}" for one in inputs]
-    lines += [f"# torch: {one}" for one in inputs if name_of(one) == EXEMPT]
-    for entry in entries:
-        lines.append(text_of(entry))
-    return "\n".join(lines) + "\n"
+    lines += [f"# input: {requirement}" for requirement in inputs]
+    lines += [f"# torch: {requirement}" for requirement in inputs if name_of(requirement) == EXEMPT]
+    return "\n".join([*lines, *map(text_of, entries), ""])
 
 
 def text_of(entry: Entry) -> str:
@@ -257,18 +257,18 @@ def _unmet(inputs: Sequence[str], entries: Sequence[Entry], text: str) -> list[s
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    pins = [Requirement(one.line) for one in entries]
+    pins = [Requirement(entry.line) for entry in entries]
     pins += [Requirement(line) for line in _comments(text, "torch")]
     unmet = []
-    for one in inputs:
-        wanted = Requirement(one)
+    for requirement in inputs:
+        wanted = Requirement(requirement)
         versions = [
             next(iter(pin.specifier)).version
             for pin in pins
             if canonicalize_name(pin.name) == canonicalize_name(wanted.name)
         ]
         if not versions or not all(wanted.specifier.contains(v, prereleases=True) for v in versions):
-            unmet.append(one)
+            unmet.append(requirement)
     return unmet
 
 

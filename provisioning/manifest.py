@@ -50,7 +50,7 @@ class Part(Model):
     name: Name
     source: Source
     place: tuple[Placement, ...] = ()
-    """Empty: everything, where it is."""
+    """Which files go where; empty: everything, where it is."""
 
 
 class Licence(Model):
@@ -63,7 +63,7 @@ class Component(Model):
     version: Version
     """The version that its own metadata must show (sdk.yaml, source.properties)."""
     build_id: str | None = None
-    """For QNN: the id inside every library, `v2.49.40.260810104044`."""
+    """QNN's id inside every library, `v2.49.40.260810104044`."""
     licence: Licence | None = None
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
@@ -173,7 +173,7 @@ class SocTable(Model):
                 name,
                 *soc.sold_as,
                 f"id {soc.id}",
-                *(f"kernel id {each}" for each in soc.kernel_ids),
+                *(f"kernel id {number}" for number in soc.kernel_ids),
             ):
                 if word in owners:
                     raise ValueError(f"{word} for one chip, not for both {owners[word]} and {name}")
@@ -194,7 +194,7 @@ class PythonEnvironment(Model):
     """The oldest Python that these packages are made for, where that is not the project's own."""
     requires: tuple[str, ...] = ()
     abstract: bool = False
-    """Only for inclusion in others: never installed alone, so not locked."""
+    """Whether others only include it: never installed alone, so not locked."""
 
     @field_validator("requires")
     @classmethod

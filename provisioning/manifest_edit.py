@@ -26,7 +26,7 @@ def with_source_keys(path: Path, component: str, part: str, keys: dict[str, str 
         raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
     profile = parse(document.unwrap(), Profile, path)
     parts = profile.pins[component].parts
-    number = next(index for index, one in enumerate(parts) if one.name == part)
+    number = next(index for index, candidate in enumerate(parts) if candidate.name == part)
     source = parts[number].source
     for key, value in keys.items():
         recorded = getattr(source, key)

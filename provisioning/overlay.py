@@ -9,7 +9,7 @@ from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_TARGET, ROOT
 
 FOLDER = "overlay"
-"""Its name below dist/<target>/."""
+"""The overlay's name below dist/<target>/."""
 DESCRIPTION = "overlay.json"
 """`{"schema": 1, "tree": "/path"}`: the ExecuTorch tree that the overlay links to, the only one that it may
 be on PYTHONPATH for."""

@@ -10,10 +10,12 @@ from pathlib import Path
 ARM64 = 0xAA64
 MACHINES = {ARM64: "Arm64", 0x8664: "x86-64", 0x14C: "x86", 0xA641: "Arm64EC"}
 SUFFIX = ".dll"
+_VERSION_INFO = "VS_VERSION_INFO\0".encode("utf-16-le")
+_LONGEST_VERSION_INFO = 1 << 14
 
 
 class BrokenPe(Exception):
-    """Not a whole PE file; `reason` says why."""
+    """The file is no whole PE file; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -24,7 +26,7 @@ class BrokenPe(Exception):
 class Pe:
     machine: int
     version: str = ""
-    """Of its version resource; the product's where that is the longer one: 2.49.40.260810104044."""
+    """The file's version, or the product's where that is the longer one: 2.49.40.260810104044."""
     needed: tuple[str, ...] = ()
     signed: bool = False
     """Whether it holds an Authenticode signature. Whether that holds is not checked."""
@@ -52,7 +54,7 @@ def read(path: Path) -> Pe:
             security = pe.OPTIONAL_HEADER.DATA_DIRECTORY[4]
             if security.VirtualAddress + security.Size > size:
                 raise BrokenPe(f"truncated: its signature ends beyond byte {size}")
-            names = ("IMPORT", "DELAY_IMPORT", "RESOURCE")
+            names = ("IMPORT", "DELAY_IMPORT")
             wanted = [pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in names]
             pe.parse_data_directories(directories=wanted)
             imports = [
@@ -61,7 +63,7 @@ def read(path: Path) -> Pe:
             ]
             return Pe(
                 pe.FILE_HEADER.Machine,
-                _version(pe),
+                _version(data),
                 tuple(sorted({entry.dll.decode("ascii", "replace") for entry in imports})),
                 security.Size > 0,
             )
@@ -69,13 +71,14 @@ def read(path: Path) -> Pe:
         raise BrokenPe(str(error) or type(error).__name__) from error
 
 
-def _version(pe: object) -> str:
-    strings = {
-        key: value.decode("ascii", "replace").strip("\0 ")
-        for information in getattr(pe, "FileInfo", ())
-        for entry in information
-        for table in getattr(entry, "StringTable", ())
-        for key, value in table.entries.items()
-    }
-    versions = [strings.get(b"ProductVersion", ""), strings.get(b"FileVersion", "")]
+def _version(data: mmap.mmap) -> str:
+    """From the strings of the version resource, by their names: pefile reads every resource for them."""
+    begin = data.find(_VERSION_INFO)
+    strings = data[begin : begin + _LONGEST_VERSION_INFO] if begin >= 0 else b""
+    versions = [_text_after(strings, name) for name in ("ProductVersion", "FileVersion")]
     return max((version for version in versions if re.fullmatch(r"[\d._]+", version)), key=len, default="")
+
+
+def _text_after(strings: bytes, name: str) -> str:
+    rest = strings.partition(f"{name}\0".encode("utf-16-le"))[2]
+    return rest[: len(rest) & ~1].decode("utf-16-le", "replace").lstrip("\0").partition("\0")[0].strip()

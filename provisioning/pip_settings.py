@@ -56,7 +56,7 @@ def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[
     for key, names in _SAME_IN_UV.items():
         values = pip.get(key, "").split()
         if portable and key in INDEXES[1:] and not no_index(environ):
-            values = [one for one in values if one.startswith(("https:", "http:"))]
+            values = [value for value in values if value.startswith(("https:", "http:"))]
         if values and not any(environ.get(name) for name in names):
             variables[names[0]] = ("," if key == "find-links" else " ").join(values)
     if not environ.get("UV_INDEX_STRATEGY"):

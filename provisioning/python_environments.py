@@ -24,7 +24,7 @@ LOCKS = MANIFESTS / "locks"
 TORCH = MANIFESTS / "torch"
 
 IN_IMAGE = "QNN_CI_ENVIRONMENTS"
-"""In our images: the folder with environments that are there already, each beside its lock."""
+"""The folder with environments that our images have already, each beside its lock."""
 
 ACCEPT = "nox -s lock -- --torch"
 
@@ -38,16 +38,17 @@ UV_ENVIRONMENT = "nox"
 
 
 def environments_folder() -> Path:
-    """Of a clone the one that nox has too."""
+    """Where environments are made; in a clone the folder that nox has too."""
     return ROOT / ".nox" if CLONE else outputs_path() / "environments"
 
 
 @dataclass(frozen=True)
 class PythonEnvironments:
-    """Those below one folder. `log` shows a line of progress."""
+    """The environments below one folder. `log` shows a line of progress."""
 
     folder: Path
     log: Callable[[str], None]
+    torch: Path = TORCH
 
     def interpreter(self, name: str) -> str:
         """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
@@ -100,7 +101,7 @@ class PythonEnvironments:
 
     def install_torch(self, home: Path, requirement: str, uv: str | None) -> None:
         """The CPU build of the user's index, else of PyTorch's, else its own: only those on record."""
-        cpu, index = TORCH / "cpu.txt", TORCH / "index.txt"
+        cpu, index = self.torch / "cpu.txt", self.torch / "index.txt"
         for recorded in (cpu, index):
             if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _text(recorded), re.MULTILINE):
                 message = f"{recorded} has no {requirement}; record the builds of your index"
@@ -123,8 +124,8 @@ class PythonEnvironments:
                 return
         if _differs(output):
             raise EnvironmentLacking(
-                f"your index has {requirement} in a build that is not on record in {TORCH}, so it was not "
-                f"installed; if you trust your index, record it and start again",
+                f"your index has {requirement} in a build that is not on record in {self.torch}, so it was "
+                "not installed; if you trust your index, record it and start again",
                 fix=ACCEPT,
             )
         raise EnvironmentLacking(f"{requirement} could not be installed:\n{output}")
@@ -154,7 +155,7 @@ def _run(command: list[str]) -> None:
 
 
 def _write_bytecode(python: Path) -> None:
-    """For a Python that must not write bytecode as it imports: each start would compile torch's sources, 4 s.
+    """Write bytecode for a Python that must not as it imports: each start would compile torch, 4 s.
 
     A package may hold files for another Python, which fail here and which nobody imports."""
     places = python.parents[1].glob("lib/python*/site-packages")

@@ -16,9 +16,9 @@ from provisioning.base.commands import captured
 from provisioning.base.errors import ManifestError, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
+from provisioning.python_environments import TORCH
 
-FOLDER = MANIFESTS / "torch"
-CPU, INDEX = FOLDER / "cpu.txt", FOLDER / "index.txt"
+CPU, INDEX = "cpu.txt", "index.txt"
 
 
 def requirement() -> str:
@@ -41,32 +41,29 @@ def requirement() -> str:
     return "".join(pins)
 
 
-def problems() -> list[str]:
-    """What is stale or wrong in the recorded builds; needs no network."""
-    if not (pin := requirement()):
-        return []
+def problems(pin: str, folder: Path = TORCH) -> list[str]:
+    """What is stale or wrong in the recorded builds of `requirement()`; needs no network."""
     messages = []
-    for path, wanted in ((CPU, f"{pin}+cpu"), (INDEX, pin)):
-        entries = lock_files.parse(path.read_text(encoding="utf-8")) if path.is_file() else []
-        if wanted not in [one.line for one in entries]:
-            messages.append(f"torch/{path.name}: has no build of {wanted}")
-        messages += [f"torch/{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
+    for name, wanted in ((CPU, f"{pin}+cpu"), (INDEX, pin)) if pin else ():
+        entries = _entries(folder / name)
+        if wanted not in [entry.line for entry in entries]:
+            messages.append(f"torch/{name}: has no build of {wanted}")
+        messages += [f"torch/{name}: {entry.line} has no hash" for entry in entries if not entry.hashes]
     return messages
 
 
-def record() -> list[Path]:
+def record(pin: str, folder: Path = TORCH) -> list[Path]:
     """Record the builds that the user's index has, beside those on record; returns the files that changed."""
-    pin = requirement()
-    cpu = _cpu_entry(f"{pin}+cpu")
+    cpu = _cpu_entry(f"{pin}+cpu", folder / CPU)
     resolved = lock_files.parse(lock_files.resolve("torch", [pin], "", []))
-    without = {one.name for one in lock_files.without_cuda(resolved)}
-    own = [one for one in resolved if one.name not in without]
+    without = {entry.name for entry in lock_files.without_cuda(resolved)}
+    own = [entry for entry in resolved if entry.name not in without]
     texts = {}
     # An index with both builds offers the CPU build for this pin too.
-    if pin in [one.line for one in own]:
-        texts[INDEX] = _text("The package index's own build of torch, and what only it needs.", own)
+    if pin in [entry.line for entry in own]:
+        texts[folder / INDEX] = _text("The package index's own build of torch, and what only it needs.", own)
     if cpu.hashes:
-        texts[CPU] = _text("The CPU build of torch, of every index that was asked.", [cpu])
+        texts[folder / CPU] = _text("The CPU build of torch, of every index that was asked.", [cpu])
     changed = [
         path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
@@ -75,21 +72,23 @@ def record() -> list[Path]:
     return changed
 
 
-def _cpu_entry(line: str) -> lock_files.Entry:
-    entries = lock_files.parse(CPU.read_text(encoding="utf-8")) if CPU.is_file() else []
-    hashes = {value for one in entries if one.line == line for value in one.hashes}
+def _entries(recorded: Path) -> list[lock_files.Entry]:
+    return lock_files.parse(recorded.read_text(encoding="utf-8")) if recorded.is_file() else []
+
+
+def _cpu_entry(line: str, recorded: Path) -> lock_files.Entry:
+    hashes = {value for entry in _entries(recorded) if entry.line == line for value in entry.hashes}
     # The user's own index, then PyTorch's.
     for backend in ([], ["--torch-backend=cpu"]):
         hashes |= _hashes(line, backend)
     return lock_files.Entry(lock_files.EXEMPT, line, tuple(sorted(hashes)), frozenset())
 
 
-def cpu_wheel(tag: str) -> str:
+def cpu_wheel(tag: str, recorded: Path) -> str:
     """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "cp311".
 
     Empty if that is not on record or cannot be had."""
-    entries = lock_files.parse(CPU.read_text(encoding="utf-8")) if CPU.is_file() else []
-    for entry in entries:
+    for entry in _entries(recorded):
         for url, digest in _wheels(entry.line, ["--torch-backend=cpu"]):
             if f"-{tag}-{tag}-" in url and url.endswith("x86_64.whl") and f"sha256:{digest}" in entry.hashes:
                 return f"{url}#sha256={digest}"
@@ -101,7 +100,7 @@ def _hashes(line: str, options: list[str]) -> set[str]:
     if not all(digest for _, digest in wheels):
         raise UpstreamError(
             f"the package index has {line} and does not say its sha256",
-            fix=f"add it by hand to {CPU}: pip download --no-deps {line}, then sha256sum",
+            fix=f"add it by hand to {TORCH / CPU}: pip download --no-deps {line}, then sha256sum",
         )
     return {f"sha256:{digest}" for _, digest in wheels}
 

@@ -1,1 +1,1 @@
-"""`accept --convert`: suites of earlier releases, and their baselines, in the form of now."""
+"""`accept --convert`: suites of earlier releases, and what was accepted of them, in the form of now."""

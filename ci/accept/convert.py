@@ -1,9 +1,10 @@
-"""Rewrite a suite of an earlier release, and its baselines, in the form of now."""
+"""Rewrite a suite of an earlier release, and what was accepted of it, in the form of now."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,18 @@ from tomlkit.items import SingleKey
 from ci.lanes.executorch.suite import FORM as EXECUTORCH
 from ci.lanes.llm.suite import FORM as LLM
 from ci.lanes.onnx.suite import FORM as ONNX
-from ci.pipeline.baseline import Recorded, baseline_path, baseline_text, read_baseline
-from ci.pipeline.earlier_suite import Edit, converted, edits_of, is_earlier
-from ci.pipeline.suite_file import SuiteFile, parse_suite
+from ci.pipeline.baseline import recorded_of
+from ci.pipeline.earlier_suite import (
+    Edit,
+    converted,
+    earlier_accepted,
+    earlier_subjects,
+    edits_of,
+    is_earlier,
+)
+from ci.pipeline.suite_file import SuiteFile, accepted_path, parse_suite
 from provisioning.base import toml
+from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.documents import read
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
@@ -28,20 +37,26 @@ SCHEMA_LINE = re.compile(r"^(#:schema .*/)(?:onnx|llm)_(suite\.json)", re.MULTIL
 
 def convert(suite: Path) -> list[Path]:
     """Rewrite the files; returns those that changed. Nothing is written if one of them cannot be."""
-    document = read(suite)
-    texts: dict[Path, str] = {}
+    document, text = read(suite), ""
     if is_earlier(document):
-        texts[suite] = _converted_text(suite, document)
-        document = toml.loads(texts[suite])
+        text = _converted_text(suite, document)
+        document = toml.loads(text)
     file = parse_suite(document, suite, *FORMS)
-    for profile in profile_names():
-        path = baseline_path(suite, profile)
-        if path.is_file() and (text := _converted_baseline(path, file)):
-            texts[path] = text
-    # The suite last: if it is still of the earlier form, the command can be repeated.
-    for path in sorted(texts, key=lambda path: path == suite):
-        replace_text(path, texts[path])
-    return list(texts)
+    changes = {
+        profile: _converted_results(old, file)
+        for profile in profile_names()
+        if (old := earlier_accepted(suite, profile)).is_file()
+    }
+    changed = [accepted_path(suite, profile) for profile in changes]
+    for profile, subjects in changes.items():
+        accept(accepted_path(suite, profile), partial(Accepted.updated, changes=subjects))
+    if text:
+        replace_text(suite, text)
+        changed.append(suite)
+    # Last: while they are there, the command can be repeated.
+    for profile in changes:
+        earlier_accepted(suite, profile).unlink()
+    return changed
 
 
 def _converted_text(suite: Path, document: Mapping[str, Any]) -> str:
@@ -76,24 +91,23 @@ def _apply(document: Any, edit: Edit) -> None:
     body.insert(0, (key, value))
 
 
-def _converted_baseline(path: Path, file: SuiteFile) -> str:
-    """Empty if it has the form of now."""
-    schema, programs = read_baseline(path)
-    if schema != 1:
-        return ""
+def _converted_results(path: Path, file: SuiteFile) -> dict[str, Values]:
     names = _new_names(file)
-    renamed: dict[str, Recorded] = {}
-    for name, recorded in programs.items():
+    renamed: dict[str, Values] = {}
+    earlier = Accepted(path, earlier_subjects(path))
+    for subject, values in earlier.subjects.items():
+        recorded_of(earlier, subject)
+        lane, _, name = subject.partition("/")
         run, _, soc = name.rpartition("/")
         # A run that the suite does not have any more is left to the lane, if there is one alone.
-        lanes = names.get(run) or [f"{lane}/{run}" for lane in file.cases]
-        if len(lanes) > 1:
+        runs = names.get(run) or [f"{each}/{run}" for each in file.cases]
+        if not lane and len(runs) > 1:
             raise UsageError(
-                f"{path}: {name} is of {' or of '.join(lanes)}, and the file does not say of which",
+                f"{path}: {name} is of {' or of '.join(runs)}, and the file does not say of which",
                 fix=f"remove {name} from {path}, repeat the command, then --accept what is measured",
             )
-        renamed[f"{lanes[0]}/{soc}"] = recorded
-    return baseline_text(renamed, 2)
+        renamed[subject if lane else f"{runs[0]}/{soc}"] = values
+    return renamed
 
 
 def _new_names(file: SuiteFile) -> dict[str, list[str]]:

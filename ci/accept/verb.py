@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser,
         "--convert",
         "FILE",
-        "rewrite this suite of an earlier release, and its baselines, in the form of now; comments stay",
+        "rewrite this suite, and what was accepted of it, in the form of now; comments stay",
         type=Path,
         required=True,
     )
@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         changed = convert(suite.absolute())
         sys.stdout.writelines(f"rewrote {path}\n" for path in changed)
         if not changed:
-            sys.stdout.write(f"{suite} and its baselines have the form of now\n")
+            sys.stdout.write(f"{suite} and what was accepted of it have the form of now\n")
     return 0

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ci.artifacts.bounds import OBJECT, Budget, Malformed
 from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_of
-from ci.artifacts.protobuf import Malformed, Message
+from ci.artifacts.protobuf import Message
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
+from provisioning.build_id import BUILD_ID
 
 CONTEXT_OPERATOR = "EPContext"
 COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"
@@ -72,80 +74,118 @@ def read_model(path: Path) -> CompiledModel:
 
 
 def parse_model(data: memoryview, path: Path) -> CompiledModel:
+    budget = Budget(len(data))
     model = Message(data)
     graph = model.message(7)
-    nodes = list(graph.messages(1))
-    if not nodes:
+    note = _last(model.messages(14), COMPATIBILITY).text(2)
+    nodes = _Nodes(path, *arch_and_soc(note), budget)
+    kernels: Counter[str] = Counter()
+    compiled: list[ContextNode] = []
+    for node in graph.messages(1):
+        operator = node.text(4)
+        if operator == CONTEXT_OPERATOR:
+            compiled.append(nodes.read(node))
+            continue
+        if operator not in kernels:
+            budget.take(OBJECT)
+        kernels[operator] += 1
+    if not compiled and not kernels:
         first = f"it begins {bytes(data[:8]).hex(' ')}" if data else "it is empty"
         raise Malformed(f"no graph with nodes ({first})")
-    kernels = Counter(node.text(4) for node in nodes if node.text(4) != CONTEXT_OPERATOR)
-    compiled = [node for node in nodes if node.text(4) == CONTEXT_OPERATOR]
     if not compiled:
         raise CheckFailed(
             f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
             fix=session("compile", path, "--soc", "SM8650", "-o", "OUT"),
         )
-    notes = {entry.text(1): entry.text(2) for entry in model.messages(14)}
-    arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))
-    constants = {tensor.text(8) for tensor in graph.messages(5)}
+    inputs = tuple(_tensors(graph, 11, budget))
+    names = {name for name, _ in inputs}
+    constants = {name for tensor in graph.messages(5) if (name := tensor.text(8)) in names}
     return CompiledModel(
         size=len(data),
-        soc_id=soc_id,
-        arch=arch,
-        inputs=tuple(each for each in _tensors(graph, 11) if each[0] not in constants),
-        outputs=tuple(_tensors(graph, 12)),
+        soc_id=nodes.soc_id,
+        arch=nodes.arch,
+        inputs=tuple(each for each in inputs if each[0] not in constants),
+        outputs=tuple(_tensors(graph, 12, budget)),
         kernels=dict(kernels.most_common()),
-        nodes=tuple(_node(node, path, arch, soc_id) for node in compiled),
+        nodes=tuple(compiled),
     )
 
 
 def context_binaries(path: Path) -> list[bytes]:
-    """The context binary of each node that has one, from the model or from the file beside it."""
+    """The context binary of each node that has one, from the model or from the file beside it.
+
+    Each file once."""
+    contexts: dict[Path | int, bytes] = {}
     try:
-        nodes = list(Message(memoryview(bytes_of(path))).message(7).messages(1))
-        return [bytes(stored[1]) for node in nodes if (stored := _stored(node, path)) is not None]
+        for number, node in enumerate(Message(memoryview(bytes_of(path))).message(7).messages(1)):
+            stored = _stored(node) if node.text(4) == CONTEXT_OPERATOR else None
+            if isinstance(stored, str):
+                file = context_beside(path, stored)
+                contexts[file] = contexts.get(file) or bytes_of(file)
+            elif stored is not None:
+                contexts[number] = bytes(stored)
     except Malformed as error:
         raise CheckFailed(
             f"{path}: expected a compiled ONNX model, found {error}", fix="compile or copy it again"
         ) from error
+    return list(contexts.values())
 
 
-def _stored(node: Message, path: Path) -> tuple[str, memoryview] | None:
-    """(file, content) of a main context's node; None for any other node."""
-    attributes = {attribute.text(1): attribute for attribute in node.messages(5)}
-    none = Message(memoryview(b""))
-    if node.text(4) != CONTEXT_OPERATOR or attributes.get("main_context", none).number(3, 1) != 1:
+def _last(messages: Iterable[Message], name: str) -> Message:
+    """The last entry or attribute of this name; without fields if there is none."""
+    found = Message(memoryview(b""))
+    for each in messages:
+        found = each if each.text(1) == name else found
+    return found
+
+
+def _stored(node: Message) -> memoryview | str | None:
+    """A main context, or the name of the file that holds it; None for any other node."""
+    if _last(node.messages(5), "main_context").number(3, 1) != 1:
         return None
-    stored = attributes.get("ep_cache_context", none)
-    if attributes.get("embed_mode", none).number(3, 1) == 1:
-        return "", stored.bytes(4)
-    file = stored.text(4)
-    return file, memoryview(bytes_of(context_beside(path, file)))
+    context = _last(node.messages(5), "ep_cache_context")
+    return context.bytes(4) if _last(node.messages(5), "embed_mode").number(3, 1) == 1 else context.text(4)
 
 
-def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
-    attributes = {attribute.text(1): attribute for attribute in node.messages(5)}
-    none = Message(memoryview(b""))
-    stored = _stored(node, path)
-    if stored is None:
-        return ContextNode(node.text(3), False, "", None)
-    file, content = stored
-    context = context_of(content)
-    from provisioning.manifest import load_socs
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Reads nodes. Each file beside the model is searched once."""
 
-    claimed = attributes.get("ep_sdk_version", none).text(4)
-    names = sorted(name for name, soc in load_socs().items() if soc.id == soc_id)
-    return ContextNode(
-        node.text(3),
-        True,
-        file,
-        replace(
-            context,
-            build_ids=tuple(sorted({*context.build_ids, *([claimed] if claimed else [])})),
-            socs=context.socs or tuple(names),
-            arches=context.arches or ((arch,) if arch else ()),
-        ),
-    )
+    path: Path
+    arch: int
+    soc_id: int
+    budget: Budget
+    contexts: dict[Path, ContextStrings] = field(default_factory=dict)
+
+    def read(self, node: Message) -> ContextNode:
+        from provisioning.manifest import load_socs
+
+        self.budget.take(OBJECT)
+        stored = _stored(node)
+        if stored is None:
+            return ContextNode(node.text(3), False, "", None)
+        context = self._beside(stored) if isinstance(stored, str) else context_of(stored, self.budget)
+        self.budget.take(context.cost)
+        claimed = self.budget.distinct(BUILD_ID, _last(node.messages(5), "ep_sdk_version").bytes(4))
+        names = sorted(name for name, soc in load_socs().items() if soc.id == self.soc_id)
+        return ContextNode(
+            node.text(3),
+            True,
+            stored if isinstance(stored, str) else "",
+            replace(
+                context,
+                build_ids=tuple(sorted({*context.build_ids, *(each.decode() for each in claimed)})),
+                socs=context.socs or tuple(names),
+                arches=context.arches or ((self.arch,) if self.arch else ()),
+            ),
+        )
+
+    def _beside(self, name: str) -> ContextStrings:
+        file = context_beside(self.path, name)
+        if file not in self.contexts:
+            content = memoryview(bytes_of(file))
+            self.contexts[file] = context_of(content, Budget(len(content)))
+        return self.contexts[file]
 
 
 def context_beside(path: Path, name: str) -> Path:
@@ -156,7 +196,7 @@ def context_beside(path: Path, name: str) -> Path:
             f"{path}: expected its context in a file beside it, found {name[:200]!r}",
             fix="compile it again",
         )
-    data = folder / name
+    data = (folder / name).resolve()
     if not data.is_file():
         raise CheckFailed(
             f"{path}: its context {name} is not beside it",
@@ -178,12 +218,13 @@ def is_below(folder: Path, name: str) -> bool:
     return real != folder and real.is_relative_to(folder)
 
 
-def _tensors(graph: Message, field: int) -> Iterator[tuple[str, TensorInfo]]:
-    for value in graph.messages(field):
+def _tensors(graph: Message, number: int, budget: Budget) -> Iterator[tuple[str, TensorInfo]]:
+    for value in graph.messages(number):
+        budget.take(OBJECT)
         kind = value.message(2).message(1)
-        number = kind.number(1)
+        dtype = kind.number(1)
         shape = tuple(size.number(1) if size.has(1) else -1 for size in kind.message(2).messages(1))
-        yield value.text(1), TensorInfo(DTYPES.get(number, f"type {number}"), shape)
+        yield value.text(1), TensorInfo(DTYPES.get(dtype, f"type {dtype}"), shape)
 
 
 def arch_and_soc(note: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from provisioning.base.diagnosis import Code, code_named
 
-NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
+NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>\s*)?(\S.+)")
 """The start of QNN's own messages in a log; the first one is nearest to the cause."""
 
 DIES_OF = "the compiler dies of "
@@ -18,10 +18,13 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 OF_QNN = "QnnLogging]"
 """The end of the prefix that ONNX Runtime puts before QNN's lines."""
 OF_RUNTIME = re.compile(r"\[\w:onnxruntime:")
-REFUSAL = re.compile(r"(?:failed for node `([^`]+)`|for node: (\S+)).* error code:? (\d+)")
+# Names in a log are the model's: each pattern looks at a line once, however long.
+REFUSED_NODE = re.compile(r"failed for node `([^`]+)`|for node: (\S+)")
+REFUSAL = " error code"
+REFUSAL_CODE = re.compile(r":? (\d{1,18})")
 
-SUMMARY = re.compile(r"=+ DDR bandwidth summary =+\s*\n((?:\s*\w+=\d+\s*\n)+)")
-FIGURE = re.compile(r"(\w+)=(\d+)")
+SUMMARY = "= DDR bandwidth summary ="
+FIGURE = re.compile(r"\s*(\w+)=(\d{1,18})\s*")
 
 NAMES = {
     "read": "read_total_bytes",
@@ -51,20 +54,28 @@ def refusals(log: str) -> dict[str, Refusal]:
             if (text := line.rpartition(OF_QNN)[2].strip()).startswith("<E>"):
                 errors.append(text.removeprefix("<E>").strip())
         elif OF_RUNTIME.search(line):
-            if refusal := REFUSAL.search(line):
-                code = code_named(int(refusal[3]))
-                reasons[refusal[1] or refusal[2]] = Refusal(code, next(iter(errors), ""))
+            before, _, after = line.rpartition(REFUSAL)
+            if (node := REFUSED_NODE.search(before)) and (number := REFUSAL_CODE.match(after)):
+                code = code_named(int(number[1]))
+                reasons[node[1] or node[2]] = Refusal(code, next(iter(errors), ""))
             errors.clear()
     return reasons
 
 
 def traffic(log: str) -> list[dict[str, int]]:
     """One for each graph, in the order of compilation."""
-    graphs = []
-    for block in SUMMARY.findall(log):
-        figures = {name: int(value) for name, value in FIGURE.findall(block)}
-        graphs.append({ours: figures.get(theirs, 0) for ours, theirs in NAMES.items()})
-    return graphs
+    graphs: list[dict[str, int]] = []
+    figures: dict[str, int] | None = None
+    for line in log.splitlines():
+        if SUMMARY in line:
+            figures = {}
+            graphs.append(figures)
+        elif figure := FIGURE.fullmatch(line):
+            if figures is not None:
+                figures[figure[1]] = int(figure[2])
+        elif line.strip():
+            figures = None
+    return [{ours: each.get(theirs, 0) for ours, theirs in NAMES.items()} for each in graphs if each]
 
 
 def total(graphs: Sequence[dict[str, int]]) -> dict[str, int]:

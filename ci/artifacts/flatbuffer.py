@@ -1,19 +1,26 @@
-"""Read flatbuffers that may be damaged or hostile: every access is bounded, every error is Malformed."""
+"""Read flatbuffers that may be damaged or hostile: every access is bounded, every error is Malformed.
+
+Offsets may lead many times to the same place, so whatever is handed out is counted.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-from ci.artifacts.protobuf import Malformed
+from ci.artifacts.bounds import Budget, Malformed
 
 LARGEST_VECTOR = 1 << 20
 """No list of a program is longer; a greater length means damage."""
 
+_TABLE, _NUMBER, _TEXT, _LETTER = 32, 32, 64, 4
+"""What each costs, in bytes of memory."""
+
 
 class Reader:
-    def __init__(self, data: bytes | memoryview) -> None:
+    def __init__(self, data: bytes | memoryview, budget: Budget) -> None:
         self.data = memoryview(data)
+        self.budget = budget
 
     def unpack(self, code: str, position: int) -> int | float | bool:
         size = struct.calcsize(f"<{code}")
@@ -32,7 +39,10 @@ class Reader:
 class Table:
     """A table. Fields are named by their number in the schema; an absent field has its default."""
 
+    __slots__ = ("_size", "_vtable", "position", "reader")
+
     def __init__(self, reader: Reader, position: int) -> None:
+        reader.budget.take(_TABLE)
         self.reader, self.position = reader, position
         self._vtable = position - reader.number("i", position)
         self._size = reader.number("H", self._vtable)
@@ -52,38 +62,56 @@ class Table:
 
     def table(self, field: int) -> Table | None:
         place = self.place(field)
-        return None if place is None else Table(self.reader, self._target(place))
+        return None if place is None else Table(self.reader, self.target(place))
 
     def text(self, field: int) -> str:
-        return bytes(self.bytes(field)).decode("utf-8", "replace")
+        start, count = self._vector(field, 1, len(self.reader.data))
+        self.reader.budget.take(_TEXT + _LETTER * count)
+        return bytes(self.reader.data[start : start + count]).decode("utf-8", "replace")
 
     def bytes(self, field: int) -> memoryview:
         start, count = self._vector(field, 1, len(self.reader.data))
+        self.reader.budget.take(_TEXT + count)
         return self.reader.data[start : start + count]
 
     def numbers(self, field: int, code: str) -> list[int]:
         size = struct.calcsize(f"<{code}")
         start, count = self._vector(field, size)
+        self.reader.budget.take(_NUMBER * count)
         return [self.reader.number(code, start + index * size) for index in range(count)]
 
-    def tables(self, field: int) -> Iterator[Table]:
-        start, count = self._vector(field, 4)
-        for index in range(count):
-            yield Table(self.reader, self._target(start + 4 * index))
+    def tables(self, field: int) -> Tables:
+        return Tables(self, *self._vector(field, 4))
 
     def _vector(self, field: int, size: int, largest: int = LARGEST_VECTOR) -> tuple[int, int]:
         """Where the elements begin and how many there are; (0, 0) for an absent field."""
         place = self.place(field)
         if place is None:
             return 0, 0
-        start = self._target(place)
+        start = self.target(place)
         count = self.reader.number("I", start)
         if count > largest or start + 4 + count * size > len(self.reader.data):
             raise Malformed(f"the list at {start} says it has {count} elements")
         return start + 4, count
 
-    def _target(self, place: int) -> int:
+    def target(self, place: int) -> int:
         target = place + self.reader.number("I", place)
         if target >= len(self.reader.data):
             raise Malformed(f"the offset at {place} points outside")
         return target
+
+
+class Tables:
+    """A list of tables, each read when it is asked for."""
+
+    def __init__(self, owner: Table, start: int, count: int) -> None:
+        self._owner, self._start, self._count = owner, start, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Table]:
+        return (self[index] for index in range(self._count))
+
+    def __getitem__(self, index: int) -> Table:
+        return Table(self._owner.reader, self._owner.target(self._start + 4 * index))

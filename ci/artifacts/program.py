@@ -10,19 +10,19 @@ import hashlib
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from ci.artifacts.flatbuffer import Reader, Table
-from ci.artifacts.protobuf import Malformed
+from ci.artifacts.bounds import OBJECT, Budget, Malformed
+from ci.artifacts.flatbuffer import Reader, Table, Tables
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.build_id import BUILD_ID
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 IDENTIFIER = b"ET12"
 ELF = b"\x7fELF"
@@ -81,6 +81,14 @@ class ContextStrings:
     """Several share the weights."""
     half_floats: bool | None = None
     """Whether floats are computed in 16 bits; not on a chip without fp16."""
+
+    @property
+    def cost(self) -> int:
+        """Of the lists, in bytes of memory: whoever shows this twice shows them twice."""
+        numbers = len(self.arches) + len(self.vtcm_bytes)
+        return OBJECT * numbers + sum(
+            OBJECT + len(name) for name in (*self.build_ids, *self.socs, *self.graphs)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,27 +199,27 @@ def parse(data: bytes) -> CompiledProgram | ContextStrings:
         return _program(data)
     if data[:4] == ELF:
         raise Malformed("an ELF library")
-    context = context_of(memoryview(data))
+    context = context_of(memoryview(data), Budget(len(data)))
     if not context.build_ids:
         first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
         raise Malformed(f"neither the mark {IDENTIFIER.decode()} nor a QNN build id ({first})")
     return context
 
 
-def context_of(data: memoryview) -> ContextStrings:
+def context_of(data: memoryview, budget: Budget) -> ContextStrings:
+    def names(pattern: re.Pattern[bytes]) -> tuple[str, ...]:
+        return tuple(sorted(name.decode() for name in budget.distinct(pattern, data)))
+
+    flags = budget.distinct(HALF_FLOATS, data)
     return ContextStrings(
         size=len(data),
-        build_ids=tuple(sorted({build_id.decode() for build_id in BUILD_ID.findall(data)})),
-        socs=tuple(sorted({name.decode() for name in SOC.findall(data)})),
-        arches=tuple(sorted({int(arch) for arch in ARCH.findall(data)})),
-        vtcm_bytes=tuple(sorted({int(size) for size in VTCM.findall(data)})),
-        graphs=tuple(sorted({name.decode() for name in GRAPH.findall(data)})),
-        half_floats=_half_floats(HALF_FLOATS.findall(data)),
+        build_ids=names(BUILD_ID),
+        socs=names(SOC),
+        arches=tuple(sorted({int(arch) for arch in budget.distinct(ARCH, data)})),
+        vtcm_bytes=tuple(sorted({int(size) for size in budget.distinct(VTCM, data)})),
+        graphs=names(GRAPH),
+        half_floats=b"false" not in flags if flags else None,
     )
-
-
-def _half_floats(flags: Sequence[bytes]) -> bool | None:
-    return b"false" not in flags if flags else None
 
 
 def _program(data: bytes) -> CompiledProgram:
@@ -225,15 +233,17 @@ def _program(data: bytes) -> CompiledProgram:
             raise Malformed(
                 f"a header of {program_size} bytes and segments at {base} in a file of {len(data)}"
             )
-    root = Reader(whole[:program_size]).root()
+    budget = Budget(len(data))
+    root = Reader(whole[:program_size], budget).root()
     segments = tuple(_segments(root, base, len(data)))
-    inline = [table.bytes(0) for table in root.tables(2)]
+    _refuse_overlaps(segments)
+    reader = _Delegates(segments, root.tables(2), whole)
     methods: list[Method] = []
     delegates: list[Delegate] = []
     for plan in root.tables(1):
         method = _method(plan)
         methods.append(method)
-        delegates += [_delegate(each, method.name, segments, inline, whole) for each in plan.tables(7)]
+        delegates += [reader.read(each, method.name) for each in plan.tables(7)]
     if not methods:
         raise Malformed("a program without methods")
     return CompiledProgram(len(data), root.number(0, "I"), tuple(methods), tuple(delegates), segments)
@@ -246,20 +256,32 @@ def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
             raise Malformed(
                 f"a segment of {segment.size} bytes at {segment.offset} in a file of {size}: it is cut short"
             )
+        root.reader.budget.take(OBJECT)
         yield segment
 
 
+def _refuse_overlaps(segments: tuple[Segment, ...]) -> None:
+    end = 0
+    for segment in sorted((each for each in segments if each.size), key=lambda each: each.offset):
+        if segment.offset < end:
+            raise Malformed(f"a segment at {segment.offset} inside another, which ends at {end}")
+        end = segment.offset + segment.size
+
+
 def _method(plan: Table) -> Method:
-    values = list(plan.tables(2))
-    operators = [_operator(table) for table in plan.tables(6)]
-    kernels: Counter[str] = Counter()
+    values, operators = plan.tables(2), plan.tables(6)
+    calls: Counter[int] = Counter()
     delegate_calls = 0
     for chain in plan.tables(5):
         for instruction in chain.tables(2):
             kind, call = instruction.number(0, "B"), instruction.table(1)
             if kind == KERNEL_CALL and call is not None:
-                kernels[_at(operators, call.number(0, "i"), "operator")] += 1
+                calls[call.number(0, "i")] += 1
             delegate_calls += kind == DELEGATE_CALL
+    kernels: Counter[str] = Counter()
+    for index, count in calls.items():
+        kernels[_operator(_at(operators, index, "operator"))] += count
+    plan.reader.budget.take(OBJECT)
     return Method(
         name=plan.text(0),
         inputs=tuple(_value(_at(values, index, "value")) for index in plan.numbers(3, "i")),
@@ -279,38 +301,54 @@ def _value(table: Table) -> TensorInfo | str:
     kind, value = table.number(0, "B"), table.table(1)
     if kind != TENSOR or value is None:
         return f"value of kind {kind}"
+    table.reader.budget.take(OBJECT)
     number = value.number(0, "b")
     return TensorInfo(DTYPES.get(number, f"dtype {number}"), tuple(value.numbers(2, "i")))
 
 
-def _delegate(
-    table: Table, method: str, segments: tuple[Segment, ...], inline: list[memoryview], whole: memoryview
-) -> Delegate:
-    reference = table.table(1)
-    if reference is None:
-        raise Malformed("a delegate without data")
-    in_segment, index = reference.number(0, "b") == 1, reference.number(1, "I")
-    if in_segment:
-        segment = _at(segments, index, "segment")
-        offset, data = segment.offset, whole[segment.offset : segment.offset + segment.size]
-    else:
-        offset, data = 0, _at(inline, index, "inline data")
-    backend = table.text(0)
-    specs = {spec.text(0): spec.bytes(1) for spec in table.tables(2)}
-    options = _options(specs[QNN_OPTIONS]) if QNN_OPTIONS in specs else None
-    return Delegate(
-        method=method,
-        backend=backend,
-        segment=index if in_segment else None,
-        offset=offset,
-        size=len(data),
-        options=options,
-        context=context_of(data) if backend == QNN_BACKEND else None,
-    )
+@dataclass(frozen=True, slots=True)
+class _Delegates:
+    """Reads delegates. Methods may share a context, which is searched once."""
+
+    segments: tuple[Segment, ...]
+    inline: Tables
+    whole: memoryview
+    contexts: dict[tuple[bool, int], ContextStrings] = field(default_factory=dict)
+
+    def read(self, table: Table, method: str) -> Delegate:
+        budget = table.reader.budget
+        budget.take(OBJECT)
+        reference = table.table(1)
+        if reference is None:
+            raise Malformed("a delegate without data")
+        in_segment, index = reference.number(0, "b") == 1, reference.number(1, "I")
+        if in_segment:
+            segment = _at(self.segments, index, "segment")
+            offset, data = segment.offset, self.whole[segment.offset : segment.offset + segment.size]
+        else:
+            offset, data = 0, _at(self.inline, index, "inline data").bytes(0)
+        backend = table.text(0)
+        specs = {spec.text(0): spec.bytes(1) for spec in table.tables(2)}
+        return Delegate(
+            method=method,
+            backend=backend,
+            segment=index if in_segment else None,
+            offset=offset,
+            size=len(data),
+            options=_options(specs[QNN_OPTIONS], budget) if QNN_OPTIONS in specs else None,
+            context=self._context((in_segment, index), data, budget) if backend == QNN_BACKEND else None,
+        )
+
+    def _context(self, place: tuple[bool, int], data: memoryview, budget: Budget) -> ContextStrings:
+        context = self.contexts.get(place)
+        if context is None:
+            self.contexts[place] = context = context_of(data, budget)
+        budget.take(context.cost)
+        return context
 
 
-def _options(data: memoryview) -> DelegateOptions:
-    root = Reader(data).root()
+def _options(data: memoryview, budget: Budget) -> DelegateOptions:
+    root = Reader(data, budget).root()
     soc, backend = root.table(0), root.table(1)
     htp_info = soc.table(1) if soc else None
     htp = backend.table(1) if backend else None
@@ -325,7 +363,12 @@ def _options(data: memoryview) -> DelegateOptions:
     )
 
 
-def _at(items: list[T] | tuple[T, ...], index: int, what: str) -> T:
+class _Indexed(Protocol[T_co]):
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+def _at(items: _Indexed[T_co], index: int, what: str) -> T_co:
     if not 0 <= index < len(items):
         raise Malformed(f"a reference to {what} {index} of {len(items)}")
     return items[index]

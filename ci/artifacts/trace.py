@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.artifacts.bounds import OBJECT, Budget, Malformed
 from ci.artifacts.flatbuffer import Reader, Table
-from ci.artifacts.protobuf import Malformed
 
 IDENTIFIER = b"ED00"
 
@@ -33,7 +33,8 @@ def events_of(path: Path) -> list[TraceEvent]:
     if data[4:8] != IDENTIFIER:
         raise Malformed(f"{path} is no ETDump")
     found: dict[tuple[str, int, int, bool], TraceEvent] = {}
-    for run in Reader(data).root().tables(1):
+    budget = Budget(len(data))
+    for run in Reader(data, budget).root().tables(1):
         seen: dict[tuple[str, int, bool], int] = {}
         for profiled in _profiled(run):
             text, number = profiled.text(4), profiled.number(3, "i", -1)
@@ -42,8 +43,11 @@ def events_of(path: Path) -> list[TraceEvent]:
             same = (name, profiled.number(2, "i", -1), delegated)
             # An operator can be called several times in one inference.
             seen[same] = nth = seen.get(same, 0) + 1
-            event = found.setdefault((*same[:2], nth, delegated), TraceEvent(name, delegated))
-            event.took.append(profiled.number(7, "Q") - profiled.number(6, "Q"))
+            key = (*same[:2], nth, delegated)
+            if key not in found:
+                budget.take(OBJECT)
+                found[key] = TraceEvent(name, delegated)
+            found[key].took.append(profiled.number(7, "Q") - profiled.number(6, "Q"))
     return list(found.values())
 
 

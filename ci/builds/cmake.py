@@ -68,7 +68,7 @@ class ConfiguredProject:
     definitions: Mapping[str, str]
     arguments: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    """Empty: what the project builds by default."""
+    """Targets to build; empty: what the project builds by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class FolderState:
     changes: tuple[str, ...] = ()
     """Differences from the last build that are built incrementally."""
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By project, the variables that earlier builds put into CMake's cache."""
+    """The variables, by project, that earlier builds put into CMake's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Build:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings whose changes CMake and Ninja notice themselves."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """For the commands, beside the user's own environment without STEERING."""
+    """Variables of the commands, beside the user's own environment without STEERING."""
     owned: tuple[str, ...] = ("build",)
     """Folders below `folder` that are emptied."""
 

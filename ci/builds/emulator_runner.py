@@ -115,7 +115,12 @@ def build_and_try(
         if qemu is None:
             stage.metrics["backends"] = _backends(plan.dist / RUNNER)
         else:
-            _compare_with_this_machine(plan, _plan_here(selection, plan.remap), qemu, stage, glibc)
+            here = plan_of(
+                replace(selection, target=DEFAULT_TARGET),
+                output=comparison_dist(outputs_path()),
+                remap=plan.remap,
+            )
+            _compare_with_this_machine(plan, here, qemu, stage, glibc)
 
 
 def plan_of(
@@ -304,7 +309,7 @@ def _build_and_replace(
         shutil.copytree(part, kept, dirs_exist_ok=True)
         replace_build(part, plan.dist)
     # CMake looks for libraries of the package, and a new header may come before another one.
-    folders = [SOURCE / "src", *(plan.executorch.root / each for each in ("lib", "share/cmake"))]
+    folders = [SOURCE / "src", *(plan.executorch.root / part for part in ("lib", "share/cmake"))]
     touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)
     entry = memo.remember(plan.subject, plan.key(), {"files": files}, touched, kept, own=[plan.folder])
     if entry.not_remembered:
@@ -343,12 +348,12 @@ def _backends(runner: Path) -> list[Metric]:
     return [*backends.group(1).split()]
 
 
-def _plan_here(selection: Selection, remap: Sequence[str]) -> RunnerPlan:
-    """The plan of the same runner for this machine, to compare another machine's outputs with."""
-    # Do not overwrite a build from source in dist/: it has a backend beside its runner.
-    from_source = (outputs_path() / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
-    aside = outputs_path() / "build" / "runner" / "dist" if from_source else None
-    return plan_of(replace(selection, target=DEFAULT_TARGET), output=aside, remap=remap)
+def comparison_dist(outputs: Path) -> Path | None:
+    """Where this machine's runner is built to compare another machine's with; None: where it always is.
+
+    A build from source in dist/ is not overwritten: it has a backend beside its runner."""
+    from_source = (outputs / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
+    return outputs / "build" / "runner" / "dist" if from_source else None
 
 
 def _compare_with_this_machine(

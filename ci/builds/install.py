@@ -211,7 +211,7 @@ _PRIVATE = {
     "CMAKE_PROJECT_INCLUDE", "CMAKE_MAKE_PROGRAM", "PYTHON_EXECUTABLE", "CMAKE_C_COMPILER",
     "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER",
 }  # fmt: skip
-"""They only name folders of this machine."""
+"""Variables that only name folders of this machine."""
 
 
 def _public_text(plan: SourcePlan, text: str) -> str:

@@ -119,8 +119,8 @@ def _reachable(name: str, target: str, file: LoadableFile, header: elf.Elf, plac
         return any(PurePosixPath(place).name == name for place in places)
     folder = posixpath.dirname(file.place)
     searched = (*header.rpath, *header.runpath)
-    folders = (posixpath.normpath(each.replace("$ORIGIN", folder, 1)) for each in searched)
-    return any(posixpath.normpath(f"{each}/{name}") in places for each in folders)
+    folders = (posixpath.normpath(entry.replace("$ORIGIN", folder, 1)) for entry in searched)
+    return any(posixpath.normpath(f"{path}/{name}") in places for path in folders)
 
 
 def _private_paths(file: LoadableFile, private: Sequence[Path]) -> Iterator[tuple[str, str]]:

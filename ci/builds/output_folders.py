@@ -61,7 +61,7 @@ def replace_build(part: Path, dist: Path) -> None:
     keeps the files that it has open."""
     (dist / MANIFEST).unlink(missing_ok=True)
     places = sorted(path.relative_to(part) for path in part.rglob("*") if path.is_file())
-    for place in sorted(places, key=lambda each: each.name == MANIFEST):
+    for place in sorted(places, key=lambda path: path.name == MANIFEST):
         (dist / place).parent.mkdir(parents=True, exist_ok=True)
         (part / place).replace(dist / place)
     for name in OURS:
@@ -81,8 +81,8 @@ def digests_below(dist: Path, folders: Iterable[str]) -> dict[str, str]:
 def _remove_others(path: Path, wanted: set[Path]) -> None:
     """Remove files below `path` that are not in `wanted`, and folders that become empty."""
     if path.is_dir() and not path.is_symlink():
-        for each in path.iterdir():
-            _remove_others(each, wanted)
+        for entry in path.iterdir():
+            _remove_others(entry, wanted)
         if not any(path.iterdir()):
             path.rmdir()
     elif path not in wanted:

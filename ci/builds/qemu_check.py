@@ -50,13 +50,13 @@ def compare(dist: Path, here: Path, probe: Path, qemu: BuildTool, sysroot: Path)
 
 
 def judge(ours: list[float], theirs: list[float], subject: Path) -> ProbeComparison:
-    largest = max((abs(one - other) for one, other in zip(ours, theirs, strict=False)), default=0.0)
+    largest = max((abs(value - other) for value, other in zip(ours, theirs, strict=False)), default=0.0)
     findings: tuple[Finding, ...] = ()
     # Written so that a NaN on either side fails.
     if (
         not ours
         or len(ours) != len(theirs)
-        or not all(abs(one - other) <= TOLERANCE for one, other in zip(ours, theirs, strict=True))
+        or not all(abs(value - other) <= TOLERANCE for value, other in zip(ours, theirs, strict=True))
     ):
         message = (
             f"expected {len(ours)} values within {TOLERANCE} of this machine's runner, "
@@ -113,13 +113,15 @@ def export(into: Path) -> None:
     replace_bytes(into / PROGRAM, lowered.buffer)
 
 
-def outputs(runner: Path, probe: Path, into: Path, emulator: Sequence[str] = ()) -> list[float]:
+def outputs(
+    runner: Path, probe: Path, into: Path, emulator: Sequence[str] = (), seconds: float = SECONDS
+) -> list[float]:
     fix = "run that command by hand; a runner that was moved or changed is built anew with --clean"
     command = [*emulator, *runner_command(runner, probe / PROGRAM, probe / INPUTS, into)]
     try:
-        result = captured(command, timeout=SECONDS)
+        result = captured(command, timeout=seconds)
     except subprocess.TimeoutExpired as error:
-        raise CheckFailed(f"{runner} did not end within {SECONDS:g} s on the probe", fix=fix) from error
+        raise CheckFailed(f"{runner} did not end within {seconds:g} s on the probe", fix=fix) from error
     if result.returncode != 0:
         raise CheckFailed(
             f"{quoted(*command)} failed on the probe with exit code {result.returncode}:\n"

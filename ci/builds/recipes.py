@@ -32,7 +32,7 @@ class RecipeProject(Model):
     source: Inside
     build: Inside
     targets: tuple[str, ...] = ()
-    """Empty: what the project builds by default."""
+    """Targets to build; empty: what the project builds by default."""
     options: Options = Field(default_factory=dict)
     only_with: Inside | None = None
     """A file of the tree: if it is missing, the project is left out."""
@@ -82,7 +82,7 @@ class Recipe(Model):
     compiler: str = ""
     """The prefix of the cross compilers' names."""
     options: Options = Field(default_factory=dict)
-    """For every project."""
+    """Options of every project."""
     link_flags: tuple[str, ...] = ()
     projects: tuple[RecipeProject, ...] = ()
     outputs: tuple[Output, ...] = ()
@@ -126,8 +126,8 @@ def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
 def for_tree(recipe: Recipe, tree: Path) -> Recipe:
     """The projects and outputs of a recipe that apply to this tree."""
 
-    def there(each: RecipeProject | Output) -> bool:
-        return each.only_with is None or (tree / each.only_with).is_file()
+    def there(part: RecipeProject | Output) -> bool:
+        return part.only_with is None or (tree / part.only_with).is_file()
 
     return recipe.model_copy(
         update={

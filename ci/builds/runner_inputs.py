@@ -25,7 +25,7 @@ def inputs_of(
 ) -> Touched:
     """Everything that the build in `tree` read. New files in one of `folders` are a change too."""
     touched = Touched()
-    for path in sorted({_absolute(tree, each) for each in _files(tree, ninja, compiler, touched.unseen)}):
+    for path in sorted({_absolute(tree, file) for file in _files(tree, ninja, compiler, touched.unseen)}):
         try:
             stamp = stamp_of(path.stat())
         except OSError as error:

@@ -36,7 +36,7 @@ def script(plan: SourcePlan, *, target_only: bool) -> str:
     if plan.written:
         lines += [f"# {plan.source} has links to {plan.tree.root}, and copies of {', '.join(plan.written)}."]
     lines += ["", *map(str, cmake_build.commands())]
-    outputs = [each for each in plan.recipe.outputs if not (target_only and each.kind == "adaptor")]
+    outputs = [output for output in plan.recipe.outputs if not (target_only and output.kind == "adaptor")]
     lines += ["", f"# Checked, and put into {plan.dist} with a manifest and a bill of materials:"]
     lines += [
         f"#   {pattern} → {output.to}/"

@@ -146,7 +146,7 @@ class SourcePlan:
             self.source / project.source,
             self.build / project.build,
             self.definitions(project),
-            tuple(each for each in self.extra if not _DEFINITION.fullmatch(each)),
+            tuple(option for option in self.extra if not _DEFINITION.fullmatch(option)),
             project.targets,
         )
 

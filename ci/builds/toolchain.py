@@ -23,13 +23,13 @@ class Toolchain:
     """A description. Another toolchain needs an empty build directory."""
     definitions: Mapping[str, str]
     files: tuple[Path, ...] = ()
-    """Its own CMake files; they may read options of a recipe."""
+    """The toolchain's own CMake files; they may read options of a recipe."""
     version: str = ""
     """The NDK's revision; empty for others."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """For a recipe's placeholders."""
+    """Values of a recipe's placeholders."""
     roots: tuple[Path, ...] = ()
-    """Its folders, whose names must not occur in any binary."""
+    """The toolchain's folders, whose names must not occur in any binary."""
 
 
 def host(environ: Mapping[str, str]) -> Toolchain:

@@ -35,7 +35,7 @@ class SourceTree:
     root: Path
     version: str
     commit: str
-    """Empty for a tree that is not a git repository."""
+    """The tree's commit; empty if it is not a git repository."""
     changed: bool
     """Whether it differs from the commit."""
     time: int
@@ -147,7 +147,7 @@ def _uncommented(path: Path) -> str:
 
 
 def _submodule_urls(root: Path) -> dict[str, str]:
-    """By path."""
+    """Addresses of submodules, by path."""
     listing = configparser.ConfigParser(strict=False, interpolation=None)
     listing.read(root / ".gitmodules", encoding="utf-8")
     return {each["path"]: each["url"] for each in listing.values() if "path" in each and "url" in each}

@@ -15,7 +15,7 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UnknownName
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.settings import MANIFESTS, ROOT, add_selection, selection_of
 from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
@@ -116,7 +116,9 @@ ACTIONLINT = [
     *("-ignore", r'"\$/[^"]*"'),
     *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
 ]
-"""No package that can be locked contains it: manifests/lint_tools.toml."""
+"""No package that can be locked contains it."""
+
+LINT_TOOLS = MANIFESTS / "lint_tools.toml"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -260,7 +262,7 @@ def gitlab_findings() -> list[Finding]:
         return _run_tool("gitlab", Linter(command, f"fix {page} or ci/github/matrix.py"))
 
 
-def actionlint_findings(store: Path) -> list[Finding]:
+def actionlint_findings(store: Path, manifest: Path = LINT_TOOLS) -> list[Finding]:
     import shutil
 
     from ci.dev import lint_tools
@@ -271,7 +273,7 @@ def actionlint_findings(store: Path) -> list[Finding]:
         fix = f"install actionlint, or have it downloaded: {lint_tools.REQUIRED}=required nox -s lint"
         return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, fix)]
     try:
-        program = program or str(lint_tools.program("actionlint", store))
+        program = program or str(lint_tools.program("actionlint", store, manifest))
     except ToolkitError as error:
         return [_finding("lint-did-not-run", "actionlint", error.message, error.fix or "nox -s lint")]
     return _run_tool("actionlint", Linter([program, *ACTIONLINT], "fix what is named above"))

@@ -13,11 +13,9 @@ from pydantic import Field
 
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import CheckFailed
-from provisioning.base.settings import MANIFESTS
 from provisioning.download import fetch, file_name, mirrored
 from provisioning.sources import Https, Sha256
 
-MANIFEST = MANIFESTS / "lint_tools.toml"
 REQUIRED = "QNN_CI_LINT_TOOLS"
 
 
@@ -36,9 +34,9 @@ def required(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get(REQUIRED) == "required"
 
 
-def program(name: str, store: Path) -> Path:
-    """The pinned program, downloaded and verified once."""
-    tool = load(MANIFEST, LintTools).tools[name]
+def program(name: str, store: Path, manifest: Path) -> Path:
+    """The program that the manifest pins, downloaded and verified once."""
+    tool = load(manifest, LintTools).tools[name]
     archive = store / "downloads" / tool.sha256 / file_name(tool.url)
     archive.parent.mkdir(parents=True, exist_ok=True)
     fetch(mirrored(tool.url), archive, sha256=tool.sha256, size=None)

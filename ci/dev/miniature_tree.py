@@ -60,7 +60,7 @@ KINDS = {
         ("LpaiContextCustomConfig", "LpaiDevice"),
     ),
 }
-"""Of each backend: sources with headers, headers alone, and sources that differ between host and target."""
+"""Each backend's files: sources with headers, headers alone, sources that differ between host and target."""
 
 PYTHON = {
     "_passes": 62,
@@ -81,7 +81,7 @@ PYTHON = {
 
 PAL = f"{QUALCOMM}/runtime/pal"
 PLATFORM = ("DynamicLoading", "Path")
-"""Of the layer over the platform: a header each, and a source for each system."""
+"""Parts of the layer over the platform: a header each, and a source for each system."""
 
 WRAPPERS = ("OpWrapper", "QuantizeParamsWrapper", "TensorWrapper")
 WRAPPER_HEADERS = ("ParamWrapper", "ScalarParamWrapper", "TensorParamWrapper")

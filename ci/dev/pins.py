@@ -24,7 +24,7 @@ EXAMPLES = """\
 
 FOLDER = "manifests"
 LARGEST = 8 << 20
-"""In bytes. All locks together are a tenth of that."""
+"""The largest patch, in bytes. All locks together are a tenth of that."""
 
 _NAME = rf"{FOLDER}/(?:[A-Za-z0-9][A-Za-z0-9._+-]*/)*[A-Za-z0-9][A-Za-z0-9._+-]*"
 _HEAD = re.compile(rf"diff --git a/(?P<name>{_NAME}) b/(?P=name)")
@@ -53,16 +53,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     if args.what == "write":
-        done = captured(
-            ["git", "diff", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--", FOLDER],
-            cwd=ROOT,
-            encoding="utf-8",
-        )
-        if done.returncode:
-            raise UsageError(f"git diff: {done.stderr.strip()}", fix="run it in a clone")
-        args.file.parent.mkdir(parents=True, exist_ok=True)
-        args.file.write_text(done.stdout, encoding="utf-8", newline="")
-        sys.stdout.write(f"{args.file}: {len(judged(done.stdout.encode()))} files\n")
+        write(args.file, ROOT)
         return 0
     try:
         patch = args.file.read_bytes()
@@ -70,6 +61,17 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.file}: {error.strerror}", fix="nox -s pins -- write FILE") from error
     apply(patch, ROOT)
     return 0
+
+
+def write(file: Path, root: Path) -> None:
+    """Write what changed in a clone as a patch."""
+    command = ["git", "diff", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--", FOLDER]
+    done = captured(command, cwd=root, encoding="utf-8")
+    if done.returncode:
+        raise UsageError(f"git diff: {done.stderr.strip()}", fix="run it in a clone")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(done.stdout, encoding="utf-8", newline="")
+    sys.stdout.write(f"{file}: {len(judged(done.stdout.encode()))} files\n")
 
 
 def apply(patch: bytes, root: Path) -> None:

@@ -21,7 +21,7 @@ _STABLE = re.compile(r'<remotePackage path="ndk;([\d.]+)">(?:(?!</remotePackage>
 
 
 def table() -> str:
-    """Of each: the versions that profiles pin, and the newest release."""
+    """A row for each package and the NDK: the versions that profiles pin, and the newest release."""
     rows = [(name, _packages_pinned(name), _newest_package) for name in PACKAGES]
     rows.append((ANDROID_NDK, _ndk_pinned(), _newest_ndk))
     lines = ["## Releases", "", "| | pinned | newest |", "| --- | --- | --- |"]

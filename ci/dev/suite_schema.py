@@ -34,7 +34,7 @@ def _run(form: LaneForm) -> type[BaseModel]:
 
 
 def _case() -> type[BaseModel]:
-    """With the fields of every lane; only the lane that reads a field knows whether it must be there."""
+    """A case with the fields of every lane; only the lane that reads a field knows if it must be there."""
     fields: dict[str, Any] = {}
     for form in FORMS:
         for name in form.fields.case:

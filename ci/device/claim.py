@@ -35,7 +35,7 @@ class Holder:
     started: str
     """When the process began, by the kernel: its number may be another process's later."""
     description: str
-    """For people."""
+    """The run in words, for people."""
 
     def encode(self) -> str:
         return f"{self.machine} {self.process} {self.started} {self.description}"
@@ -64,11 +64,11 @@ def this_process() -> Holder:
 
 
 @contextmanager
-def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]:
+def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _POLL_SECONDS) -> Iterator[None]:
     """Create the folder and keep other runs out of it.
 
     Raises UsageError if it holds other files, EnvironmentLacking if another run has it for longer than `wait`
-    seconds. The claim of a run of this machine that has ended is taken over.
+    seconds, asked for every `poll` seconds. The claim of a run of this machine that has ended is taken over.
     """
     holder = this_process().encode()
     until = time.monotonic() + wait
@@ -82,7 +82,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]
         elif time.monotonic() >= until:
             _refuse(device, folder, other)
         else:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll)
     try:
         yield
     except BaseException:
@@ -171,7 +171,7 @@ def _machine() -> str:
 
 
 def _started(process: int) -> str:
-    """Empty if there is no such process."""
+    """When the process began, by the kernel; empty if there is no such process."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -76,7 +76,7 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
 
 
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
-    """Before anything is sent: whether the device is known to have another chip than the bundle is for."""
+    """The finding if the device has another chip than the bundle is for; asked before anything is sent."""
     number = device.shell(f"cat {SOC_ID}").out.strip()
     if not number.isdecimal():
         message = f"{SOC_ID} cannot be read ({number[:80] or 'empty'}), so its chip was not compared"

@@ -125,7 +125,13 @@ def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]
 
 
 def run(
-    device: Device, folder: str, arguments: Sequence[str], *, wrapper: str = "", seconds: float = SECONDS
+    device: Device,
+    folder: str,
+    arguments: Sequence[str],
+    *,
+    wrapper: str = "",
+    seconds: float = SECONDS,
+    stop_seconds: int = STOP_SECONDS,
 ) -> RunResult:
     """Run run.sh of the bundle in an emptied outputs/, and end it on the device when it takes too long.
 
@@ -143,18 +149,18 @@ def run(
         answer = device.shell(script, seconds=seconds)
     except TimedOut as late:
         try:
-            still_running = stop(device, folder)
+            still_running = stop(device, folder, stop_seconds)
         except ToolkitError as error:
             raise Lost(error.message, error.fix, late.out) from error
         return RunResult(None, late.out, still_running)
     except KeyboardInterrupt:
         with suppress(ToolkitError):
-            stop(device, folder)
+            stop(device, folder, stop_seconds)
         raise
     return RunResult(answer.code, answer.out)
 
 
-def stop(device: Device, folder: str) -> int | None:
+def stop(device: Device, folder: str, seconds: int) -> int | None:
     """End what `run` started: interrupt it, then kill it. Returns the process that is still there, or
     None."""
     place = shlex.quote(f"{folder}/{PROCESS}")
@@ -163,11 +169,11 @@ def stop(device: Device, folder: str) -> int | None:
         # A zombie has ended; only its parent has not noticed yet.
         'runs() { kill -0 "$pid" 2>/dev/null || return 1; '
         'case $(cat "/proc/$pid/stat" 2>/dev/null) in *") Z "*) return 1;; esac; }\n'
-        f'for how in TERM KILL; do\n  kill -s $how "$pid" 2>/dev/null\n  tries={STOP_SECONDS}\n'
+        f'for how in TERM KILL; do\n  kill -s $how "$pid" 2>/dev/null\n  tries={seconds}\n'
         "  while runs && [ $tries -gt 0 ]; do sleep 1; tries=$((tries - 1)); done\n"
         f'  runs || {{ rm -f {place}; exit 0; }}\ndone\necho "$pid"; exit {STILL_RUNS}'
     )
-    answer = device.shell(script, seconds=60 + 2 * STOP_SECONDS)
+    answer = device.shell(script, seconds=60 + 2 * seconds)
     return int(answer.out) if answer.code == STILL_RUNS and answer.out.strip().isdecimal() else None
 
 

@@ -53,7 +53,7 @@ class Lost(UpstreamError):
 
 
 class TimedOut(Lost):
-    """It did not finish in time, and may still be at work."""
+    """A command did not finish in time, and may still be at work."""
 
     def __init__(self, program: str, seconds: float, out: str = "") -> None:
         super().__init__(

@@ -180,7 +180,8 @@ def as_installed(path: str) -> bool:
 
     Installers share files by hard links, so installing into another environment changes a file's ctime and
     nothing else."""
-    folder, mark, relative = path.rpartition("/site-packages/")
+    # The loader names a library by its user's folder: numpy/_core/../../numpy.libs/x.so.
+    folder, mark, relative = os.path.normpath(path).rpartition("/site-packages/")
     if not mark:
         return False
     start = f"{relative},sha256="

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ci.artifacts.protobuf import Malformed, Message
+from ci.artifacts.bounds import Malformed
+from ci.artifacts.protobuf import Message
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 
@@ -73,6 +74,8 @@ class Remote:
     patience: float = PATIENCE
     """What is left of it."""
     end_patience: float = END_PATIENCE
+    good_answer: float = GOOD_ANSWER
+    largest_text: int = LARGEST_TEXT
     _messages: set[str] = field(default_factory=set)
     _queue: queue.Queue[tuple[str, Mapping[str, Any], Mapping[str, Blob]] | None] = field(
         default_factory=queue.Queue
@@ -121,7 +124,7 @@ class Remote:
         return document
 
     def _small_blob(self, digest: str) -> bytes | None:
-        content = self._get(f"cas/{digest}", LARGEST_TEXT)
+        content = self._get(f"cas/{digest}", self.largest_text)
         return content if content is None or self._is(digest, hashlib.sha256(content).hexdigest()) else None
 
     def _is(self, digest: str, actual: str) -> bool:
@@ -219,7 +222,7 @@ class Remote:
 
         def over() -> float:
             """The seconds that this answer has taken beyond those of a good one."""
-            return time.monotonic() - began - GOOD_ANSWER - sum(received) / LEAST_SPEED
+            return time.monotonic() - began - self.good_answer - sum(received) / LEAST_SPEED
 
         threading.Thread(target=receive, daemon=True).start()
         while not wait([answer], max(0.0, self.patience - over())).done:

@@ -58,7 +58,7 @@ def _keys(prefix: str, ref: str, environ: Mapping[str, str]) -> list[str]:
             hint = "; the job needs `actions: read`" if answer.status_code in (401, 403, 404) else ""
             raise Unlisted(f"GitHub's list of caches answers {answer.status_code}{hint}")
         # Not by GitHub's filters alone: what they mean decides what is believed.
-        keys = [str(one["key"]) for one in answer.json()["actions_caches"] if one["ref"] == ref]
+        keys = [str(entry["key"]) for entry in answer.json()["actions_caches"] if entry["ref"] == ref]
     except (requests.RequestException, ValueError, KeyError, TypeError) as error:
         raise Unlisted(f"GitHub's list of caches cannot be had: {type(error).__name__}") from error
     return [key for key in keys if key.startswith(prefix)]

@@ -15,6 +15,7 @@ from typing import IO
 from ci.github.files import set_outputs
 from ci.github.release import tagged_version
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.settings import ROOT
 
 NAMES = ("base", "executorch")
 """What may be published: the images without any vendor's SDK."""
@@ -23,14 +24,14 @@ VENDORS = re.compile(r"(?:^|/)(?:lib)?Qnn\w*\.(?:so|dll)\b|(?:^|/)libQnn|hexagon
 """Files that Qualcomm's licence does not let anybody distribute alone."""
 
 
-def run(environ: Mapping[str, str]) -> int:
+def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
     """Read QNN_CI_IMAGES: `push` or `record`.
 
     push: the folder QNN_CI_ARCHIVES with NAME.tar, QNN_CI_REGISTRY, GITHUB_ACTOR, GH_TOKEN.
     record: QNN_CI_PUBLISHED, a JSON object of references by name."""
     what = environ.get("QNN_CI_IMAGES", "")
     if what == "push":
-        return push(environ)
+        return push(environ, root)
     if what != "record":
         raise UsageError(f"QNN_CI_IMAGES={what!r}: expected push or record")
     from ci.image import published
@@ -39,11 +40,11 @@ def run(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def push(environ: Mapping[str, str]) -> int:
+def push(environ: Mapping[str, str], root: Path) -> int:
     if shutil.which("skopeo") is None:
         raise EnvironmentLacking("skopeo is not on PATH", fix="apt-get install skopeo")
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_ARCHIVES", "")).absolute()
-    registry, version = environ.get("QNN_CI_REGISTRY", ""), tagged_version(environ)
+    registry, version = environ.get("QNN_CI_REGISTRY", ""), tagged_version(environ, root)
     for name in NAMES:
         check(folder / f"{name}.tar", name)
     # Where docker keeps it: the action that attests an image reads it there.

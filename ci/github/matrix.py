@@ -218,7 +218,7 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
             files |= needed(dotted.partition(":")[0], program.search_path)
         for path in files:
             owners.setdefault(path, set()).add(program.case_name)
-    harmless = gate_table().ignored_by_stages(STAGES)
+    ignored = gate_table().ignored_by_stages(STAGES)
     cases: set[str] = set()
     for path in changed:
         if path in suites:
@@ -228,7 +228,7 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
             cases |= differing
         elif path in owners and not _is_toolkit_code(path):
             cases |= owners[path]
-        elif not _is_harmless(path, harmless):
+        elif not _is_ignored(path, ignored):
             return Affected(None, _shown(path))
     return Affected(frozenset(cases))
 
@@ -242,7 +242,7 @@ def _is_toolkit_code(path: Path) -> bool:
     return name.startswith(("ci/", "provisioning/")) and not name.startswith(MODELS)
 
 
-def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
+def _is_ignored(path: Path, patterns: Sequence[str]) -> bool:
     from ci.gate_table import matches
 
     if path.is_relative_to(ROOT):

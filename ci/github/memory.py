@@ -31,10 +31,10 @@ COMMIT = 12
 
 REMOVED = "removed.json"
 MOST_BYTES = 1 << 30
-"""Of what is saved. A repository has 10 GB, and the SDK's tree needs a part of them."""
+"""What one cache may save. A repository has 10 GB, and the SDK's tree needs a part of them."""
 
 LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED)
-"""They say something of one machine alone."""
+"""Files that say something of one machine alone."""
 
 
 def run(environ: Mapping[str, str]) -> int:

@@ -54,7 +54,7 @@ def run(environ: Mapping[str, str]) -> int:
     cacheable = may_be_cached(wanted) and not (store / "trees").exists() and not _is_hidden(key, environ)
     yes_or_no = {"cacheable": cacheable, "saves": cacheable and saves(environ)}
     outputs = {"store": str(store), "key": key}
-    set_outputs({**outputs, **{name: str(one).lower() for name, one in yes_or_no.items()}}, environ)
+    set_outputs({**outputs, **{name: str(value).lower() for name, value in yes_or_no.items()}}, environ)
     return 0
 
 

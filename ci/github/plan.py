@@ -9,13 +9,13 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.gate_table import CiJob, GateTable, gate_table, matches
-from ci.github import matrix
+from ci.github import matrix as changes
 from ci.github.files import set_outputs, summarise
 from ci.github.place import SetupInputs, may_be_cached, saves
 from ci.pipeline.suite_file import lanes, lanes_of
@@ -38,31 +38,32 @@ class Caller:
     profile: str
     executorch: bool = False
     """Whether it is a checkout of ExecuTorch."""
-    own: bool = True
+    is_self: bool = True
     """Whether it is this one."""
     suites: tuple[str, ...] = ()
-    """Its own of that lane, as paths that the stages understand."""
+    """The caller's suites of that lane, as paths that the stages understand."""
     others: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """By stage, those of other lanes."""
+    """The caller's suites of other lanes, by stage."""
     tags: tuple[str, ...] = ()
     socs: str = ""
     keeps_programs: bool = False
     """Whether it wants the programs that passed."""
 
     def suites_of(self, row: CiJob) -> tuple[str, ...]:
-        """Those of another lane that the row runs in place of ours."""
+        """The suites of another lane that the row runs in place of ours."""
         return dict(self.others).get(row.stage, ()) if row.when == "gate" else ()
 
-    def lacks(self, row: CiJob) -> str:
+    def missing_input(self, row: CiJob) -> str:
+        """What the row needs and this repository does not give; empty if it gives all."""
         if row.executorch and not self.executorch:
             return "the input executorch"
         if row.profiles and self.profile not in row.profiles:
             return f"the profile {' or '.join(row.profiles)}"
         return ""
 
-    def unwanted(self, row: CiJob) -> str:
+    def skip_reason(self, row: CiJob) -> str:
         """Why another repository does not run the row unless it names it."""
-        if self.own:
+        if self.is_self:
             return ""
         if row.suite and not self.suites:
             return "there is no suite, and it is not named in stages"
@@ -71,10 +72,32 @@ class Caller:
         return "it is about the toolkit, and not named in stages" if row.own else ""
 
 
-def run(environ: Mapping[str, str]) -> int:
+Matrix = Callable[[int, tuple[str, ...], str], list[dict[str, Any]]]
+"""`nox -s matrix`: at most so many shards, its other flags and the chips give its entries."""
+
+Shards = Callable[[int], Sequence[Mapping[str, Any]]]
+"""The entries of the suite, in at most so many shards and in as few as are worth a job."""
+
+
+def matrix_entries(shards: int, flags: tuple[str, ...], socs: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
+    # In the environment, as in the jobs: as flags they would get into the jobs' arguments.
+    done = captured(command, cwd=ROOT, env={**os.environ, "QNN_CI_SOC": socs})
+    sys.stderr.write(visible(done.stderr))
+    if done.returncode:
+        message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
+        raise UsageError(
+            f"the session matrix ended with exit code {done.returncode}: {message}",
+            fix=session("matrix", *command[4:]),
+        )
+    entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
+    return entries
+
+
+def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matrix = matrix_entries) -> int:
     """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_STAGES, and what
     `caller_of` reads."""
-    table = gate_table()
+    table = table or gate_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
         raise UsageError(f"QNN_CI_OCCASION={occasion}: expected one of {', '.join(OCCASIONS)}")
@@ -84,12 +107,13 @@ def run(environ: Mapping[str, str]) -> int:
     rows = named_only(table.row, stages)
     caller = caller_of(environ)
     chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
-    since = base if changed is not None else ""
+    flags = suite_flags(occasion, base if changed is not None else "", caller)
+    shards = functools.cache(lambda most: matrix(most, tuple(flags), caller.socs))
     if not stages.strip():
-        merge(chosen, reasons, occasion, since, caller)
+        merge(chosen, reasons, shards)
     jobs = []
     for name, row in chosen.items():
-        mine = list(jobs_of(name, row, occasion, since, caller))
+        mine = list(jobs_of(name, row, occasion, caller, flags, shards))
         if not mine:
             reasons[name] = "left out: the change concerns no program of the suite"
         jobs += mine
@@ -134,7 +158,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
-        own=environ.get("QNN_CI_OWN", "true") == "true",
+        is_self=environ.get("QNN_CI_OWN", "true") == "true",
         suites=tuple(suites.get(EXECUTORCH, ())),
         others=tuple(others),
         tags=_several(environ, "QNN_CI_TAGS"),
@@ -172,7 +196,7 @@ def choose(
     chosen: dict[str, CiJob] = {}
     reasons: dict[str, str] = {}
     for name, row in rows.items():
-        lacking = caller.lacks(row)
+        lacking = caller.missing_input(row)
         if named and lacking:
             raise UsageError(
                 f"the job {name} was named, and needs {lacking}",
@@ -184,10 +208,10 @@ def choose(
         if lacking:
             reasons[name] = f"left out: needs {lacking}"
             continue
-        if row.replaces and (named or caller.own):
+        if row.replaces and (named or caller.is_self):
             reasons[name] = f"left out: it stands for {', '.join(row.replaces)}"
             continue
-        if not named and (why := caller.unwanted(row)):
+        if not named and (why := caller.skip_reason(row)):
             reasons[name] = f"left out: {why}"
             continue
         ignored = table.ignored_by(row)
@@ -205,13 +229,15 @@ def choose(
     return chosen, reasons
 
 
-def merge(
-    chosen: dict[str, CiJob], reasons: dict[str, str], occasion: str, base: str, caller: Caller
-) -> None:
+def merge(chosen: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> None:
     """One job where another machine takes longer to be ready than it would work."""
     for name, row in [(name, row) for name, row in chosen.items() if row.replaces]:
-        split = [chosen[one].suite for one in row.replaces if one in chosen and chosen[one].suite]
-        few = bool(split) and len(suite_matrix(max(split), occasion, base, caller)) == 1
+        split = [
+            chosen[replaced].suite
+            for replaced in row.replaces
+            if replaced in chosen and chosen[replaced].suite
+        ]
+        few = bool(split) and len(shards(max(split))) == 1
         for gone in row.replaces if few else (name,):
             if chosen.pop(gone, None):
                 reasons[gone] = (
@@ -219,22 +245,23 @@ def merge(
                 )
 
 
-def jobs_of(name: str, row: CiJob, occasion: str, base: str, caller: Caller) -> Iterator[dict[str, Any]]:
+def jobs_of(
+    name: str, row: CiJob, occasion: str, caller: Caller, flags: Sequence[str], shards: Shards
+) -> Iterator[dict[str, Any]]:
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.replaces:
         # The gate's `provision` would take the components of all targets.
         # Other lanes have jobs of their own.
         skipped = [part for stage, _ in caller.others for part in ("--skip", stage)]
-        parts = [("", shlex.join(["--target", row.targets, *suite_flags(occasion, base, caller), *skipped]))]
+        parts = [("", shlex.join(["--target", row.targets, *flags, *skipped]))]
     elif own := caller.suites_of(row):
         parts = [("", shlex.join(_flags_of(own, caller.tags)))]
     elif row.suite:
-        entries = suite_matrix(row.suite, occasion, base, caller)
-        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
+        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(row.suite)]
     elif row.shards > 1:
-        shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
-        parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
+        names = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
+        parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in names]
     mine = caller.suites if row.suite or row.replaces else ()
     suites = [Path(suite).stem for suite in caller.suites_of(row) or mine]
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
@@ -272,11 +299,6 @@ def artifact_name(*parts: str) -> str:
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
-def suite_matrix(most: int, occasion: str, base: str, caller: Caller) -> list[dict[str, Any]]:
-    """The entries of `nox -s matrix`, in as few shards as are worth a job."""
-    return _matrix(most, tuple(suite_flags(occasion, base, caller)), caller)
-
-
 def suite_flags(occasion: str, base: str, caller: Caller) -> list[str]:
     """A caller's suite runs in full, unless it names tags.
 
@@ -291,29 +313,12 @@ def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
     return [part for flag, values in named for value in values for part in (flag, value)]
 
 
-@functools.cache
-def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    # In the environment, as in the jobs: as flags they would get into the jobs' arguments.
-    environ = {**os.environ, "QNN_CI_SOC": caller.socs}
-    done = captured(command, cwd=ROOT, env=environ)
-    sys.stderr.write(visible(done.stderr))
-    if done.returncode:
-        message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
-        raise UsageError(
-            f"the session matrix ended with exit code {done.returncode}: {message}",
-            fix=session("matrix", *command[4:]),
-        )
-    entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
-    return entries
-
-
 def changed_files(base: str) -> list[str] | None:
     """The files that differ from a commit; None if that is not known, as for a branch's first push."""
     if not base.strip("0"):
         return None
     try:
-        return matrix.changed_files(base, ROOT)
+        return changes.changed_files(base, ROOT)
     except UsageError as error:
         sys.stderr.write(f"what changed since {in_line(base)} is not known: {in_line(error.message)}\n")
         return None

@@ -17,13 +17,13 @@ from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 
 
-def run(environ: Mapping[str, str]) -> int:
+def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
     """Read GITHUB_REF_NAME, the tag; QNN_CI_RELEASE, the folder with the release's files; and QNN_CI_GOLDEN,
     a folder of programs to publish as one archive.
 
     The program gh reads its token from GH_TOKEN. A draft that an earlier try left is filled again.
     """
-    version, tag = tagged_version(environ), environ["GITHUB_REF_NAME"]
+    version, tag = tagged_version(environ, root), environ["GITHUB_REF_NAME"]
     if shutil.which("gh") is None:
         raise EnvironmentLacking("gh is not on PATH", fix="install GitHub's command line, gh")
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_RELEASE", "")).absolute()
@@ -35,7 +35,7 @@ def run(environ: Mapping[str, str]) -> int:
         if golden := environ.get("QNN_CI_GOLDEN"):
             files.append(_archive(Path(environ.get("GITHUB_WORKSPACE", ""), golden), Path(scratch), version))
         text = Path(scratch, "notes.md")
-        text.write_text(notes(ROOT, version), encoding="utf-8")
+        text.write_text(notes(root, version), encoding="utf-8")
         about = ["--title", tag, "--notes-file", str(text)]
         if draft is None:
             _gh("release", "create", tag, "--draft", "--verify-tag", *about)

@@ -25,19 +25,19 @@ FOR_DEVELOPERS = ("lint", "tests")
 """Environments that no user's session runs in."""
 
 
-def run(environ: Mapping[str, str]) -> int:
+def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
     """Write to dist/release. If a tag was pushed, it must be the version of pyproject.toml."""
-    version = project_version(ROOT)
+    version = project_version(root)
     if environ.get("GITHUB_REF_TYPE") == "tag":
-        tagged_version(environ)
-        notes(ROOT, version)  # so that their absence is known before anything is attested
-    into = ROOT / "dist" / "release"
+        tagged_version(environ, root)
+        notes(root, version)  # so that their absence is known before anything is attested
+    into = root / "dist" / "release"
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     archive = into / f"{NAME}-{version}.tar.gz"
-    archive.write_bytes(source_archive(ROOT, f"{NAME}-{version}/"))
+    archive.write_bytes(source_archive(root, f"{NAME}-{version}/"))
     bill = into / f"{NAME}-{version}.cdx.json"
-    when = dt.datetime.fromtimestamp(int(_git(ROOT, "log", "-1", "--format=%ct")), dt.timezone.utc)
+    when = dt.datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
     sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in (archive, bill))
     (into / SUMS).write_text(sums, encoding="utf-8")
@@ -52,9 +52,9 @@ def project_version(root: Path) -> str:
     return match[1]
 
 
-def tagged_version(environ: Mapping[str, str]) -> str:
+def tagged_version(environ: Mapping[str, str], root: Path) -> str:
     """The version of pyproject.toml, which the tag that was pushed must name."""
-    version, tag = project_version(ROOT), environ.get("GITHUB_REF_NAME", "")
+    version, tag = project_version(root), environ.get("GITHUB_REF_NAME", "")
     if environ.get("GITHUB_REF_TYPE") != "tag" or tag.removeprefix("v") != version:
         raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", fix=f"push the tag v{version}")
     return version
@@ -113,7 +113,7 @@ def locked_packages(manifests: Path) -> list[Item]:
 
 
 def pinned_components(manifests: Path) -> list[Item]:
-    """Not part of the release: provisioning downloads them for a user who accepts the vendor's licence."""
+    """What provisioning downloads for a user who accepts the vendor's licence: no part of the release."""
     from provisioning.manifest import load_profile
 
     return [

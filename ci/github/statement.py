@@ -16,7 +16,7 @@ from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.job_summary import cell
 
 FIELDS = ("sha256", "verdict", "soc", "scheme", "figures", "thresholds", "costs", "cached")
-"""Of a row of the report."""
+"""Fields of a row of the report."""
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -24,7 +24,7 @@ def run(environ: Mapping[str, str]) -> int:
 
     Write predicate.json and subjects.txt there."""
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", "")).absolute()
-    programs = [each for file in sorted(folder.rglob("test_emulator.json")) for each in verdicts(file)]
+    programs = [program for file in sorted(folder.rglob("test_emulator.json")) for program in verdicts(file)]
     if not programs:
         raise UsageError(
             f"{folder}: no report of test_emulator has a program that passed",
@@ -41,10 +41,12 @@ def run(environ: Mapping[str, str]) -> int:
     }
     text = Verdicts.model_validate(predicate).model_dump_json(by_alias=True, indent=2)
     (folder / "predicate.json").write_text(f"{text}\n", encoding="utf-8")
-    subjects = "".join(dict.fromkeys(f"{each.sha256}  {each.program}.pte\n" for each in programs))
+    subjects = "".join(dict.fromkeys(f"{program.sha256}  {program.program}.pte\n" for program in programs))
     (folder / "subjects.txt").write_text(subjects, encoding="utf-8")
     sys.stdout.write(f"{PREDICATE}\n{subjects}")
-    rows = [f"| {cell(each.program)} | {cell(each.build_id)} | `{each.sha256}` |" for each in programs]
+    rows = [
+        f"| {cell(program.program)} | {cell(program.build_id)} | `{program.sha256}` |" for program in programs
+    ]
     summarise("\n".join(["| program | QNN | SHA-256 |", "| --- | --- | --- |", *rows, "", ""]), environ)
     return 0
 

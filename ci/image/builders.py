@@ -43,7 +43,7 @@ class Order:
 
     @property
     def flags(self) -> list[str]:
-        """For both programs."""
+        """Flags that both programs take."""
         flags = ["--file", str(self.context / "docker" / "Dockerfile"), "--target", self.stage]
         values = {"BASE": self.base, "SOURCE_DATE_EPOCH": str(self.epoch), **self.arguments}
         for name, value in values.items():

@@ -35,7 +35,7 @@ def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
         )
     lines = done.stdout.splitlines()
     debian = [line.split("\t") for line in lines[len(pythons) :]]
-    python = [each for line in lines[: len(pythons)] for each in json.loads(line)]
+    python = [package for line in lines[: len(pythons)] for package in json.loads(line)]
     return [
         *(Item(name, version, purl=package_url("deb", name, version, "debian")) for name, version in debian),
         *(

@@ -31,6 +31,7 @@ from provisioning.base.errors import (
 from provisioning.base.files import hash_file
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
+from provisioning.lock_files import lock_path
 from provisioning.verbs.provision import in_ci
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def assemble(
     wanted = WheelTarget(plan.system.python, plan.system.glibc)
     for environment in plan.environments:
         folder = context / "environments" / environment
-        if fill(environment, folder, wanted):
+        if fill(lock_path(environment), folder, wanted):
             say(f"fetched the wheels of {environment}")
         _write(folder / "imports.txt", "\n".join([*plan.imports[environment], ""]))
     for name, tree in trees.items():
@@ -109,23 +110,24 @@ def keep_packages(
 
 
 def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
-    wanted = {one.name: one for one in locked}
-    for one in fetched:
-        pin = wanted.get(one.name)
+    wanted = {package.name: package for package in locked}
+    for package in fetched:
+        pin = wanted.get(package.name)
         if pin is None:
             raise CheckFailed(
-                f"this base needs {one.name} {one.version}, which manifests/image-packages.txt does not pin",
+                f"this base needs {package.name} {package.version}, "
+                "which manifests/image-packages.txt does not pin",
                 fix="nox -s image -- --lock",
             )
-        if pin.version != one.version:
+        if pin.version != package.version:
             raise UpstreamError(
-                f"apt offers {one.name} {one.version}, and no longer the pinned {pin.version}",
+                f"apt offers {package.name} {package.version}, and no longer the pinned {pin.version}",
                 fix="name sources that have it, such as Debian's archive of that day, with --apt-sources;"
                 " or pin newer ones: nox -s image -- --lock",
             )
-        if pin.sha256 != one.sha256:
+        if pin.sha256 != package.sha256:
             raise IntegrityError(
-                f"{one.name} {one.version}: expected sha256 {pin.sha256}, found {one.sha256}",
+                f"{package.name} {package.version}: expected sha256 {pin.sha256}, found {package.sha256}",
                 fix="use apt sources that you trust: --apt-sources",
             )
 
@@ -169,7 +171,7 @@ def fetch_packages(
 
 
 def _preference(package: DebianPackage) -> str:
-    """For apt: this version, unless the base has a newer one."""
+    """A pin for apt: this version, unless the base has a newer one."""
     return f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: 999\n"
 
 

@@ -20,7 +20,7 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 PATIENCE = 1800
 """Seconds: older engines are silent while they write an image out before they send it."""
 NO_SPACE = "no space left on device"
-"""As Go writes it; others begin with a capital letter."""
+"""The message as Go writes it; others begin with a capital letter."""
 
 
 @dataclass(frozen=True, slots=True)

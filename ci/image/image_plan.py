@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -62,7 +62,7 @@ class Images(Model):
     published: dict[
         Name, Annotated[str, StringConstraints(pattern=r"^[a-z0-9.-]+/[a-z0-9./_-]+@sha256:[0-9a-f]{64}$")]
     ] = Field(default_factory=dict)
-    """Those of the last release, by digest."""
+    """The images of the last release, by digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,12 @@ class ImagePlan:
     summary: str
     environments: tuple[str, ...]
     imports: Mapping[str, tuple[str, ...]]
-    """For each environment the modules that are compiled in the image."""
+    """The modules of each environment that are compiled in the image."""
     profile: Profile | None
     system: System
     debian: PackageLock
+    files: tuple[Path, ...]
+    """What decides its bytes beside what the manifest says: the lock of packages, the scripts, the locks."""
 
     @property
     def tag(self) -> str:
@@ -126,38 +128,32 @@ class ImagePlan:
         `base` is the reference or id of the image that is built upon.
         """
         parts = [self.stage, base, self.system.model_dump_json()]
-        parts += [" ".join([one, *self.imports[one]]) for one in self.environments]
+        parts += [" ".join([environment, *self.imports[environment]]) for environment in self.environments]
         parts += [component.model_dump_json() for component in self.components.values()]
         digest = hashlib.sha256("\n".join(parts).encode())
-        for path in self.files():
+        for path in self.files:
             digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
         return digest.hexdigest()
 
-    def files(self) -> Iterable[Path]:
-        yield PACKAGES
-        yield from sorted(path for path in DOCKER.iterdir() if path.is_file())
-        for environment in self.environments:
-            yield lock_path(environment)
-
 
 @cache
-def load_images() -> Images:
-    return load(MANIFEST, Images)
+def load_images(path: Path = MANIFEST) -> Images:
+    return load(path, Images)
 
 
 @contextmanager
-def edited() -> Iterator[Any]:
+def edited(path: Path = MANIFEST) -> Iterator[Any]:
     """The document images.toml, to be changed in place; comments stay."""
     import tomlkit
 
-    document = tomlkit.parse(MANIFEST.read_text(encoding="utf-8"))
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
     yield document
-    replace_text(MANIFEST, tomlkit.dumps(document))
+    replace_text(path, tomlkit.dumps(document))
     load_images.cache_clear()
 
 
-def pin_base(system: System) -> None:
-    with edited() as document:
+def pin_base(system: System, path: Path = MANIFEST) -> None:
+    with edited(path) as document:
         document["system"].update(system.model_dump(include={"image", "digest", "epoch"}))
 
 
@@ -167,16 +163,18 @@ def plan_of(name: str) -> ImagePlan:
     if name not in images.images:
         raise UnknownName(f"there is no image {name!r}", name, images.images)
     entry = images.images[name]
-    if missing := [one for one in entry.environments if one not in images.imports]:
+    if missing := [environment for environment in entry.environments if environment not in images.imports]:
         raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
+    scripts = sorted(path for path in DOCKER.iterdir() if path.is_file())
     plan = ImagePlan(
         name=name,
         summary=entry.summary,
         environments=entry.environments,
-        imports={one: images.imports[one] for one in entry.environments},
+        imports={environment: images.imports[environment] for environment in entry.environments},
         profile=load_profile(entry.profile) if entry.profile else None,
         system=images.system,
         debian=load_packages(),
+        files=(PACKAGES, *scripts, *map(lock_path, entry.environments)),
     )
     if tuple(plan.components) != STAGES[: len(plan.components)]:
         raise ManifestError(

@@ -117,17 +117,17 @@ def _image(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[str]]:
 def _entries(archive: tarfile.TarFile, layer: str) -> dict[str, LayerEntry]:
     with tarfile.open(fileobj=_member(archive, layer)) as files:
         return {
-            one.name.removeprefix("./"): LayerEntry(
-                one.type, one.mode, one.uid, one.gid, one.mtime, _content(files, one)
+            member.name.removeprefix("./"): LayerEntry(
+                member.type, member.mode, member.uid, member.gid, member.mtime, _content(files, member)
             )
-            for one in files
+            for member in files
         }
 
 
-def _content(files: tarfile.TarFile, one: tarfile.TarInfo) -> str:
-    stream = files.extractfile(one) if one.isreg() else None
+def _content(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    stream = files.extractfile(member) if member.isreg() else None
     if stream is None:
-        return one.linkname
+        return member.linkname
     digest = hashlib.sha256()
     while block := stream.read(1 << 20):
         digest.update(block)

@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
     from ci.image.engine import connect
     from ci.image.image_plan import plan_of
-    from provisioning import pip_settings
     from provisioning.verbs.shell import become
 
     plan = plan_of(args.image)
@@ -54,14 +53,21 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     where = Path(Parser.started_in or Path.cwd())
-    pip = pip_settings.read(os.environ)
-    environ = {**os.environ, **{name: pip[key] for name, key in INDEX.items() if pip.get(key)}}
+    environ = with_index(os.environ)
     argv = docker_run(
         plan, command or ["bash"], owner=engine.owner, terminal=terminal, environ=environ, where=where
     )
     sys.stdout.flush()
     sys.stderr.flush()
     return become(argv, environ)
+
+
+def with_index(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables, and those of the package index that the user's pip is set to."""
+    from provisioning import pip_settings
+
+    pip = pip_settings.read(environ)
+    return {**environ, **{name: pip[key] for name, key in INDEX.items() if pip.get(key)}}
 
 
 def docker_run(

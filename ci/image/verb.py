@@ -188,7 +188,7 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
         "qnn-ci.build-ids": " ".join(f"{name}={value}" for name, value in plan.build_ids.items()),
     }
     if plan.licences:
-        names["qnn-ci.not-to-be-published"] = "; ".join(one.title for one in plan.licences)
+        names["qnn-ci.not-to-be-published"] = "; ".join(licence.title for licence in plan.licences)
     return names
 
 

@@ -17,7 +17,7 @@ from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import torch_builds
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.lock_files import lock_path
+from provisioning.python_environments import TORCH
 
 LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
 OLDEST_GLIBC = 5
@@ -35,7 +35,7 @@ class WheelTarget:
     @property
     def flags(self) -> list[str]:
         minor = int(self.glibc.split(".")[1])
-        platforms = [f"manylinux_2_{one}_x86_64" for one in range(minor, OLDEST_GLIBC - 1, -1)]
+        platforms = [f"manylinux_2_{version}_x86_64" for version in range(minor, OLDEST_GLIBC - 1, -1)]
         tag = f"cp{self.python.replace('.', '')}"
         flags = ["--python-version", self.python, "--implementation", "cp"]
         for abi in (tag, "abi3", "none"):
@@ -45,9 +45,10 @@ class WheelTarget:
         return flags
 
 
-def fill(environment: str, into: Path, wanted: WheelTarget) -> bool:
-    """Fill `into` with the environment's distributions and its lock; returns whether it had to fetch."""
-    lock = lock_path(environment)
+def fill(lock: Path, into: Path, wanted: WheelTarget, torch: Path = TORCH) -> bool:
+    """Fill `into` with the distributions of a lock file, and with that; returns whether it had to fetch.
+
+    `torch` is the folder with the builds of torch that are on record."""
     text = lock.read_text(encoding="utf-8")
     request = f"{wanted}\n{text}"
     if is_sealed(into, request):
@@ -57,18 +58,18 @@ def fill(environment: str, into: Path, wanted: WheelTarget) -> bool:
     into.mkdir(parents=True)
     _download(["--require-hashes", "-r", str(lock)], into, wanted)
     if any(line.startswith("# torch: ") for line in text.splitlines()):
-        _fetch_torch(into, wanted)
+        _fetch_torch(into, wanted, torch / torch_builds.CPU)
     (into / LOCK).write_text(text, encoding="utf-8")
     seal(into, request)
     return True
 
 
-def _fetch_torch(into: Path, wanted: WheelTarget) -> None:
+def _fetch_torch(into: Path, wanted: WheelTarget, recorded: Path) -> None:
     try:
-        _download(["--require-hashes", "-r", str(torch_builds.CPU)], into, wanted)
+        _download(["--require-hashes", "-r", str(recorded)], into, wanted)
     except UpstreamError as error:
         # pip does not know PyTorch's own index, and uv does.
-        if wheel := torch_builds.cpu_wheel(f"cp{wanted.python.replace('.', '')}"):
+        if wheel := torch_builds.cpu_wheel(f"cp{wanted.python.replace('.', '')}", recorded):
             _download([wheel], into, wanted)
             return
         raise EnvironmentLacking(

@@ -18,7 +18,7 @@ from provisioning.sources import Sha256
 
 PREDICATE = "urn:qnn-ci:verdict:1"
 LARGEST = 64 << 20
-"""In bytes. GitHub takes predicates of up to 16 MB."""
+"""The largest bundle, in bytes. GitHub takes predicates of up to 16 MB."""
 
 
 class AttestedProgram(Model):
@@ -69,11 +69,11 @@ def facts(program: Path, attestation: Path) -> dict[str, object]:
     digest = hash_file(program)
     statements = list(_statements(attestation))
     for statement in statements:
-        if any(each.digest.get("sha256") == digest for each in statement.subject):
+        if any(subject.digest.get("sha256") == digest for subject in statement.subject):
             for verdict in statement.predicate.programs:
                 if verdict.sha256 == digest:
                     return _shown(program, attestation, statement.predicate, verdict)
-    names = [each.name for statement in statements for each in statement.subject]
+    names = [subject.name for statement in statements for subject in statement.subject]
     raise CheckFailed(
         f"{attestation} says nothing of {program} (sha256 {digest}); it is about"
         f" {', '.join(names[:5]) or 'no program'}{' …' * (len(names) > 5)}",

@@ -120,7 +120,7 @@ def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
     reading, lossy = Reading(), dict[str, None]()
     for piece in pieces(log):
         reading.take(piece)
-        lossy |= {f"{each.message}: {each.command}": None for each in inexact_in(piece.text)}
+        lossy |= {f"{operator.message}: {operator.command}": None for operator in inexact_in(piece.text)}
     return replace(reading.diagnosis(subject), operators=tuple(lossy))
 
 
@@ -171,7 +171,7 @@ def _logs(path: Path) -> Iterator[tuple[str, BinaryIO]]:
 
 
 def _shown(path: Path) -> str:
-    """As its user would type it."""
+    """The path as its user would type it."""
     folder = Parser.user_folder()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 

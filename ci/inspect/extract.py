@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ci.artifacts.bounds import TIMES
 from ci.artifacts.compiled_onnx import CompiledModel, context_binaries
 from ci.artifacts.dlc import MARK
 from ci.artifacts.program import QNN_BACKEND, CompiledProgram, bytes_of
@@ -22,10 +23,7 @@ _HEADER = 256
 
 def extract(path: Path, contents: CompiledProgram | CompiledModel, into: Path) -> list[Path]:
     """Write each graph into the folder; nothing is written if one of them cannot be read."""
-    if isinstance(contents, CompiledProgram):
-        parts = list(_of_program(path, contents))
-    else:
-        parts = list(_of_model(path))
+    parts = [*(_of_program(path, contents) if isinstance(contents, CompiledProgram) else _of_model(path))]
     if not parts:
         raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", fix="name another file")
     written = []
@@ -34,13 +32,13 @@ def extract(path: Path, contents: CompiledProgram | CompiledModel, into: Path) -
             replace_bytes(into / name, data)
             written.append(into / name)
     except OSError as error:
-        for each in written:
-            each.unlink(missing_ok=True)
+        for file in written:
+            file.unlink(missing_ok=True)
         raise EnvironmentLacking(f"{into}: {error.strerror}", fix="--extract another folder") from error
     return written
 
 
-def context_in(data: bytes) -> tuple[str, bytes]:
+def context_in(data: memoryview) -> tuple[str, memoryview]:
     """(suffix, bytes) of a delegate's data without ExecuTorch's header."""
     if data[: len(MARK)] == MARK:
         return ".dlc", data
@@ -58,8 +56,14 @@ def context_in(data: bytes) -> tuple[str, bytes]:
     return ".bin", data[_HEADER:]
 
 
-def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes]]:
-    whole = bytes_of(path)
+def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
+    whole = memoryview(bytes_of(path))
+    size = sum(each.size for each in program.delegates)
+    if size > TIMES * len(whole):
+        raise CheckFailed(
+            f"{path}: its delegates share their data: {size:,} bytes of a file of {len(whole):,}",
+            fix="compile it again",
+        )
     counts: dict[str, int] = {}
     for delegate in program.delegates:
         if delegate.backend != QNN_BACKEND:
@@ -76,7 +80,7 @@ def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, byt
         yield f"{path.stem}.{delegate.method}_{index}{suffix}", context
 
 
-def _of_model(path: Path) -> Iterator[tuple[str, bytes]]:
+def _of_model(path: Path) -> Iterator[tuple[str, bytes | memoryview]]:
     for index, data in enumerate(context_binaries(path)):
         suffix = ".dlc" if data.startswith(MARK) else ".bin"
         yield f"{path.stem}.context_{index}{suffix}", data

@@ -28,7 +28,7 @@ def facts(path: Path, kind: str) -> dict[str, object]:
         catalogue = catalogues.read(path)
         return {
             "what": "Windows catalogue, which signs files",
-            "signs": [f"{each.name} {each.sha256.hex()}" for each in catalogue.members],
+            "signs": [f"{member.name} {member.sha256.hex()}" for member in catalogue.members],
             "signer": catalogues.common_name(catalogue.chain[0]),
             "created": catalogue.created.isoformat(),
             "next": quoted("python", "-m", "ci", "signing", "verify", path),

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         for fault in _known_faults(contents):
             sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
             sys.stdout.write(f"  fix: {fault.fix}\n")
-        sys.stdout.writelines(f"extracted {in_line(str(each))}\n" for each in extracted)
+        sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in extracted)
         if answer:
             word = "can load it" if answer.loads else "cannot load it"
             sys.stdout.write(f"\n{args.against} {word}:\n")
@@ -226,7 +226,7 @@ def _chip(name: str) -> str:
 
 
 def _known_faults(contents: Inside) -> list[Fault]:
-    """Of the QNN builds that compiled what is inside, for its lane."""
+    """Known faults of the QNN builds that compiled what is inside, for its lane."""
     from provisioning.known_faults import faults_of_build
 
     lane: Lane = "any"
@@ -235,7 +235,8 @@ def _known_faults(contents: Inside) -> list[Fault]:
     elif isinstance(contents, CompiledModel):
         lane, contexts = "onnx", [node.context for node in contents.nodes if node.context]
     else:
-        lane, contexts = "executorch", [each.context for each in contents.delegates if each.context]
+        lane = "executorch"
+        contexts = [delegate.context for delegate in contents.delegates if delegate.context]
     builds = {build for context in contexts for build in context.build_ids}
     return list(dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane)))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
 from ci.operators.table import EXACT, MEANINGS, Cell, OnnxOperators, Result
 from ci.pipeline.accuracy import LEAST_DB, against_nearest, computed_otherwise
-from ci.pipeline.baseline import Recorded, baseline_path, load_baseline
+from ci.pipeline.baseline import Recorded, load_baseline
 from ci.pipeline.precision import ONNX_PRECISIONS, OnnxPrecision
 
 HEAD = """\
@@ -37,7 +37,7 @@ $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --accept   # the
 
 def committed(profile: str) -> OnnxOperators:
     """What the committed baseline gives."""
-    return onnx_of(load_baseline(baseline_path(SUITE, profile), "onnx").programs, node_tests())
+    return onnx_of(load_baseline(SUITE, profile, "onnx").programs, node_tests())
 
 
 def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> OnnxOperators:

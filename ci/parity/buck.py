@@ -95,13 +95,19 @@ def make_undefined(name, label, why):
 
 
 def evaluate(
-    tree: Tree, rules: Buck, variants: Sequence[Variant], constraints: frozenset[str], roots: Sequence[str]
+    tree: Tree,
+    rules: Buck,
+    variants: Sequence[Variant],
+    constraints: frozenset[str],
+    roots: Sequence[str],
+    seconds: float = MOST_SECONDS,
 ) -> dict[tuple[str, bool], Side]:
     """Every library under the roots, by variant and by the answer of `runtime.is_oss`.
 
     `constraints` are those that any variant of the mapping names. A package that depends on neither is
-    evaluated once."""
+    evaluated once, and each within `seconds`."""
     evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
+    evaluation.seconds = seconds
     sides = {(variant.name, answer): Side() for variant in variants for answer in (True, False)}
     for name in packages(tree, rules, roots):
         package = _kept(tree, rules, name)
@@ -166,16 +172,16 @@ class _Evaluation:
         """Whether the current package depends on the variant, and on the answer of `is_oss`."""
         self.package = ""
         self.loaded: dict[str, Any] = {}
-        """By path or label, for the current package: macros know the package that they are called from."""
+        """Modules of the current package by path or label: macros know the package that calls them."""
         self.stand_ins: dict[tuple[str, ...], Any] = {}
-        """By content; these know no package."""
+        """Stand-ins by content; these know no package."""
         self.open: list[str] = []
         """The files that are being evaluated; each was loaded by the one before."""
         self.literals: dict[str, Sequence[Literal]] = {}
         extension = starlark.LibraryExtension
         self.globals = starlark.Globals.extended_by([extension.StructType, extension.CallStack])
         self.prelude = self._prelude()
-        self.deadline = time.monotonic() + MOST_SECONDS
+        self.seconds = MOST_SECONDS
         self.options: Any = starlark.EvalOptions(check_cancelled=lambda: time.monotonic() > self.deadline)
 
     def run(self, package: str, variant: Variant, *, open_source: bool) -> Side:
@@ -185,7 +191,7 @@ class _Evaluation:
         self.side = Side(packages={package})
         self.reads = {".buckconfig": self.tree.read(".buckconfig")} if self._has_config else {}
         self.loaded = {}
-        self.deadline = time.monotonic() + MOST_SECONDS
+        self.deadline = time.monotonic() + self.seconds
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
         for name in own:
             path = posixpath.join(package, name)
@@ -470,7 +476,9 @@ class _Evaluation:
                 program = re.search(r"[\w.+-]+(?=\)*$)", words[1] if words[:1] == ["$(exe"] else words[0])
                 words = [program[0] if program else "", *words[2 if words[:1] == ["$(exe"] else 1 :]]
                 labels = tuple(
-                    self._label(one) for one in _elements_of(arguments.get("srcs")) if _is_label(one)
+                    self._label(element)
+                    for element in _elements_of(arguments.get("srcs"))
+                    if _is_label(element)
                 )
                 self.side.generated.append(GeneratingRule(tuple(library.files), tuple(words), place, labels))
             return
@@ -506,7 +514,9 @@ class _Evaluation:
         elif attribute == "link_whole":
             library.whole = self._place_of_attribute(library, attribute) if value else None
         elif attribute == "platforms":
-            library.platforms = tuple(str(one) for one in value) if isinstance(value, (list, tuple)) else ()
+            library.platforms = (
+                tuple(str(platform) for platform in value) if isinstance(value, (list, tuple)) else ()
+            )
             library.platforms = library.platforms or ((value,) if value and isinstance(value, str) else ())
         elif attribute in _NOT_COMPARED or not value or isinstance(value, (bool, int)):
             return
@@ -603,7 +613,7 @@ def _why(text: str) -> str:
 
 @lru_cache(maxsize=64)
 def _frames(stack: str) -> tuple[TreePlace, ...]:
-    """From the innermost call outwards, without our own functions."""
+    """Calls from the innermost outwards, without our own functions."""
     places = [_place_at(match) for match in _FRAME.finditer(stack)]
     return tuple(place for place in reversed(places) if place.file != _PRELUDE)
 

@@ -19,7 +19,7 @@ from ci.parity.tree import Tree
 class Checked:
     differences: tuple[Difference, ...]
     buck: MappingOf[tuple[str, bool], Side]
-    """By variant, and by what `is_oss` says."""
+    """Buck's sides, by variant and by what `is_oss` says."""
     cmake: MappingOf[str, Side]
 
 

@@ -58,7 +58,7 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
     if buck.failed or cmake.stopped:
         findings.incomplete = True
     pairs = findings.mapping.pairs_of(
-        name, [one.name for one in cmake.libraries.values() if one.kind not in OF_THEIR_OWN]
+        name, [library.name for library in cmake.libraries.values() if library.kind not in OF_THEIR_OWN]
     )
     if not cmake.stopped:
         for pair in pairs:
@@ -239,8 +239,8 @@ def _native(side: Side, names: Iterable[str]) -> Iterator[NamedItem]:
 def _dependencies(
     findings: Findings, variant: str, pair: MappedPair, pairs: Sequence[MappedPair], buck: Side, cmake: Side
 ) -> None:
-    of_pairs = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
-    one_sided = {one.name for one in findings.mapping.dependencies if not (one.buck and one.cmake)}
+    of_pairs = {name: f"pair {pair.name}" for pair in pairs for name in (*pair.buck, *pair.cmake)}
+    one_sided = {entry.name for entry in findings.mapping.dependencies if not (entry.buck and entry.cmake)}
     sides: list[dict[str, NamedItem]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, NamedItem] = {}
@@ -302,7 +302,7 @@ def _dependencies_within(findings: Findings, variant: str, pair: MappedPair, buc
                     if dependent != dependency:
                         linked.setdefault((dependent, dependency), item)
     for (dependent, dependency), item in linked.items():
-        if dependency not in {_twin_of(buck, one.name) for one in buck.libraries[dependent].dependencies}:
+        if dependency not in {_twin_of(buck, other.name) for other in buck.libraries[dependent].dependencies}:
             findings.report(
                 "parity-dependency-missing-in-buck",
                 item.place,
@@ -337,8 +337,8 @@ def _flags(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
         for name in sorted(here.keys() ^ there.keys()):
             place = here.get(name) or there[name]
             findings.report(rule, place, name, pair.name, variant, **_has_and_lacks(name in here))
-    standard = next((one.standard for one in buck_libraries if one.standard), None)
-    other = next((one.standard for one in cmake_libraries if one.standard), None)
+    standard = next((library.standard for library in buck_libraries if library.standard), None)
+    other = next((library.standard for library in cmake_libraries if library.standard), None)
     if standard and other and standard.name != other.name:
         everywhere = standard.place.file == ".buckconfig"
         findings.report(
@@ -352,8 +352,8 @@ def _flags(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
             cmake=other.place,
         )
     whole = (
-        [one.whole for one in buck_libraries if one.whole],
-        [one.whole for one in cmake_libraries if one.whole],
+        [library.whole for library in buck_libraries if library.whole],
+        [library.whole for library in cmake_libraries if library.whole],
     )
     if bool(whole[0]) != bool(whole[1]):
         place = (whole[0] or whole[1])[0]
@@ -388,12 +388,14 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
     """The files that code is generated from, and by which program with which flags."""
 
     def by_input(sides: Sequence[Side]) -> dict[str, GeneratingRule]:
-        suffixes = tuple(one for one in findings.mapping.scope.suffixes if one in SCHEMAS)
+        suffixes = tuple(suffix for suffix in findings.mapping.scope.suffixes if suffix in SCHEMAS)
         inputs: dict[str, GeneratingRule] = {}
         for side in sides:
             for rule in side.generated:
                 exported = (item for label in rule.labels for item in side.exported.get(label, ()))
-                inputs |= {one.name: rule for one in (*rule.inputs, *exported) if one.name.endswith(suffixes)}
+                inputs |= {
+                    file.name: rule for file in (*rule.inputs, *exported) if file.name.endswith(suffixes)
+                }
         return inputs
 
     in_buck, in_cmake = by_input(bucks), by_input(cmakes)
@@ -548,7 +550,7 @@ def _alone(findings: Findings, sides: Sequence[Side]) -> None:
         return
     for position, alone in enumerate(findings.mapping.alone):
         for name in (*alone.buck, *alone.cmake):
-            if not any(fnmatchcase(one, name) for one in known):
+            if not any(fnmatchcase(pattern, name) for pattern in known):
                 findings.add(findings.stale("alone", position, name, "no build declares it"))
 
 

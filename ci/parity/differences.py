@@ -116,21 +116,21 @@ class Findings:
     def settled(self) -> tuple[Difference, ...]:
         kept = []
         used: set[int] = set()
-        for one in self._differences.values():
+        for difference in self._differences.values():
             covering = [
                 position
                 for position, entry in enumerate(self.mapping.deliberate)
-                if entry.covers(one.rule, one.what, one.where)
+                if entry.covers(difference.rule, difference.what, difference.where)
             ]
             used.update(covering)
             if not covering:
-                kept.append(one)
+                kept.append(difference)
         if not self.incomplete:
             kept += self._stale(used)
-        for one in kept:
-            if old := renamed_from(one.what, kept):
-                one.message += f"; {old} is named and gone: was it renamed?"
-        return tuple(sorted(kept, key=lambda one: (one.place, one.rule, one.what)))
+        for difference in kept:
+            if old := renamed_from(difference.what, kept):
+                difference.message += f"; {old} is named and gone: was it renamed?"
+        return tuple(sorted(kept, key=lambda item: (item.place, item.rule, item.what)))
 
     def _stale(self, used: set[int]) -> Iterator[Difference]:
         for position, entry in enumerate(self.mapping.deliberate):
@@ -157,7 +157,9 @@ def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
     and that the only missing one."""
 
     def beside(*rules: str) -> set[str]:
-        return {one.what for one in differences if one.rule in rules and kind_of(one.what) == kind_of(path)}
+        return {
+            item.what for item in differences if item.rule in rules and kind_of(item.what) == kind_of(path)
+        }
 
     gone = beside("parity-missing-file")
     return gone.pop() if len(gone) == 1 and beside(*NEW, "parity-missing-in-cmake") == {path} else None

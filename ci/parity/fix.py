@@ -75,7 +75,7 @@ def patch(tree: Tree, changed: dict[str, str]) -> str:
     """A unified diff for `git apply`; `changed` has the texts as they are written."""
     lines: list[str] = []
     for path, text in sorted(changed.items()):
-        before, after = (_lines(one) for one in (tree.original(path), text))
+        before, after = (_lines(version) for version in (tree.original(path), text))
         for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"):
             lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(lines)
@@ -95,7 +95,7 @@ def _next(checked: Checked, given_up: set[tuple[str, str, str]]) -> Difference |
 
 
 def _identity(difference: Difference) -> tuple[str, str, str, str]:
-    """Without its line number, because lines move as files change."""
+    """A difference without its line number, because lines move as files change."""
     return difference.place.file, difference.rule, difference.what, difference.where
 
 
@@ -110,15 +110,18 @@ def _fixed(
 
     A file for both halves of a condition belongs in the list before it."""
     before = _counted(current)
-    alike = {one for one in before if one[1] == difference.rule and one[2] == difference.what}
+    alike = {problem for problem in before if problem[1] == difference.rule and problem[2] == difference.what}
     second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, difference):
         checked = check(tree.changed({path: text}))
         after = _counted(checked)
         gone = before.keys() - after.keys()
-        if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
+        if any(not variants <= before.get(problem, frozenset()) for problem, variants in after.items()):
             continue  # Something is new.
-        if not all(one in alike or (difference.rule in NEW and one[1] in SETTLED_BY_A_FILE) for one in gone):
+        if not all(
+            problem in alike or (difference.rule in NEW and problem[1] in SETTLED_BY_A_FILE)
+            for problem in gone
+        ):
             continue  # A finding disappeared that this change was not for.
         if not _package_files(checked) <= _package_files(current):
             continue  # A pattern brings an __init__.py, which may be left out on purpose.
@@ -176,13 +179,15 @@ def _swapped(checked: Checked, difference: Difference) -> bool:
     between the host's and the device's files is the wrong way round. Adding the file would bring both."""
     folder = posixpath.dirname(difference.what)
     names = {
-        posixpath.basename(one.what) for one in checked.differences if one.rule == "parity-missing-in-cmake"
+        posixpath.basename(other.what)
+        for other in checked.differences
+        if other.rule == "parity-missing-in-cmake"
     }
     return any(
-        one.rule == "parity-missing-in-buck"
-        and posixpath.dirname(one.what) == folder
-        and posixpath.basename(one.what) in names
-        for one in checked.differences
+        other.rule == "parity-missing-in-buck"
+        and posixpath.dirname(other.what) == folder
+        and posixpath.basename(other.what) in names
+        for other in checked.differences
     )
 
 
@@ -190,9 +195,9 @@ def _may_be_renamed(tree: Tree, checked: Checked, difference: Difference, text: 
     """Whether the name of a file that is gone may stand for a new one: there is one of its directory and
     kind, CMake has the old name too, or its library would have no file left."""
     return any(
-        (one.rule in NEW and kind_of(one.what) == kind_of(difference.what))
-        or (one.rule == difference.rule and one.what == difference.what and not is_buck(one.place.file))
-        for one in checked.differences
+        (other.rule in NEW and kind_of(other.what) == kind_of(difference.what))
+        or (other.rule == difference.rule and other.what == difference.what and not is_buck(other.place.file))
+        for other in checked.differences
     ) or len(_EMPTY_LIST.findall(text)) > len(_EMPTY_LIST.findall(tree.read(difference.place.file)))
 
 
@@ -209,18 +214,22 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, difference: Diff
         if not is_python(difference.what):
             return []
         if old := renamed_from(difference.what, checked.differences):
-            named = [one.place.file for one in checked.differences if one.what == old]
+            named = [other.place.file for other in checked.differences if other.what == old]
             return [path for path in dict.fromkeys(named) if is_buck(path)]
         # Only the nearest package decides about a file, and which of its libraries should have it is certain
         # only if there is one.
         folder = posixpath.dirname(difference.place.file)
         while folder and not any(posixpath.join(folder, name) in tree.files for name in mapping.buck.names):
             folder = posixpath.dirname(folder)
-        own = [one for one in libraries if package_of(one.name) == folder and one.kind.startswith("python_")]
-        named = [one.place.file for one in own] if len({one.name for one in own}) == 1 else []
+        own = [
+            library
+            for library in libraries
+            if package_of(library.name) == folder and library.kind.startswith("python_")
+        ]
+        named = [library.place.file for library in own] if len({library.name for library in own}) == 1 else []
     else:
         labels = {label for pair in mapping.pairs if pair.name == difference.where for label in pair.buck}
-        named = [one.place.file for one in libraries if one.name in labels]
+        named = [library.place.file for library in libraries if library.name in labels]
     return [path for path in dict.fromkeys(named) if path in tree.files]
 
 
@@ -228,7 +237,9 @@ def _with_file(tree: Tree, checked: Checked, file: str, difference: Difference) 
     text = tree.read(file)
     wanted = posixpath.relpath(difference.what, posixpath.dirname(file))
     suffix = PurePosixPath(wanted).suffix
-    anchors = [one for one in literals(text) if one.value.endswith(suffix) and one.value != wanted]
+    anchors = [
+        literal for literal in literals(text) if literal.value.endswith(suffix) and literal.value != wanted
+    ]
     # Of equal anchors, take the one before it in the alphabet.
     anchors.sort(key=lambda literal: literal.value, reverse=True)
     anchors.sort(key=lambda literal: (_distance(literal.value, wanted), literal.value > wanted))
@@ -248,11 +259,11 @@ def _with_file(tree: Tree, checked: Checked, file: str, difference: Difference) 
 def _dead(checked: Checked, file: str, difference: Difference) -> Iterator[tuple[int, str]]:
     """Lines and values of literals that match no file: patterns, and the renamed file."""
     old = renamed_from(difference.what, checked.differences)
-    for one in checked.differences:
-        if one.place.file == file and one.rule == "parity-glob-empty":
-            yield one.place.line, one.what
-        elif one.place.file == file and one.rule == "parity-missing-file" and one.what == old:
-            yield one.place.line, posixpath.relpath(one.what, posixpath.dirname(file))
+    for other in checked.differences:
+        if other.place.file == file and other.rule == "parity-glob-empty":
+            yield other.place.line, other.what
+        elif other.place.file == file and other.rule == "parity-missing-file" and other.what == old:
+            yield other.place.line, posixpath.relpath(other.what, posixpath.dirname(file))
 
 
 def _as(anchor: Literal, wanted: str) -> str:
@@ -285,7 +296,7 @@ def _with_dependency(tree: Tree, mapping: Mapping, file: str, node: str) -> Iter
 
 
 def _spelt(mapping: Mapping, label: str, package: str) -> str:
-    """As the files write it: their own targets as `:name`, others from the tree's cell."""
+    """A label as the files write it: their own targets as `:name`, others from the tree's cell."""
     if label.startswith(f"//{package}:"):
         return label[len(package) + 2 :]
     cells = mapping.buck.cells.items()
@@ -298,7 +309,9 @@ def _without(tree: Tree, difference: Difference) -> Iterator[str]:
     package = posixpath.dirname(difference.place.file)
     names = {difference.what, posixpath.relpath(difference.what, package)} if difference.what else set()
     if difference.rule == "parity-heavy-dependency":
-        names = {one.value for one in literals(text) if one.value.endswith(difference.what.lstrip("/"))}
+        names = {
+            literal.value for literal in literals(text) if literal.value.endswith(difference.what.lstrip("/"))
+        }
     for literal in literals(text):
         if literal.line == difference.place.line and literal.value in names:
             yield without(text, literal)

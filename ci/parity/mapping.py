@@ -77,7 +77,7 @@ class Buck(Model):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the files that make a directory a package."""
+        """Names of the files that make a directory a package."""
         return frozenset({*self.files, MACROS})
 
 
@@ -104,7 +104,7 @@ class Variant(Model):
     read_config: dict[str, str] = Field(default_factory=dict)
     """`section.key`, which overrides the tree's .buckconfig."""
     platform: str | None = None
-    """Its name in Buck's `platforms`; libraries that name only others are not built for it."""
+    """The variant's name in Buck's `platforms`; libraries that name only others are not built for it."""
 
 
 class Flags(Model):
@@ -257,7 +257,7 @@ class Mapping(Model):
                     "cmake": tuple(
                         library
                         for name in pair.cmake
-                        for library in ([one for one in free if fnmatchcase(one, name)] or [name])
+                        for library in ([label for label in free if fnmatchcase(label, name)] or [name])
                     )
                 }
             )

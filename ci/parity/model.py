@@ -92,7 +92,7 @@ class GeneratingRule:
     inputs: tuple[NamedItem, ...]
     """Files of the tree that it reads."""
     command: tuple[str, ...]
-    """Its words, the program first; a program that a target builds has that target's name."""
+    """The command's words, the program first; a program that a target builds has that target's name."""
     place: TreePlace
     labels: tuple[str, ...] = ()
     """Buck's targets that it reads."""
@@ -118,7 +118,7 @@ class Side:
     named: list[NamedItem] = field(default_factory=list)
     """Files in rules that compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
     exported: dict[str, tuple[NamedItem, ...]] = field(default_factory=dict)
-    """Of these, those that a label stands for."""
+    """The files among these that a label stands for."""
     labels: list[NamedItem] = field(default_factory=list)
     """Targets that Buck's rules name, by label."""
     declared: set[str] = field(default_factory=set)

@@ -30,11 +30,13 @@ def check(findings: Findings, tree: Tree) -> None:
                 line = TreePlace(findings.source.name, findings.source.line("pins", position))
                 pattern = repr(place.pattern)
                 findings.report("parity-pin-missing", line, place.file, pin.name, pattern=pattern)
-        for one in mentions[1:]:
+        for mention in mentions[1:]:
             first = mentions[0]
-            if not _agree(pin, first, one):
+            if not _agree(pin, first, mention):
                 rule, elsewhere = "parity-pin-drift", first.place
-                findings.report(rule, one.place, one.value, pin.name, first=first.value, elsewhere=elsewhere)
+                findings.report(
+                    rule, mention.place, mention.value, pin.name, first=first.value, elsewhere=elsewhere
+                )
 
 
 def _mentions(tree: Tree, where: PinPlace) -> list[Mention]:

@@ -29,7 +29,7 @@ class Literal:
 
 @lru_cache(maxsize=256)
 def literals(text: str) -> Sequence[Literal]:
-    """In the order of the text. What cannot be parsed is left out: the interpreter reports it."""
+    """String literals in the text's order. What cannot be parsed is left out: the interpreter reports it."""
     strings: list[Literal] = []
     line, counted = 1, 0
     for match in TOKEN.finditer(text):

@@ -127,7 +127,7 @@ class Tree:
 
 
 def normal(path: str) -> str:
-    """Without `.` and `..`; the top is the empty string."""
+    """The path without `.` and `..`; the top is the empty string."""
     plain = posixpath.normpath(path) if path else ""
     return "" if plain == "." else plain
 

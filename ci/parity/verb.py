@@ -130,9 +130,9 @@ def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
 
     for (rule, place, _), group in _alike(result).items():
         message = group[0].message
-        if others := [one.where for one in group[1:]]:
+        if others := [difference.where for difference in group[1:]]:
             message += f"; the same in {', '.join(others)}"
-        if variants := dict.fromkeys(variant for one in group for variant in one.variants):
+        if variants := dict.fromkeys(variant for difference in group for variant in difference.variants):
             message += f" [{', '.join(variants)}]"
         stage.add(rule, Severity.ERROR, place, message, group[0].fix)
     names = [path.rpartition("/")[2] for path in tree.files]
@@ -178,6 +178,6 @@ def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | No
 
 
 def _name(file: Path) -> str:
-    """As findings name it: relative to this repository, if it is inside."""
+    """The path as findings name it: relative to this repository, if it is inside."""
     full = file.absolute()
     return full.relative_to(ROOT).as_posix() if full.is_relative_to(ROOT) else str(file)

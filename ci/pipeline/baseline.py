@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ci.pipeline.accuracy import at_worst, rounded
+from ci.pipeline.accuracy import FIGURES, at_worst
 from ci.pipeline.costs import TITLES, cost_rule
-from ci.pipeline.suite import AnyProgram
-from provisioning.base.commands import session
+from ci.pipeline.earlier_suite import earlier_accepted, earlier_subjects
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.documents import Model, load, parse
-from provisioning.base.errors import CheckFailed, ManifestError
-from provisioning.base.files import replace_text
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import MANIFESTS
-
-DIRECTORY = MANIFESTS / "baselines"
 
 
 class Costs(Model):
@@ -81,6 +78,7 @@ class Recorded(Costs):
     build_id: str = ""
     """The QNN that compiled it."""
     accuracy: dict[str, float] = Field(default_factory=dict)
+    """In a file, each figure is a value of its own."""
     reason: str = ""
     """Why a lower top-1 agreement was accepted, or a threshold below what is required."""
     peak_mb: int | None = None
@@ -106,61 +104,65 @@ class Recorded(Costs):
         kept = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
         return kept.model_copy(update=dict(fields))
 
+    @property
+    def values(self) -> Values:
+        """As a file has them; None is not there."""
+        absent = dict.fromkeys([*FIGURES, *Recorded.model_fields])
+        values = self.model_dump(mode="json", exclude_defaults=True, exclude={"accuracy"})
+        return {**absent, **values, **self.accuracy}
+
 
 KEPT = ("peak_mb", "run_seconds", "reason")
 """What is kept when another build compiles the program: time estimates, and the reason."""
 
 
-class _File(Model):
-    schema_: Literal[1, 2] = Field(alias="schema")
-    build_id: str = ""
-    """Of all programs, in older files."""
-    programs: dict[str, Recorded]
-    """By name; since schema 2, where a suite has several lanes, by lane and name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What one lane has in the file; the programs of the others stay as they are."""
+    """What was accepted of the programs of one lane."""
 
     path: Path
     programs: Mapping[str, Recorded] = field(default_factory=dict)
     lane: str = ""
-    """Empty for a suite of an earlier release, which has one lane, and whose baseline does not name it."""
-    others: Mapping[str, Recorded] = field(default_factory=dict)
-    """By lane and name."""
 
     def of(self, program: str) -> Recorded | None:
         return self.programs.get(program)
 
-    def with_values(self, values: Mapping[str, Mapping[str, object]]) -> Baseline:
-        """With these fields of these programs replaced; other programs stay unchanged."""
-        programs = dict(self.programs)
-        for name, fields in values.items():
-            programs[name] = programs.get(name, Recorded()).updated(fields)
-        return replace(self, programs=programs)
-
-    def rewritten(self, values: Mapping[str, Mapping[str, object]], runs: Collection[str]) -> Baseline:
-        """With these values, without programs whose run the suite does not have any more; also on disk.
+    def rewritten(
+        self,
+        values: Mapping[str, Mapping[str, object]],
+        thresholds: Mapping[str, Values],
+        runs: Collection[str],
+    ) -> Baseline:
+        """With these fields of programs and thresholds of runs, and without runs that the suite does not have
+        any more; also on disk.
 
         Chips do not matter, because --soc may name others than the suite."""
-        updated = self.with_values(values)
-        programs = {n: each for n, each in updated.programs.items() if n.rpartition("/")[0] in runs}
-        updated = replace(updated, programs=programs)
-        updated.write()
-        sys.stderr.write(f"wrote {plural(len(values), 'program')} to {updated.path}\n")
+
+        def change(accepted: Accepted) -> Accepted:
+            before = baseline_in(accepted, self.lane)
+            changes = {
+                name: (before.of(name) or Recorded()).updated(fields).values
+                for name, fields in values.items()
+            }
+            kept = accepted.only(lambda subject: _run_of(subject, self.lane) in {None, *runs})
+            rows = {**changes, **thresholds}
+            return kept.updated({f"{self.lane}/{name}": row for name, row in rows.items()})
+
+        updated = baseline_in(accept(self.path, change), self.lane)
+        held = f" and thresholds of {plural(len(thresholds), 'run')}" if thresholds else ""
+        sys.stderr.write(f"wrote {plural(len(values), 'program')}{held} to {self.path}\n")
         return updated
 
-    def with_reasons(
+    def reasons(
         self,
         figures: Mapping[str, Mapping[str, float]],
         reason: str,
         again: str,
         low: Mapping[str, Collection[str]] = {},
-    ) -> Baseline:
-        """Accept the figures of these programs. A lower top-1 agreement needs a reason, and a figure that is
-        in `low`, because its threshold is less than what is required of every program. The baseline keeps the
-        reason.
+    ) -> dict[str, str]:
+        """The reason to keep of each program of which another one is to be kept than is. A lower top-1
+        agreement needs one, and so does a figure that is in `low`, because its threshold is less than what is
+        required of every program.
 
         Raises CheckFailed if there is none; `again` is the command that updates."""
         lost = {
@@ -177,16 +179,10 @@ class Baseline:
                 f"{plural(len(lost), 'program')} with less than is required, or than was agreed to: {named}",
                 fix=f"find out why; if it is meant, {again} --reason TEXT",
             )
-        programs = dict(self.programs)
-        for name, values in figures.items():
-            recorded = programs.get(name, Recorded())
-            if name in lost:
-                # What is agreed to is known even if only thresholds are written.
-                accuracy = {**recorded.accuracy, **rounded(lost[name])}
-                programs[name] = recorded.model_copy(update={"reason": reason, "accuracy": accuracy})
-            elif not low.get(name) and self._better_top1(name, values):
-                programs[name] = recorded.model_copy(update={"reason": ""})
-        return replace(self, programs=programs)
+        better = (
+            name for name, values in figures.items() if not low.get(name) and self._better_top1(name, values)
+        )
+        return dict.fromkeys(better, "") | dict.fromkeys(lost, reason)
 
     def _lost(self, name: str, figures: Mapping[str, float], low: Collection[str]) -> dict[str, float]:
         recorded = self.programs.get(name, Recorded())
@@ -204,84 +200,40 @@ class Baseline:
         recorded = self.programs.get(name, Recorded())
         return at_worst("top1", figures.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0)
 
-    def write(self) -> None:
-        begins = f"{self.lane}/" if self.lane else ""
-        own = {f"{begins}{name}": each for name, each in self.programs.items()}
-        replace_text(self.path, baseline_text({**self.others, **own}, 2 if self.lane else 1))
+
+def load_baseline(suite: Path, profile: str, lane: str, *, earlier: bool = False) -> Baseline:
+    """What was accepted of a lane's programs, if only in an earlier release. `earlier` is the form of the
+    suite."""
+    path = accepted_path(suite, profile)
+    if (old := earlier_accepted(suite, profile)).is_file():
+        return baseline_in(Accepted(path, earlier_subjects(old, lane if earlier else "")), lane)
+    return baseline_in(load_accepted(path), lane)
 
 
-def baseline_text(programs: Mapping[str, Recorded], schema: int) -> str:
-    """One line a program, sorted."""
-    lines = ",\n".join(
-        f"    {json.dumps(name)}: {json.dumps(each.model_dump(exclude_defaults=True), sort_keys=True)}"
-        for name, each in sorted(programs.items())
-    )
-    return f'{{\n  "schema": {schema},\n  "programs": {{\n{lines}\n  }}\n}}\n'
-
-
-def baseline_path(suite: Path, profile: str) -> Path:
-    """In manifests/baselines/ for a shipped suite, else beside the user's suite."""
-    if suite.parent == MANIFESTS / "suites":
-        return DIRECTORY / f"{suite.stem}-{profile}.json"
-    return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
-
-
-def load_baseline(path: Path, lane: str = "") -> Baseline:
-    """What a lane has in the file, empty if there is none yet. A suite of an earlier release has no lane."""
-    if not path.is_file():
-        return Baseline(path, lane=lane)
-    schema, programs = read_baseline(path)
-    if (schema == 1) != (not lane):
-        release = "an earlier release" if schema == 1 else "this release"
-        raise ManifestError(
-            path,
-            "schema",
-            expected="the form of its suite",
-            found=f"{schema}, the one of {release}",
-            fix=f"{session('accept')} --convert SUITE, which rewrites a suite and its baselines together",
-        )
-    begins = f"{lane}/" if lane else ""
-    own = {name.removeprefix(begins): each for name, each in programs.items() if name.startswith(begins)}
-    others = {name: each for name, each in programs.items() if not name.startswith(begins)}
-    return Baseline(path, own, lane, others)
-
-
-def read_baseline(path: Path) -> tuple[int, dict[str, Recorded]]:
-    """The file's schema, and its programs by the names there."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ManifestError(
-            path, "(syntax)", expected="JSON", found=str(error), fix="remove it, then --accept"
-        ) from error
-    read = parse(data, _File, path)
+def baseline_in(accepted: Accepted, lane: str) -> Baseline:
     programs = {
-        name: each if each.build_id else each.model_copy(update={"build_id": read.build_id})
-        for name, each in read.programs.items()
+        subject.removeprefix(f"{lane}/"): recorded_of(accepted, subject)
+        for subject in accepted.subjects
+        if subject.count("/") == 3 and _run_of(subject, lane)
     }
-    return read.schema_, programs
+    return Baseline(accepted.path, programs, lane)
+
+
+def recorded_of(accepted: Accepted, subject: str) -> Recorded:
+    values = accepted.of(subject)
+    figures = {name: value for name, value in values.items() if name in FIGURES}
+    others = {name: value for name, value in values.items() if name not in FIGURES}
+    return parse({**others, "accuracy": figures}, Recorded, accepted.path, lambda place: (subject, place[-1]))
+
+
+def _run_of(subject: str, lane: str) -> str | None:
+    """None if it is one of another lane."""
+    own, *words = subject.split("/")
+    return "/".join(words[:2]) if own == lane else None
 
 
 def load_tolerances() -> Tolerances:
-    return load(DIRECTORY / "tolerances.toml", Tolerances)
-
-
-def agree(
-    baselines: MutableMapping[Path, Baseline],
-    programs: Sequence[AnyProgram[Any, Any]],
-    figures: Mapping[str, Mapping[str, float]],
-    reason: str,
-    command: str,
-    low: Mapping[str, Collection[str]],
-) -> None:
-    """Refuse to accept what needs a reason without one; with one, keep it in the baselines."""
-    for suite, baseline in list(baselines.items()):
-        mine = {each.name for each in programs if each.suite == suite}
-        of_suite = {name: values for name, values in figures.items() if name in mine}
-        agreed = baseline.with_reasons(of_suite, reason, command, low)
-        if agreed.programs != baseline.programs:
-            agreed.write()
-        baselines[suite] = agreed
+    return load(MANIFESTS / "accepted" / "tolerances.toml", Tolerances)
 
 
 def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Any]:

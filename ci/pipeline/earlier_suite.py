@@ -1,14 +1,22 @@
-"""Suites as earlier releases had them (`schema = 1`, one lane a file): what makes them suites of now."""
+"""Suites as earlier releases had them (`schema = 1`, one lane a file), and what was accepted of them: what
+makes them those of now.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Any, Literal
+
+from pydantic import Field
 
 from ci.pipeline.precision import scheme_named, written_name
-from provisioning.base.errors import ToolkitError
+from provisioning.base.accepted import Values
+from provisioning.base.documents import Model, parse
+from provisioning.base.errors import ManifestError, ToolkitError
 
 Path = tuple[str | int, ...]
 
@@ -95,3 +103,30 @@ def _scheme(value: Any) -> Any:
         return scheme_named(value) if isinstance(value, str) else value
     except ToolkitError:
         return value
+
+
+class _Accepted(Model):
+    schema_: Literal[1, 2] = Field(alias="schema")
+    build_id: str = ""
+    """Of all programs, in older files."""
+    programs: dict[str, dict[str, Any]]
+    """By name; with schema 2 by lane and name."""
+
+
+def earlier_accepted(suite: FilePath, profile: str) -> FilePath:
+    """Where earlier releases put what was accepted. While it is there, it is what is read."""
+    return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
+
+
+def earlier_subjects(path: FilePath, lane: str = "") -> dict[str, Values]:
+    """Its values; `lane` is that of a file which names none."""
+    try:
+        read = parse(json.loads(path.read_text(encoding="utf-8")), _Accepted, path)
+    except ValueError as error:
+        raise ManifestError(path, "(syntax)", expected="JSON", found=str(error)) from error
+    begins = f"{lane}/" if read.schema_ == 1 else ""
+    subjects: dict[str, Values] = {}
+    for name, values in read.programs.items():
+        accuracy = values.pop("accuracy", {})
+        subjects[f"{begins}{name}"] = {"build_id": read.build_id, **values, **accuracy}
+    return subjects

@@ -11,6 +11,7 @@ from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline.accuracy import REQUIRED, Missed, bounds_of, in_words
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
+from ci.pipeline.suite_file import accepted_path
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
@@ -30,7 +31,7 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
 
 def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str) -> Iterator[Finding]:
     """A warning about thresholds that say little; the command `again` writes measured ones."""
-    thresholds, least = program.run.effective_thresholds, REQUIRED["sqnr_db"]
+    thresholds, least = program.thresholds, REQUIRED["sqnr_db"]
     if thresholds is None:
         return
     if thresholds.placeholder:
@@ -39,7 +40,8 @@ def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], aga
         message = f"it has no thresholds: {in_words(figures)}, and anything from {least:g} dB on would pass"
     else:
         return
-    fix = f"once the model is as it should be, {again}"
+    alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
+    fix = f"once the model is as it should be, {alone}{again}"
     yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
 
 
@@ -88,14 +90,17 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:
     """For the row of a report."""
-    return dict(bounds_of(program.run.effective_thresholds, figures))
+    return dict(bounds_of(program.thresholds, figures))
 
 
 def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: str) -> str:
     """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
     program's run for all its chips."""
+    if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
+        return f"or change {', '.join(demanded)} of its thresholds in {program.suite}, by hand"
     if absent := [miss.figure for miss in misses if miss.value is None]:
-        return f"remove {', '.join(absent)} from its thresholds in {program.suite}"
+        place = accepted_path(program.suite, program.profile)
+        return f"remove the threshold of {', '.join(absent)} from {place}"
     if list(_too_low({miss.figure: miss.value for miss in misses if miss.value is not None})):
         return f"if it cannot be better, {every} --accept --reason TEXT"
     return ""

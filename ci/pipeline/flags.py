@@ -37,10 +37,8 @@ def choice_of(args: argparse.Namespace) -> Choice:
     return Choice(suites, tuple(args.case or ()), tuple(args.tag or ()), tuple(args.words), args.shard or "")
 
 
-def add_how(
-    parser: argparse.ArgumentParser, *, accepts: str = "manifests/baselines"
-) -> argparse._ArgumentGroup:
-    """Returns the group, so that a stage can add its own flags. `accepts`: what --accept writes."""
+def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argparse._ArgumentGroup:
+    """Returns the group, so that a stage can add its own flags."""
     parser.set_defaults(accept=False, reason="")
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
@@ -49,12 +47,12 @@ def add_how(
     add_work(group, "a program")
     add_recheck(group)
     if accepts:
-        add_accept(group, accepts)
+        add_accept(group, "SUITE.accepted-PROFILE.json beside the suite, or manifests/accepted")
         group.add_argument(
             "--reason",
             default="",
             metavar="TEXT",
-            help="why a lost top-1, or less than 10 dB, is accepted; the baseline keeps it",
+            help="why a lost top-1, or less than 10 dB, is accepted; kept with it",
         )
     return group
 

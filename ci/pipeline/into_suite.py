@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,14 @@ import tomlkit
 from ci.engine.repository import repository_of
 from ci.pipeline.accuracy import REQUIRED
 from ci.pipeline.baseline import load_tolerances
-from ci.pipeline.earlier_suite import is_earlier
+from ci.pipeline.earlier_suite import earlier_accepted, is_earlier
 from ci.pipeline.models.imports import module_file
 from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.suite_file import convert_command
-from ci.pipeline.thresholds import below_required, derived, rewritten
+from ci.pipeline.suite_file import accepted_path, earlier_form
+from ci.pipeline.thresholds import accepted_figures, below_required, derived, threshold_values
 from provisioning.base import toml
+from provisioning.base.accepted import accept
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text
 
@@ -48,7 +50,7 @@ def require_place(suite: Path, *, measured: bool) -> None:
     """Before anything is compiled."""
     if not measured:
         raise UsageError(
-            "--suite writes thresholds from what the emulator measured, and nothing is measured here",
+            "--suite accepts thresholds from what the emulator measured, and nothing is measured here",
             fix="leave out --suite, or what keeps it from being run: --verify, --backend, --and-soc",
         )
     if suite.suffix != ".toml" or suite.is_dir():
@@ -151,6 +153,8 @@ class Extension(Generic[P]):
     @cached_property
     def programs(self) -> list[P]:
         """For all chips of the run: of one that is there already, the thresholds hold for each."""
+        if earlier_accepted(self.path, self.profile).is_file():
+            raise earlier_form(self.path)
         text, number = self._text(self.run, self.socs)
         suite = self.suites.parse(toml.loads(text), self.path)
         run = suite.cases[self.suites.lane][self.name].runs[number]
@@ -158,16 +162,20 @@ class Extension(Generic[P]):
         return [program for program in every if program.run is run]
 
     def write(self, figures: Sequence[Mapping[str, float]], more: Mapping[str, Any]) -> None:
-        """Write the run to the suite, with `more` in it and thresholds from its programs' figures."""
-        run = self.programs[0].run
-        text, number = self._text({**self.run, **more}, run.socs)
-        thresholds = derived(run.held, run.thresholds, figures, load_tolerances().sqnr_margin_db)
+        """Write the run to the suite, with `more` in it, and accept thresholds from its programs' figures."""
+        program, run = self.programs[0], self.programs[0].run
+        text, _ = self._text({**self.run, **more}, run.socs)
+        margin_db = load_tolerances().sqnr_margin_db
+        thresholds = derived(accepted_figures(program, figures), figures, margin_db)
         for name in below_required(thresholds):
             # Without a reason no threshold is lowered below what is required of every program.
-            agreed = getattr(run.thresholds, name, None)
+            agreed = getattr(program.accepted, name)
             thresholds[name] = REQUIRED[name] if agreed is None else max(agreed, thresholds[name])
-        replace_text(self.path, rewritten(text, self.suites.lane, {(self.name, number): thresholds}))
-        held = ", ".join(f"{name} = {value:g}" for name, value in thresholds.items())
+        replace_text(self.path, text)
+        thresholds = {name: value for name, value in thresholds.items() if not math.isnan(value)}
+        rows = {f"{program.lane}/{program.run_name}": threshold_values(thresholds)}
+        accept(accepted_path(self.path, self.profile), lambda before: before.updated(rows))
+        held = ", ".join(f"{name} = {value:g}" for name, value in {**thresholds, **program.demanded}.items())
         sys.stdout.write(
             f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
             "a workflow that holds pull requests to it:\n\n"
@@ -184,7 +192,7 @@ def _text(suite: Path) -> str:
     except (toml.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ManifestError(suite, "(syntax)", expected="TOML", found=str(error)) from error
     if is_earlier(document):
-        raise UsageError(f"{suite} has the form of an earlier release", fix=convert_command(suite))
+        raise earlier_form(suite)
     return text
 
 

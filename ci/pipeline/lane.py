@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
 from ci.engine.recheck import Recheck
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
+from ci.pipeline.earlier_suite import earlier_accepted
 from ci.pipeline.findings import not_passed
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
@@ -25,10 +26,10 @@ from ci.pipeline.stage import (
     finish,
     print_list,
     row_of,
-    update_baselines,
+    write_accepted,
 )
 from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.suite_file import convert_command
+from ci.pipeline.suite_file import EARLIER_FORM, convert_command, earlier_form
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
@@ -104,7 +105,11 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
     stage = StageRun.as_typed(lane.stage, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, f"{lane.rules}-not-run"):
         lane.require_installed()
-        plan = lane.plan(chosen_programs(lane, options.choice, selection), options)
+        programs = chosen_programs(lane, options.choice, selection)
+        earlier = earlier_forms(programs)
+        if accept.values and earlier:
+            raise earlier_form(Path(earlier[0].subject))
+        plan = lane.plan(programs, options)
         results, rechecked = lane.do(plan, new_baseline=accept.values), Recheck()
         if part := options.work.recheck:
             rechecked = recheck(plan.cached, part)
@@ -117,11 +122,11 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
             for program in plan.programs
             if (values := lane.figures(program, mine_of(program, results))) is not None
         }
-        write = partial(update, lane, plan, results)
-        plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, write, stage))
+        recorded = recorded_values(lane, plan, results)
+        plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, recorded, stage))
         plan = lane.compared(plan, results)
         judge(stage, lane, plan, results, rechecked)
-        stage.findings += earlier_forms(plan.programs)
+        stage.findings += earlier
         lane.close(stage, plan, results)
         record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
@@ -139,7 +144,7 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     """Put each program's findings and row into the report."""
     rows: dict[str, Metric] = {}
     commands = {program.name: lane.suites.repeat(program, lane.stage) for program in plan.programs}
-    of_cache = list(recheck_findings(rechecked, lane.stage, commands.__getitem__))
+    of_cache = list(recheck_findings(rechecked, lane.stage, lambda each: commands[each.name]))
     stage.findings += of_cache
     for program in plan.programs:
         mine = mine_of(program, results)
@@ -157,25 +162,26 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     stage.metrics["selected"] = len(plan.programs)
 
 
-def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> Iterator[Finding]:
-    for suite in dict.fromkeys(program.suite for program in programs if program.earlier):
-        yield Finding(
-            "suite-earlier-form",
-            Severity.WARNING,
-            str(suite),
-            "this suite has the form of an earlier release, which a later one will not read",
-            convert_command(suite),
-        )
+def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> list[Finding]:
+    message = f"{EARLIER_FORM}, which a later one will not read"
+    return [
+        Finding("suite-earlier-form", Severity.WARNING, str(suite), message, convert_command(suite))
+        for suite, program in {program.suite: program for program in programs}.items()
+        if program.earlier or earlier_accepted(suite, program.profile).is_file()
+    ]
 
 
 def update(lane: Lane[P, L], plan: L, results: Results) -> None:
     """Replace what the baselines have of programs by what was measured, cached or not."""
-    values = {
+    write_accepted(lane.suites, plan, recorded_values(lane, plan, results), {})
+
+
+def recorded_values(lane: Lane[P, L], plan: L, results: Results) -> dict[str, Mapping[str, object]]:
+    return {
         program.name: values
         for program in plan.programs
         if (values := lane.recorded(plan, program, mine_of(program, results))) is not None
     }
-    update_baselines(lane.suites, plan, values)
 
 
 def agreed_of(plan: AnyPlan[P], program: P) -> Recorded | None:

@@ -7,10 +7,10 @@ import importlib
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.output import Publish, writing_into
 from ci.pipeline.compile_flags import LANES
@@ -52,12 +52,15 @@ class LaneModel(ABC, Generic[P, L]):
     """Its stage, which will hold what `compile --suite` writes."""
     fields: ClassVar[tuple[str, ...]] = ("precision",)
     """What `compile --suite` writes of a run."""
-    same: ClassVar[Callable[[Any], Any]] = staticmethod(written_name)
-    """The written name of a precision, by which a run of a suite is known again."""
 
     @classmethod
-    def of(cls, model: OneModel, how: Compiling) -> Self:
+    def of(cls, model: OneModel, how: Compiling) -> LaneModel[P, L]:
         return cls(model, how)
+
+    @staticmethod
+    def same(precision: str) -> str:
+        """The written name of a precision, by which a run of a suite is known again."""
+        return str(written_name(precision))
 
     @abstractmethod
     def program(self, soc: str, suite: Path | None = None) -> P:
@@ -76,13 +79,15 @@ class LaneModel(ABC, Generic[P, L]):
     def programs(self) -> Sequence[P]:
         return [self.program(soc) for soc in self.model.selection.socs]
 
-    def exported(self, scratch: Path, publish: Publish) -> Self:
+    def exported(self, scratch: Path, publish: Publish) -> LaneModel[P, L]:
         """The model as it is compiled, where another Python exports it."""
         return self
 
     def plan(self, programs: Sequence[P]) -> L:
         model = self.model
-        return self.lane.plan(programs, StageOptions(model.selection, Choice(), model.work, Accept(), False))
+        options = StageOptions(model.selection, Choice(), model.work, Accept(), False)
+        plan: L = self.lane.plan(programs, options)
+        return plan
 
     def do(self, plan: L) -> Results:
         """The results of all steps. Raises the error of what failed."""

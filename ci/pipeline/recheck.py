@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from ci.engine import recheck as engine
-from ci.engine.recheck import CachedWork, Recheck
+from ci.engine.recheck import CachedWork, Recheck, Rechecked
 from ci.pipeline.options import Part
 from provisioning.base.findings import Finding, Metric, Severity
 
@@ -38,10 +38,10 @@ def metrics(done: Recheck, part: Part) -> dict[str, Metric]:
     }
 
 
-def findings(done: Recheck, stage: str, again: Callable[[str], str]) -> Iterator[Finding]:
-    """`again` gives the command that runs a program by its name."""
+def findings(done: Recheck, stage: str, again: Callable[[Rechecked], str]) -> Iterator[Finding]:
+    """`again` gives the command that runs its program."""
     for each in done.done:
-        command = again(each.name)
+        command = again(each)
         if failure := each.failure:
             message = f"its cached result of the step {each.step} was not rechecked: {failure.message}"
             fix = f"{failure.fix}; then {command}" if failure.fix else command

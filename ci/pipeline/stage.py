@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job, shard_named
@@ -15,33 +14,46 @@ from ci.engine.memo import Memo
 from ci.engine.recheck import CachedWork
 from ci.engine.trouble import MACHINE
 from ci.engine.work import Result, cached_from
-from ci.pipeline.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
+from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
 from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.options import Accept, Choice, WorkOptions
-from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.thresholds import low_figures, update_suite
+from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
+from ci.pipeline.thresholds import low_figures, thresholds_of
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class AnyPlan(Generic[P]):
-    """What is done with which programs. A lane adds what its steps need."""
+class WorkPlan(Generic[N]):
+    """What is done with which programs, or with what else has a name."""
 
-    programs: tuple[P, ...]
+    programs: tuple[N, ...]
     selection: Selection
     work: WorkOptions
     logs: Path
-    baselines: dict[Path, Baseline]
     cached: list[CachedWork] = field(default_factory=list, kw_only=True)
     """What its steps have taken from the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyPlan(WorkPlan[P]):
+    """Of programs of suites. A lane adds what its steps need."""
+
+    baselines: dict[Path, Baseline]
 
     def baseline(self, program: P) -> Baseline:
         return self.baselines[program.suite]
@@ -100,15 +112,33 @@ def memos_of(
 
 def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
     """By suite."""
-    suites = {program.suite: "" if program.earlier else program.lane for program in programs}
-    return {suite: load_baseline(baseline_path(suite, profile), lane) for suite, lane in suites.items()}
+    suites = {program.suite: program for program in programs}
+    return {
+        suite: load_baseline(suite, profile, program.lane, earlier=program.earlier)
+        for suite, program in suites.items()
+    }
 
 
-def update_baselines(suites: Suites[P], plan: AnyPlan[P], values: Mapping[str, Mapping[str, object]]) -> None:
-    """Replace what the baselines have of these programs, and drop runs that their suites have no more."""
+def write_accepted(
+    suites: Suites[P],
+    plan: AnyPlan[P],
+    values: Mapping[str, Mapping[str, object]],
+    figures: Mapping[str, Mapping[str, float]],
+    stage: str = "",
+) -> None:
+    """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
+    that their suites have no more are dropped."""
+
+    def again(program: P) -> str:
+        return f"{suites.repeat(program, stage, every_chip=True)} --accept"
+
+    margin_db = load_tolerances().sqnr_margin_db
     for suite, baseline in list(plan.baselines.items()):
-        runs = {program.run_name for program in suites.all_programs([suite])}
-        plan.baselines[suite] = baseline.rewritten(_of_suite(suite, plan.programs, values), runs)
+        every = suites.programs_of(suite, profile=plan.selection.profile)
+        thresholds = thresholds_of(every, _of_suite(suite, plan.programs, figures), margin_db, again)
+        runs = {program.run_name for program in every}
+        mine = _of_suite(suite, plan.programs, values)
+        plan.baselines[suite] = baseline.rewritten(mine, thresholds, runs)
 
 
 def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
@@ -120,48 +150,33 @@ def accepted(
     suites: Suites[P],
     plan: AnyPlan[P],
     figures: Mapping[str, Mapping[str, float]],
-    update: Callable[[], None],
+    values: Mapping[str, Mapping[str, object]],
     stage: StageRun,
 ) -> tuple[P, ...]:
-    """Write the figures to the baselines (by `update`) and suites if they are accepted; returns the programs
-    with their thresholds of now."""
+    """Write what was measured if it is accepted; returns the programs with their thresholds of now."""
     if not accept.values:
         return plan.programs
-    low = low_figures(figures, load_tolerances().sqnr_margin_db)
-    agree(plan.baselines, plan.programs, figures, accept.reason, stage.command, low)
-    update()
-    if not figures:
-        return plan.programs
-    # In the order of the programs.
-    changed = {
-        program.name: program
-        for suite in dict.fromkeys(program.suite for program in plan.programs)
-        for program in _with_thresholds(suites, suite, plan.programs, figures, stage.stage)
+    reasons = dict(_reasons(plan, figures, accept.reason, stage.command))
+    explained = {name: {**fields, **reasons.get(name, {})} for name, fields in values.items()}
+    write_accepted(suites, plan, explained, figures, stage.stage)
+    profile = plan.selection.profile
+    known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
+    return tuple(replace(each, accepted=known[each.suite][each.run_name]) for each in plan.programs)
+
+
+def _reasons(
+    plan: AnyPlan[P], figures: Mapping[str, Mapping[str, float]], reason: str, command: str
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
+    margin_db = load_tolerances().sqnr_margin_db
+    low = {
+        program.name: low_figures(figures[program.name], margin_db, program.demanded)
+        for program in plan.programs
+        if program.name in figures
     }
-    return tuple(changed[program.name] for program in plan.programs)
-
-
-def _with_thresholds(
-    suites: Suites[P],
-    suite: Path,
-    programs: Sequence[P],
-    figures: Mapping[str, Mapping[str, float]],
-    stage: str,
-) -> list[P]:
-    """Write the figures to the suite as thresholds; returns its programs with them."""
-
-    def again(program: P) -> str:
-        return f"{suites.repeat(program, stage, every_chip=True)} --accept"
-
-    mine, margin_db = _of_suite(suite, programs, figures), load_tolerances().sqnr_margin_db
-    profile = programs[0].profile
-    update_suite(suite, suites.lane, partial(suites.programs_of, profile=profile), mine, margin_db, again)
-    runs = {program.run_name: program for program in suites.programs_of(suite)}
-    return [
-        replace(each, case=runs[each.run_name].case, run=runs[each.run_name].run)
-        for each in programs
-        if each.suite == suite
-    ]
+    for suite, baseline in plan.baselines.items():
+        reasons = baseline.reasons(_of_suite(suite, plan.programs, figures), reason, command, low)
+        yield from ((name, {"reason": text}) for name, text in reasons.items())
 
 
 def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str) -> dict[str, Metric]:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,12 +20,13 @@ from ci.engine.recheck import CachedWork, Repeats
 from ci.engine.work import Failure, Finished, Result, RunOptions, do, empty_folder, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
-from ci.pipeline.stage import AnyPlan, by_packages, memos_of
+from ci.pipeline.stage import Named, WorkPlan, by_packages, memos_of
 from ci.pipeline.suite import AnyProgram
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Metric
 
+N = TypeVar("N", bound=Named)
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 Asker = Callable[..., dict[str, Any]]
 """Gives the reply to a request of these fields."""
@@ -71,13 +73,15 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Step(ABC, Generic[P]):
+class Step(ABC, Generic[N]):
     """One piece of a lane's work on its programs: what the cache remembers of each."""
 
-    kind: ClassVar[str]
-    """Names its cached results."""
     keeps_files: ClassVar[bool] = False
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
+    leaves_files: ClassVar[bool] = False
+    """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
+    remembers_all: ClassVar[bool] = False
+    """Whether results that it does not accept are remembered too."""
     done_once: ClassVar[bool] = False
     """Whether programs with equal keys share a result."""
     own_packages: ClassVar[bool] = True
@@ -89,7 +93,12 @@ class Step(ABC, Generic[P]):
     repeats: ClassVar[Repeats] = Repeats()
     """What is the same when its work is done again."""
 
-    plan: AnyPlan[P]
+    plan: WorkPlan[N]
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Names its cached results."""
 
     @property
     @abstractmethod
@@ -104,51 +113,58 @@ class Step(ABC, Generic[P]):
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         """What starts a worker with so many threads for about so many programs."""
 
+    def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
+        return Worker(self.worker(own, threads, count))
+
     @abstractmethod
-    def key(self, program: P, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: N, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         """What its result depends on and is known before any work; `environ` is the workers'."""
 
     @abstractmethod
-    def work(self, program: P, ask: Ask) -> Mapping[str, Any]:
+    def work(self, program: N, ask: Ask) -> Mapping[str, Any]:
         """The facts. Raises Refused and Gone."""
 
-    def cost(self, program: P) -> Job:
+    def cost(self, program: N) -> Job:
         return Job(program.name)
 
-    def group(self, program: P) -> str:
+    def group(self, program: N) -> str:
         """Programs of one group are worked on one after another by one worker, and share what they ask."""
         return program.name
 
-    def folder(self, program: P) -> Path:
+    def folder(self, program: N) -> Path:
         """For the files of a program that failed."""
         return self.plan.logs / program.name
 
-    def log(self, program: P) -> Path:
+    def log(self, program: N) -> Path:
         return self.plan.logs / f"{program.name}.log"
 
-    def reads(self, program: P) -> tuple[Path, ...]:
+    def reads(self, program: N) -> tuple[Path, ...]:
         """Folders of earlier steps' results: their content is in the key."""
         return ()
 
-    def accepts(self, program: P, result: Result) -> bool:
+    def accepts(self, program: N, result: Result) -> bool:
         """Whether a result is one to remember, and to take when it is."""
         return True
 
-    def line(self, program: P, result: Result) -> Line:
+    def stops_after(self, program: N, result: Result) -> bool:
+        """Whether the programs that are left are not worked on."""
+        return False
+
+    def line(self, program: N, result: Result) -> Line:
         return line_of(result)
 
-    def ended(self, program: P, gone: WorkerDied, log: Path) -> Failure:
+    def ended(self, program: N, gone: WorkerDied, log: Path) -> Failure:
         """What it says of a program that its worker died of."""
         fix = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", log)
         return Failure(gone.kind, gone.sentence(log), fix, log)
 
 
 @dataclass(frozen=True)
-class StepTask(Generic[P]):
+class StepTask(Generic[N]):
     """A step's work on one program, as the engine takes it."""
 
-    step: Step[P]
-    program: P
+    step: Step[N]
+    program: N
     memo: Memo
     key: Mapping[str, Metric]
     scratch: Path
@@ -170,7 +186,8 @@ class StepTask(Generic[P]):
         return self.step.log(self.program)
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
-        step, logs, keep = self.step, self.step.plan.logs, self.step.plan.work.keep
+        step, logs = self.step, self.step.plan.logs
+        keep = step.leaves_files or step.plan.work.keep
         into = self.memo.scratch() if step.keeps_files else empty_folder(step.folder(self.program))
         shared[INTO] = into
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -178,13 +195,15 @@ class StepTask(Generic[P]):
         log = into / step.log_in_folder if step.log_in_folder else self.log
         ask = Ask(worker, log, into, self.scratch, shared)
         facts = step.work(self.program, ask)
-        self.log.unlink(missing_ok=True)
-        own = (logs, self.scratch, *step.reads(self.program))
+        if not step.leaves_files:
+            self.log.unlink(missing_ok=True)
+        # The worker's own logs are elsewhere when work is done again.
+        own = (logs, worker.setup.logs, self.scratch, *step.reads(self.program))
         if step.keeps_files:
             return Finished(facts, ask.touched, into, own=own)
         return Finished(facts, ask.touched, evidence=None if keep else into, own=(into, *own))
 
-    def elsewhere(self, scratch: Path) -> StepTask[P]:
+    def elsewhere(self, scratch: Path) -> StepTask[N]:
         """The same work with other folders for what it writes."""
         plan = self.step.plan
         step = replace(self.step, plan=replace(plan, logs=plan.logs / "recheck" / self.step.kind))
@@ -261,15 +280,16 @@ def run_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
     programs = list(programs)
     kinds = by_packages(programs, store) if step.own_packages else [(NO_PACKAGES, programs)]
     for own, mine in kinds:
-        results |= _run_with(step, own, mine)
+        with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as scratch:
+            results |= run_tasks(step, tasks_of(step, own, mine, Path(scratch)), own)
     return results
 
 
-def _run_with(step: Step[P], own: OwnPackages, programs: Sequence[P]) -> dict[str, Result]:
-    named, work = {program.name: program for program in programs}, step.plan.work
-
-    def worker(threads: int, count: int) -> Worker:
-        return Worker(step.worker(own, threads, count))
+def run_tasks(
+    step: Step[N], tasks: Sequence[StepTask[N]], own: OwnPackages = NO_PACKAGES
+) -> dict[str, Result]:
+    """The result of each task by name; fewer if the step stopped after one."""
+    named, work = {task.name: task.program for task in tasks}, step.plan.work
 
     def accept(name: str, result: Result) -> bool:
         return step.accepts(named[name], result)
@@ -277,12 +297,14 @@ def _run_with(step: Step[P], own: OwnPackages, programs: Sequence[P]) -> dict[st
     def line(name: str, result: Result) -> Line:
         return step.line(named[name], result) if name in named else line_of(result)
 
-    how = RunOptions(step.title, worker, work.jobs, work.why, step.done_once, step.shows_cached)
-    with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{step.kind}-") as scratch:
-        tasks = tasks_of(step, own, programs, Path(scratch))
-        results = do(tasks, how, accept=accept, line=line)
+    def stop_after(group: str, result: Result) -> bool:
+        return group in named and step.stops_after(named[group], result)
+
+    start = partial(step.start, own)
+    how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached)
+    results = do(tasks, how, accept=accept, line=line, stop_after=stop_after, remember_all=step.remembers_all)
     for task in tasks:
-        if (result := results[task.name]).cached:
+        if (result := results.get(task.name)) and result.cached:
             logs, repeats = step.plan.logs, step.repeats
             step.plan.cached.append(
                 CachedWork(step.kind, task, result, repeats, how, task.elsewhere, accept, line, logs)

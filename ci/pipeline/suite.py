@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import shlex
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -14,10 +17,18 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
-from ci.pipeline.suite_file import LaneForm, SuiteFile, missing_lane, parse_suite, read_suite
+from ci.pipeline.suite_file import (
+    LaneForm,
+    SuiteFile,
+    accepted_path,
+    missing_lane,
+    parse_suite,
+    read_suite,
+)
+from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
-from provisioning.base.documents import Model
+from provisioning.base.documents import Model, parse
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import soc_named
@@ -62,6 +73,12 @@ class Thresholds(Model):
         return self.sqnr_db == 0 and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
 
 
+THRESHOLD_NAMES = {
+    name: f"{'most' if name.startswith('max_') else 'least'}.{name}" for name in Thresholds.model_fields
+}
+"""In a file of accepted results, by figure."""
+
+
 class Input(Model):
     """An input drawn evenly between two bounds. An integer input can also be `high`."""
 
@@ -99,12 +116,12 @@ class AnyRun(Model):
     tags: tuple[Word, ...] = ("pr", "nightly")
     """When the run takes place; without tags always."""
     thresholds: Thresholds | None = None
-    """None until --accept writes measured ones."""
+    """What its author demands. It wins over what was accepted."""
 
     @property
-    def effective_thresholds(self) -> Thresholds | None:
-        """None for a run that is not measured."""
-        return self.thresholds or Thresholds()
+    def is_measured(self) -> bool:
+        """Whether its outputs are compared, and held to thresholds."""
+        return True
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -168,8 +185,20 @@ class AnyProgram(Generic[C, R]):
     profile: str = DEFAULT_PROFILE
     needs: Needs = NONE
     lane: str = ""
+    accepted: Thresholds = field(default_factory=Thresholds)
+    """Those of its run that --accept wrote."""
     earlier: bool = False
     """Whether its suite has the form of an earlier release."""
+
+    @property
+    def demanded(self) -> dict[str, float]:
+        """The thresholds that its suite names, by figure."""
+        return self.run.thresholds.model_dump(exclude_none=True) if self.run.thresholds else {}
+
+    @property
+    def thresholds(self) -> Thresholds | None:
+        """What it is held to; None if it is not measured."""
+        return self.accepted.model_copy(update=self.demanded) if self.run.is_measured else None
 
     @property
     def run_name(self) -> str:
@@ -213,6 +242,19 @@ class AnyProgram(Generic[C, R]):
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 
+def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
+    """By run. Those of the default profile hold for the runs of which this one has none."""
+    found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
+    figures = {row: name for name, row in THRESHOLD_NAMES.items()}
+    for path in dict.fromkeys(accepted_path(suite, each) for each in (DEFAULT_PROFILE, profile)):
+        for subject, values in load_accepted(path).subjects.items():
+            own, _, run = subject.partition("/")
+            if own == lane and run.count("/") == 1:
+                named = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
+                found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Suites(Generic[P]):
     """The suites of a stage, as programs."""
@@ -250,8 +292,11 @@ class Suites(Generic[P]):
             needs = needs_of(
                 path, head.requirements, head.project, variables=head.variables, secrets=head.secrets
             )
+        lane, earlier, held = self.lane, file.earlier, accepted_thresholds(path, profile, self.lane)
         return [
-            self.program(path, name, case, run, soc, profile, needs, self.lane, file.earlier)
+            self.program(
+                path, name, case, run, soc, profile, needs, lane, held[f"{name}/{run.name}"], earlier
+            )
             for name, case in file.cases[self.lane].items()
             for run in case.runs
             for soc in socs or run.socs

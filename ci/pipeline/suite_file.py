@@ -125,6 +125,21 @@ def convert_command(path: Path) -> str:
     return session("accept", "--convert", path)
 
 
+EARLIER_FORM = "it, or what was accepted of it, has the form of an earlier release"
+
+
+def earlier_form(path: Path) -> UsageError:
+    """Where something is to be written."""
+    return UsageError(f"{path}: {EARLIER_FORM}", fix=convert_command(path))
+
+
+def accepted_path(suite: Path, profile: str) -> Path:
+    """What was accepted of a suite: in manifests/accepted/ if it is shipped, else beside it."""
+    if suite.parent == MANIFESTS / "suites":
+        return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
+    return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
+
+
 def lanes_of(path: Path) -> tuple[str, ...]:
     """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
     try:

@@ -21,7 +21,7 @@ class Bar:
     name: str
     text: str
     label: str
-    """For who does not see the bar."""
+    """The bar in words, for readers who do not see it."""
     kind: str
     length: float
     marks: Sequence[Mark] = ()

@@ -38,7 +38,7 @@ class BuildComparison:
 
 def comparison_of(reports: Sequence[Report]) -> BuildComparison | None:
     """None if builds were not compared."""
-    report = next((each for each in reports if each.stage == STAGE), None)
+    report = next((report for report in reports if report.stage == STAGE), None)
     programs = mapping(report.metrics.get("comparison")) if report else {}
     if report is None or not programs:
         return None
@@ -52,7 +52,7 @@ def comparison_of(reports: Sequence[Report]) -> BuildComparison | None:
     return BuildComparison(
         _title(base),
         counts,
-        sorted(compared, key=lambda each: (ORDER.index(each.judgement), each.name)),
+        sorted(compared, key=lambda entry: (ORDER.index(entry.judgement), entry.name)),
     )
 
 

@@ -72,7 +72,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         profiles=", ".join(sorted({report.profile for report in reports if report.profile})),
         stages=[_stage(report, folder) for report in reports],
         errors=errors_of(reports),
-        anchors={each.name: each.anchor for each in programs.worst_first} if programs else {},
+        anchors={program.name: program.anchor for program in programs.worst_first} if programs else {},
         programs=programs,
         onnx=onnx_of(reports),
         profiled=profiles_of(reports),
@@ -83,9 +83,9 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         finding_stages=dict.fromkeys(stage for stage, _ in findings),
         severities={severity.value: len(group) for severity, group in by_severity(every).items()},
         files=[
-            LinkedFile(report.stage, each, _href(each.path, folder))
+            LinkedFile(report.stage, artifact, _href(artifact.path, folder))
             for report in reports
-            for each in report.artifacts
+            for artifact in report.artifacts
         ],
         figures={report.stage: values for report in reports if (values := scalar_metrics(report))},
     )

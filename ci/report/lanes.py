@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ci.report.trends import Glance, glance
+from ci.report.trends import TrendTable, trend_table
 from ci.report.values import Row, mapping, number, passed, rows_of
 from provisioning.base.findings import Report
 
@@ -26,17 +26,17 @@ class OnnxPage:
     other_builds: str
     """The QNNs that baselines are of, if they are others."""
     beside: Sequence[OnnxRow]
-    """Those that both lanes have."""
+    """The programs that both lanes have."""
     builds: Sequence[str]
-    """Of ONNX and of ExecuTorch."""
+    """The QNN builds of ONNX and of ExecuTorch."""
     agreed: int
-    """In how many rows ExecuTorch's figures are its baseline's."""
-    glance: Glance | None
+    """The number of rows in which ExecuTorch's figures are its baseline's."""
+    trends: TrendTable | None
 
 
 def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
     """None if ONNX Runtime's stage did not run."""
-    every = [row for each in reports if each.stage == STAGE for row in rows_of(each, "programs").items()]
+    every = [row for run in reports if run.stage == STAGE for row in rows_of(run, "programs").items()]
     programs = dict(every)
     if not programs:
         return None
@@ -49,14 +49,14 @@ def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
         {str(_lane(row, lane).get("build_id")) for row in pairs.values()} for lane in ("onnx", "executorch")
     ]
     others = {str(row["baseline_build_id"]) for row in programs.values() if "baseline_build_id" in row}
-    worst_first = sorted(shown, key=lambda each: each.passed)
+    worst_first = sorted(shown, key=lambda program: program.passed)
     return OnnxPage(
         worst_first,
         ", ".join(sorted(others)),
-        [each for each in shown if each.name in pairs],
-        [", ".join(sorted(each)) for each in builds],
+        [program for program in shown if program.name in pairs],
+        [", ".join(sorted(build)) for build in builds],
         sum(bool(_lane(row, "executorch").get("agreed")) for row in pairs.values()),
-        glance([(each.name, "", [programs[each.name]]) for each in worst_first]),
+        trend_table([(program.name, "", [programs[program.name]]) for program in worst_first]),
     )
 
 

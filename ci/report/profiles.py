@@ -54,7 +54,7 @@ def _module(name: str, costs: Sequence[tuple[list[str], OperatorCost]]) -> Modul
         name,
         total,
         Bar("", f"{total:.1%}", f"{total:.1%}", "share", 100 * total),
-        sorted(modules, key=lambda each: -each.total),
+        sorted(modules, key=lambda module: -module.total),
         [_operator(cost) for path, cost in costs if cost.share and not path],
     )
 
@@ -69,7 +69,7 @@ def profile_page(title: str, measured: ProgramProfile) -> str:
         profile_note=NOTE,
         operators=[_operator(cost, widest) for cost in measured.costs],
         module=tree_of(measured.costs),
-        cpu=[str(each) for each in measured.cpu],
+        cpu=[str(operator) for operator in measured.cpu],
     )
 
 

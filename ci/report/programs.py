@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.report.bars import Bar, bar_of
-from ci.report.trends import Glance, glance
+from ci.report.trends import TrendTable, trend_table
 from ci.report.values import Row, entries, in_unit, mapping, number, passed, rows_of, word
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
@@ -48,7 +48,7 @@ class ProgramView:
     case: str
     scheme: str
     label: str
-    """In the cell of its case and scheme."""
+    """The program's name in the cell of its case and scheme."""
     passed: bool
     brief: str
     findings: Collection[Finding]
@@ -70,13 +70,13 @@ class Programs:
     schemes: Sequence[str]
     cases: Sequence[str]
     cells: Mapping[tuple[str, str], Sequence[ProgramView]]
-    """By case and scheme."""
-    glance: Glance | None
+    """The programs by case and scheme."""
+    trends: TrendTable | None
     worst_first: Sequence[ProgramView]
 
 
 def programs_of(reports: Iterable[Report]) -> Programs | None:
-    """Those of both stages in the order of the suite; None without any. Rows of another form are left out."""
+    """Both stages' programs in the suite's order; None without any. Rows of another form are left out."""
     rows: dict[str, dict[str, Row]] = {}
     findings: dict[str, dict[tuple[str, str], Finding]] = {}
     for report in reports:
@@ -91,16 +91,18 @@ def programs_of(reports: Iterable[Report]) -> Programs | None:
         return None
     programs = [_program(name, row, findings.get(name, {}).values()) for name, row in rows.items()]
     cells = defaultdict(list)
-    for each in programs:
-        cells[each.case, each.scheme].append(each)
-    worst_first = sorted(programs, key=lambda each: (each.passed, each.name))
-    bad = {each.case for each in programs if not each.passed}
+    for program in programs:
+        cells[program.case, program.scheme].append(program)
+    worst_first = sorted(programs, key=lambda program: (program.passed, program.name))
+    bad = {program.case for program in programs if not program.passed}
     return Programs(
         # Float first, then by name.
-        sorted({each.scheme for each in programs}, key=lambda scheme: (not scheme.startswith("fp"), scheme)),
-        sorted(dict.fromkeys(each.case for each in programs), key=lambda case: case not in bad),
+        sorted({program.scheme for program in programs}, key=lambda name: (not name.startswith("fp"), name)),
+        sorted(dict.fromkeys(program.case for program in programs), key=lambda case: case not in bad),
         cells,
-        glance([(each.name, each.anchor, [*rows[each.name].values()]) for each in worst_first]),
+        trend_table(
+            [(program.name, program.anchor, [*rows[program.name].values()]) for program in worst_first]
+        ),
         worst_first,
     )
 

@@ -23,7 +23,7 @@ class TrendLine:
 
 
 @dataclass(frozen=True, slots=True)
-class GlanceRow:
+class TrendRow:
     name: str
     anchor: str
     passed: bool
@@ -33,15 +33,15 @@ class GlanceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class TrendTable:
     columns: Sequence[str]
-    rows: Sequence[GlanceRow]
+    rows: Sequence[TrendRow]
 
 
-def glance(programs: Sequence[tuple[str, str, Sequence[Row]]]) -> Glance | None:
+def trend_table(programs: Sequence[tuple[str, str, Sequence[Row]]]) -> TrendTable | None:
     """Of each program its name, its anchor or "", and its rows of all stages."""
     histories = [
-        [mapping(each) for row in rows for each in entries(row.get("history"))] for *_, rows in programs
+        [mapping(entry) for row in rows for entry in entries(row.get("history"))] for *_, rows in programs
     ]
     keys = [key for key in LINES if any(_series(history, key) for history in histories)]
     if not keys and not any(_merged(rows, "figures") for *_, rows in programs):
@@ -49,8 +49,8 @@ def glance(programs: Sequence[tuple[str, str, Sequence[Row]]]) -> Glance | None:
     shown = []
     for (name, anchor, rows), history in zip(programs, histories, strict=True):
         lines = [_line(history, key) for key in keys]
-        shown.append(GlanceRow(name, anchor, all(map(passed, rows)), _accuracy(rows), lines))
-    return Glance([LINES[key] for key in keys], shown)
+        shown.append(TrendRow(name, anchor, all(map(passed, rows)), _accuracy(rows), lines))
+    return TrendTable([LINES[key] for key in keys], shown)
 
 
 def _accuracy(rows: Sequence[Row]) -> Bar | None:

@@ -35,9 +35,9 @@ def verify(path: Path, expected: ExpectedSignature) -> Verification:
     except Damaged as damage:
         return _of(path, (SignatureCheck(STRUCTURE, Status.FAILED, damage.message),))
     signs = catalogue.names
-    present = sorted(each for each in path.parent.iterdir() if each.name.lower() in signs and each.is_file())
-    checks = [check for each in present for check in _file(each, catalogue)]
-    named = {each.name.lower() for each in present}
+    present = sorted(file for file in path.parent.iterdir() if file.name.lower() in signs and file.is_file())
+    checks = [check for file in present for check in _file(file, catalogue)]
+    named = {file.name.lower() for file in present}
     checks += _renamed(path, catalogue, named)
     if not checks:
         message = f"none of the files that it signs is beside it: {', '.join(sorted(signs))}"
@@ -122,7 +122,7 @@ def _authority(catalogue: Catalogue, expected: ExpectedSignature) -> Iterator[Si
     root = catalogues.root_of(catalogue.chain, roots)
     good = {
         SIGNATURE: f"by {catalogues.common_name(leaf)}",
-        CHAIN: " under ".join(catalogues.common_name(each) for each in catalogue.chain),
+        CHAIN: " under ".join(catalogues.common_name(certificate) for certificate in catalogue.chain),
         catalogues.USAGE: "it may sign drivers"
         if catalogues.DRIVER_VERIFICATION in catalogues.usages(leaf)
         else "it may sign code",

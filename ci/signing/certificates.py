@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing.mbn import printable
 from provisioning.base.errors import UsageError
-from provisioning.catalogue import is_issued_by
+from provisioning.catalogue import certificate_of, is_issued_by
 from provisioning.elf import Malformed
 
 PADDING = b"\xff"
@@ -79,13 +79,7 @@ def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
     loaded = []
     for index, der in enumerate(ders):
         with _reading(f"certificate {index}"):
-            certificate = x509.load_der_x509_certificate(der)
-            # Parsing is lazy: read everything that is used later, so that damage is found here.
-            certificate.public_key()
-            _ = (certificate.subject, certificate.issuer, certificate.extensions, certificate.signature)
-            _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
-            certificate.subject.rfc4514_string()
-            loaded.append(certificate)
+            loaded.append(certificate_of(der))
     return loaded
 
 

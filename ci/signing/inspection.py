@@ -41,7 +41,7 @@ class Inspection:
     certificates: tuple[Certificate, ...] = ()
     qti_certificates: tuple[Certificate, ...] = ()
     members: tuple[str, ...] = ()
-    """Of a catalogue: each file that it signs, `name sha256`."""
+    """Each file that a catalogue signs, `name sha256`."""
     created: str = ""
     time_stamp: str = ""
     time_stamp_certificates: tuple[Certificate, ...] = ()
@@ -129,7 +129,7 @@ def _catalogue(path: Path) -> Inspection:
         str(path),
         signer.value,
         certificates=tuple(map(certificates.describe, catalogue.chain)),
-        members=tuple(f"{each.name} {each.sha256.hex()}" for each in catalogue.members),
+        members=tuple(f"{member.name} {member.sha256.hex()}" for member in catalogue.members),
         created=catalogue.created.isoformat(),
         time_stamp=stamp.moment.isoformat(timespec="seconds") if stamp else "none",
         time_stamp_certificates=tuple(map(certificates.describe, stamp.chain)) if stamp else (),
@@ -146,36 +146,37 @@ def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
         return ()
 
 
-def _rows(one: Inspection) -> Iterator[tuple[str, str]]:
-    yield "signature", one.kind
-    if one.bits:
-        yield "library", f"ELF{one.bits}, Hexagon v{one.arch}" if one.arch else f"ELF{one.bits}, not Hexagon"
-        yield "segments", str(one.segments)
-    if one.mbn_version:
-        yield "hash segment", f"MBN v{one.mbn_version}, {one.hashes or '?'} hashes"
-        yield "hash algorithm", (one.hash_algorithm or "not publicly defined").upper()
-        yield "signature size", f"{one.signature_size} bytes"
-        if one.qti_signature_size:
-            yield "QTI signature size", f"{one.qti_signature_size} bytes"
+def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    yield "signature", inspection.kind
+    if inspection.bits:
+        hexagon = f"Hexagon v{inspection.arch}" if inspection.arch else "not Hexagon"
+        yield "library", f"ELF{inspection.bits}, {hexagon}"
+        yield "segments", str(inspection.segments)
+    if inspection.mbn_version:
+        yield "hash segment", f"MBN v{inspection.mbn_version}, {inspection.hashes or '?'} hashes"
+        yield "hash algorithm", (inspection.hash_algorithm or "not publicly defined").upper()
+        yield "signature size", f"{inspection.signature_size} bytes"
+        if inspection.qti_signature_size:
+            yield "QTI signature size", f"{inspection.qti_signature_size} bytes"
     for name, value in (
-        ("software id", one.software_id),
-        ("hardware id", one.hardware_id),
-        ("OEM id", one.oem_id),
-        ("model id", one.model_id),
+        ("software id", inspection.software_id),
+        ("hardware id", inspection.hardware_id),
+        ("OEM id", inspection.oem_id),
+        ("model id", inspection.model_id),
     ):
         yield name, "" if value is None else f"{value:#x}"
-    if one.serials is not None:
-        yield "serials", ", ".join(f"0x{serial:08x}" for serial in one.serials) or "bound to none"
-    yield "anti-rollback", "" if one.anti_rollback is None else str(one.anti_rollback)
-    for member in one.members:
+    if inspection.serials is not None:
+        yield "serials", ", ".join(f"0x{serial:08x}" for serial in inspection.serials) or "bound to none"
+    yield "anti-rollback", "" if inspection.anti_rollback is None else str(inspection.anti_rollback)
+    for member in inspection.members:
         yield "signs", member
-    yield "created", one.created
-    yield "time stamp", one.time_stamp
-    roots = (one.root,) if one.root else ()
+    yield "created", inspection.created
+    yield "time stamp", inspection.time_stamp
+    roots = (inspection.root,) if inspection.root else ()
     for role, chain in (
-        ("", (*one.certificates, *roots)),
-        ("QTI ", one.qti_certificates),
-        ("time stamp ", one.time_stamp_certificates),
+        ("", (*inspection.certificates, *roots)),
+        ("QTI ", inspection.qti_certificates),
+        ("time stamp ", inspection.time_stamp_certificates),
     ):
         for index, certificate in enumerate(chain):
             yield f"{role}certificate {index}", certificate.subject
@@ -183,6 +184,6 @@ def _rows(one: Inspection) -> Iterator[tuple[str, str]]:
             yield "  key", f"{certificate.key}, signed with {certificate.signature_hash.upper()}"
             for unit in certificate.organisational_units:
                 yield "  OU", unit
-    yield "note", one.note
-    for problem in one.problems:
+    yield "note", inspection.note
+    for problem in inspection.problems:
         yield "problem", problem

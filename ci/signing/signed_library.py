@@ -66,7 +66,7 @@ class Signed:
 
     @property
     def metadata(self) -> mbn.Metadata | None:
-        """Of version 6; the metadata of other versions is not public."""
+        """Metadata of version 6; the metadata of other versions is not public."""
         if self.container.version != 6 or not self.container.part(mbn.METADATA).size:
             return None
         return mbn.parse_metadata(self.part(mbn.METADATA))

@@ -68,7 +68,7 @@ def inspect(files: Sequence[Path], *, as_json: bool) -> int:
         sys.stdout.write(inspection.as_json(inspections))
     else:
         sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
-    return 1 if any(one.kind == inspection.DAMAGED for one in inspections) else 0
+    return 1 if any(result.kind == inspection.DAMAGED for result in inspections) else 0
 
 
 def verify(

@@ -133,8 +133,8 @@ class _Unpacking:
             finally:
                 # After an interrupt the workers end before anybody removes what they write.
                 self._stopped.set()
-        for each in working:
-            each.result()
+        for future in working:
+            future.result()
 
     def _work(self) -> None:
         try:

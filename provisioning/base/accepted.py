@@ -102,7 +102,6 @@ def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accept
 
 def accept(path: Path, change: Callable[[Accepted], Accepted]) -> Accepted:
     """Change what is on disk now: what another run accepted meanwhile stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent):
         changed = change(load_accepted(path))
         replace_text(path, changed.as_text())
@@ -112,6 +111,7 @@ def accept(path: Path, change: Callable[[Accepted], Accepted]) -> Accepted:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other runs from writing there. It locks the folder: a file for it would show up in git."""
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         # On a file system without locks, one run at a time still works.

@@ -31,7 +31,7 @@ class Item:
 
     @property
     def reference(self) -> str:
-        """Its name inside the document."""
+        """The item's name inside the document."""
         return f"file:{self.name}" if self.kind == "file" else self.purl or f"{self.name}@{self.version}"
 
 
@@ -54,7 +54,7 @@ def document(
     from cyclonedx.output import make_outputter
     from cyclonedx.schema import OutputFormat, SchemaVersion
 
-    unique = {item.reference: item for item in sorted(items, key=lambda one: (one.reference, one.licence))}
+    unique = {item.reference: item for item in sorted(items, key=lambda item: (item.reference, item.licence))}
     described = _component(subject, SUBJECT)
     components = {reference: _component(item, reference) for reference, item in unique.items()}
     bill = Bom(components=components.values())
@@ -65,7 +65,8 @@ def document(
         Property(name=name, value=value) for name, value in (properties or {}).items()
     )
     bill.register_dependency(
-        described, [one for reference, one in components.items() if unique[reference].kind != "file"]
+        described,
+        [component for reference, component in components.items() if unique[reference].kind != "file"],
     )
 
     def text(serial_number: uuid.UUID) -> str:

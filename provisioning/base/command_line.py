@@ -49,7 +49,7 @@ DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed
 """The help of --debug."""
 
 STARTED_IN = "QNN_CI_STARTED_IN"
-"""Set by noxfile.py and `qnn-ci`: the folder in which the user typed. Relative paths begin there."""
+"""The folder in which the user typed, set by noxfile.py and `qnn-ci`. Relative paths begin there."""
 
 
 PATHS = (

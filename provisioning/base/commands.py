@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 LAST_LINES = 12
-"""Of a process without a result, for --debug."""
+"""How many lines of a process without a result --debug shows."""
 
 
 def quoted(*words: str | Path) -> str:
@@ -73,7 +73,7 @@ def captured_module(
 
 
 def without_result(done: subprocess.CompletedProcess[str], subject: object, fix: str) -> CheckFailed:
-    """For a process that ended without its result: its last line, and more of them for --debug."""
+    """What a process printed that ended without its result: its last line, and more of them for --debug."""
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     message = f"{subject}: {lines[-1] if lines else 'it ended without a word'}"
     return CheckFailed(message, fix=fix, output="\n".join(lines[-LAST_LINES:]))

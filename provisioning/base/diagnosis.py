@@ -292,11 +292,11 @@ def _first(entry: Entry, piece: Piece) -> int | None:
     """Where the first match of its patterns begins that counts."""
 
     def starts(patterns: Iterable[Pattern]) -> Iterator[int]:
-        for each in patterns:
-            yield from (match.start() for match in each.find_all(piece.text, piece.start))
+        for pattern in patterns:
+            yield from (match.start() for match in pattern.find_all(piece.text, piece.start))
 
     if not entry.unless_here:
-        firsts = (each.search(piece.text, piece.start) for each in entry.patterns)
+        firsts = (pattern.search(piece.text, piece.start) for pattern in entry.patterns)
         return min((match.start() for match in firsts if match), default=None)
     excepted = set(starts(entry.unless_here))
     return min((start for start in starts(entry.patterns) if start not in excepted), default=None)
@@ -324,8 +324,8 @@ def _abbreviated(line: str, width: int = 200) -> str:
 def _compiled(name: str, sources: Iterable[str]) -> tuple[Pattern, ...]:
     patterns = tuple(map(Pattern, sources))
     try:
-        for each in patterns:
-            _ = each.compiled
+        for pattern in patterns:
+            _ = pattern.compiled
         return patterns
     except BadPattern as error:
         raise ManifestError(

@@ -31,7 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_MACHINE = frozenset({*FULL, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
 """What no wrong path causes: whatever was to be written says nothing about it."""
 IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
-"""Also errors of the machine if they concern a folder that the user named."""
+"""Errors that are the machine's too if they concern a folder that the user named."""
 
 
 ANOTHER_STORE = "choose another store with --store or QNN_CI_STORE"

@@ -71,7 +71,7 @@ def parse(
         errors = error.errors(include_url=False)
         # A list whose items are all wrong is also "too short", which adds nothing.
         wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
-        first, *others = [_described({**each, "loc": place(each["loc"])}) for each in wrong]
+        first, *others = [_described({**error, "loc": place(error["loc"])}) for error in wrong]
         key, expected, value = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
         fix = f"correct {path}" if others else ""

@@ -42,7 +42,7 @@ def replace_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
+def replace_bytes(path: Path, content: bytes | memoryview) -> None:
     with replacing(path) as part:
         part.write_bytes(content)
 

@@ -35,7 +35,7 @@ def explained(name: str) -> Rule | None:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Of all tables. A name in two of them is an error of their test."""
+    """The rules of all tables. A name in two of them is an error of their test."""
     from pydantic import Field
 
     from provisioning.base import toml

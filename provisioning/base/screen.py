@@ -52,7 +52,7 @@ def display_for(out: TextIO, environ: Mapping[str, str] = os.environ) -> Display
 
 
 def channel_value(descriptor: int) -> str:
-    """For CHANNEL. A process that did not inherit the pipe may have another file under that number."""
+    """CHANNEL's value. A process that did not inherit the pipe may have another file under that number."""
     status = os.fstat(descriptor)
     return f"{descriptor}:{status.st_dev}:{status.st_ino}"
 

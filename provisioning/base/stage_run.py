@@ -36,7 +36,7 @@ class StageRun:
 
     @classmethod
     def as_typed(cls, stage: str, profile: str, target: str) -> StageRun:
-        """For a session, with the arguments that the user typed."""
+        """The run of a session, with the arguments that the user typed."""
         return cls(stage, profile, target, typed(f"nox -s {stage} --", sys.argv[2:]))
 
     def add(self, rule: str, severity: Severity, subject: str, message: str, fix: str = "") -> None:

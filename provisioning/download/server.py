@@ -35,7 +35,7 @@ class Patience:
     """How long to wait for a server before it counts as failed."""
 
     attempts: int = 6
-    """In a row without progress, at each address."""
+    """Tries in a row without progress, at each address."""
     first_delay: float = 0.5
     longest_delay: float = 30.0
     longest_retry_after: float = 120.0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import requests
 
 CHECKPOINT = 64 << 20
-"""Without a known hash, at most this much is fetched again after a kill."""
+"""At most so many bytes are fetched again after a kill, where the hash is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class Transfer:
         return received
 
     def _sync(self, descriptor: int) -> None:
-        """Only without a known hash: with one, the next use notices what a crash of the machine cut off."""
+        """Flush a file without a known hash; with one, the next use notices what a crash cut off."""
         if self.sha256 is None:
             os.fsync(descriptor)
 

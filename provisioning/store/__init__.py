@@ -103,7 +103,7 @@ class Store(Trees):
             if tree.root.name in wrong:
                 break  # A store that cannot be written to keeps no mark.
             wrong[tree.root.name] = self.prove_tree(tree, component, progress=progress, offline=offline)
-        return {name: each for name, each in wrong.items() if each}
+        return {name: differences for name, differences in wrong.items() if differences}
 
     def prove_tree(
         self, tree: Tree, component: Component, *, progress: Progress = SILENT, offline: bool = False
@@ -165,10 +165,10 @@ class Store(Trees):
             with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
                 wrong = self.verify(tree)
                 modes = {item.path: item.mode for item in tree.inventory.items}
-                for one in wrong:
-                    if one.kind == "mode":
-                        (tree.root / one.path).chmod(modes[one.path])
-                if any(one.kind != "mode" for one in wrong):
+                for difference in wrong:
+                    if difference.kind == "mode":
+                        (tree.root / difference.path).chmod(modes[difference.path])
+                if any(difference.kind != "mode" for difference in wrong):
                     with locking.work_in_progress(self.staging, self.locks) as staging:
                         self._make_again(tree, staging, progress, offline)
                 return wrong
@@ -201,8 +201,8 @@ class Store(Trees):
                     with locking.exclusive(self.locks, progress):
                         leftovers = cleaning.needless(self, referenced, older_than, all_downloads, removal)
                         with locking.work_in_progress(self.staging, self.locks) as staging:
-                            for number, one in enumerate(leftovers):
-                                cleaning.remove(self, one.path, staging / f"{number}")
+                            for number, leftover in enumerate(leftovers):
+                                cleaning.remove(self, leftover.path, staging / f"{number}")
         for name in removal.in_use:
             progress.note(f"{name} stays, as another process uses it")
         return leftovers

@@ -86,7 +86,7 @@ class Assembly:
             )
         files = _in_parallel(self._files_of, parts)
         items = self._compose(files)
-        origins = tuple(one.origin for one in files)
+        origins = tuple(file.origin for file in files)
         self._check_identity(items)
         if self._name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
             text = sdk_yaml(self._component, origins, items)

@@ -52,7 +52,7 @@ class Inventory:
     """The targets that were requested; empty: all."""
     arches: tuple[int, ...]
     selection: Mapping[str, tuple[str, ...]]
-    """For each part, the rules (and arches of a rule) by which it was unpacked."""
+    """The rules of each part (and arches of a rule) by which it was unpacked."""
     manifest: Mapping[str, Any]
     """The component's definition itself, so that a tree can be repaired without the profile it came from."""
     origins: tuple[Origin, ...]
@@ -112,8 +112,8 @@ def differences(root: Path, items: Sequence[Item]) -> list[Difference]:
         if path not in expected and not (is_folder and path in folders)
     ]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        different += [one for one in pool.map(lambda item: difference(root, item), items) if one]
-    return sorted(different, key=lambda one: one.path)
+        different += filter(None, pool.map(lambda item: difference(root, item), items))
+    return sorted(different, key=lambda mismatch: mismatch.path)
 
 
 def difference(root: Path, item: Item, *, content: bool = True) -> Difference | None:

@@ -53,7 +53,7 @@ class Listed(Model):
 class Lists(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
     wheels: dict[Sha256, dict[str, Listed]]
-    """By the wheel's own hash: its files by path."""
+    """The files of each wheel, by its hash and their paths."""
 
 
 @dataclass(frozen=True, slots=True)

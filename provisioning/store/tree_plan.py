@@ -16,7 +16,7 @@ from provisioning.store.inventory import SCHEMA, Item, Origin
 READ_ONLY, READ_ONLY_EXECUTABLE = 0o444, 0o555
 
 GENERATED = "(composed)"
-"""In place of a part's name, for files that we write; no part can have this name."""
+"""The part of files that we write; no part can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ EVERYTHING = FileSelection()
 
 
 def selection_of(component: Component, want: FileSelection) -> dict[str, tuple[str, ...]]:
-    """For each part the rules that `want` takes: `2` all of rule 2, `1:75` rule 1 for arch 75 only.
+    """The rules of each part that `want` takes: `2` all of rule 2, `1:75` rule 1 for arch 75 only.
 
     `*` is a part without rules, taken whole. A part that is not needed has none, and is not even fetched.
     """

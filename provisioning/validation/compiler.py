@@ -25,10 +25,11 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
         raise NotApplicable(f"profile {context.profile.name} pins no executorch")
     installed = context.host.packages.get("executorch") if context.host else None
     executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
-    working = context.measured.working(executorch) if context.measured else ()
-    fix = "use QNN " + " or ".join(sorted({pair.qnn for pair in working})) if working else ""
+    measured = [pair for pair in context.measured if pair.executorch == executorch]
+    working = sorted({pair.qnn for pair in measured if pair.works})
+    fix = "use QNN " + " or ".join(working) if working else ""
     for build_id in held:
-        pairs = context.measured.of(executorch, build_id) if context.measured else ()
+        pairs = [pair for pair in measured if pair.build_id == build_id]
         if not pairs:
             yield Problem(
                 build_id,

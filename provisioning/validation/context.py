@@ -17,7 +17,7 @@ from provisioning.pe import Pe
 from provisioning.validation import tables
 
 if TYPE_CHECKING:
-    from provisioning.compat import Measured
+    from provisioning.compat import Pair
     from provisioning.manifest import Profile, Soc
     from provisioning.validation.probe import Answer
 
@@ -44,7 +44,7 @@ class Library:
     unreadable: str = ""
     build_ids: tuple[str, ...] = ()
     pe: Pe | None = None
-    """Of a Windows library, which is no ELF."""
+    """The facts of a Windows library, which is no ELF."""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class SkelSignature:
     """The verification of the Windows catalogue beside a skel."""
 
     catalogue: str
-    """Its path; empty if there is none for this skel."""
+    """The catalogue's path; empty if there is none for this skel."""
     problems: tuple[str, ...] = ()
 
 
@@ -114,7 +114,7 @@ class Host:
     """`debian 12`; empty when the system does not say."""
     python: str
     glibc: str
-    """Empty on a system with another C library."""
+    """The version of glibc; empty on a system with another C library."""
     tools: Mapping[str, Tool]
     packages: Mapping[str, str]
     """Python packages of this interpreter."""
@@ -138,8 +138,8 @@ class Context:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """The compiler's answer for each SoC."""
     signatures: Mapping[str, SkelSignature] = field(default_factory=dict)
-    """By the skel's place, where a Windows target is chosen."""
-    measured: Measured | None = None
+    """Signatures by the skel's place, where a Windows target is chosen."""
+    measured: tuple[Pair, ...] = ()
     """Which pairs of executorch and QNN were measured, and with what result."""
 
     @cached_property

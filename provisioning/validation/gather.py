@@ -64,29 +64,29 @@ def gather(
         host = pool.submit(_host, variables, profile.packages, tools) if Need.HOST in needs else None
         asking = Need.COMPILER in needs and tree is None
         answers = [
-            {soc: pool.submit(ask, soc, each.variables) for soc in socs if asking and _lowers(each)}
-            for each in resolved
+            {soc: pool.submit(ask, soc, group.variables) for soc in socs if asking and _lowers(group)}
+            for group in resolved
         ]
-        for each, answer in zip(resolved, answers, strict=True):
+        for group, answer in zip(resolved, answers, strict=True):
             sdk_libraries: list[Library] = []
             system = loader.SystemLibraries()
             if Need.LIBRARIES in needs:
-                if QNN_SDK in each.trees:
-                    sdk_libraries = libraries(each.trees[QNN_SDK].path)
+                if QNN_SDK in group.trees:
+                    sdk_libraries = libraries(group.trees[QNN_SDK].path)
                 system = _system_libraries(sdk_libraries)
             contexts.append(
                 Context(
                     profile=profile,
-                    targets=each.targets,
+                    targets=group.targets,
                     socs=socs,
-                    trees=each.trees,
+                    trees=group.trees,
                     environ=environ,
-                    variables=each.variables,
+                    variables=group.variables,
                     libraries=tuple(sdk_libraries),
                     host=host.result() if host is not None else None,
                     system_libraries=system,
                     answers={soc: future.result() for soc, future in answer.items()},
-                    signatures=_signatures(sdk_libraries) if WINDOWS in each.targets else {},
+                    signatures=_signatures(sdk_libraries) if WINDOWS in group.targets else {},
                     measured=load_measured(),
                 )
             )
@@ -171,8 +171,8 @@ def _system_libraries(sdk_libraries: Iterable[Library]) -> loader.SystemLibrarie
     """The loader's cache, its directories, and the symbol versions of every system library that is needed."""
     known = loader.read_cache()
     directories = loader.default_directories()
-    named = {name for each in sdk_libraries if each.elf is not None for name, _ in each.elf.versions}
-    named -= {each.name for each in sdk_libraries}
+    named = {name for library in sdk_libraries if library.elf is not None for name, _ in library.elf.versions}
+    named -= {library.name for library in sdk_libraries}
     provides: dict[str, tuple[str, ...]] = {}
     for name in sorted(named):
         for path in (*known.get(name, ()), *(directory / name for directory in directories)):

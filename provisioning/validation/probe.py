@@ -35,7 +35,9 @@ class Answer:
     interpreter: str = ""
 
 
-def ask(soc: str, variables: Mapping[str, str], interpreter: str = sys.executable) -> Answer:
+def ask(
+    soc: str, variables: Mapping[str, str], interpreter: str = sys.executable, seconds: float = _SECONDS
+) -> Answer:
     try:
         done = subprocess.run(
             [interpreter, str(Path(__file__).resolve()), soc],
@@ -44,11 +46,11 @@ def ask(soc: str, variables: Mapping[str, str], interpreter: str = sys.executabl
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer("backend", detail=f"no answer within {_SECONDS} s", interpreter=interpreter)
+        return Answer("backend", detail=f"no answer within {seconds:g} s", interpreter=interpreter)
     return understand(done.stdout, done.returncode, interpreter)
 
 

@@ -244,7 +244,7 @@ def compiler_version(context: Context) -> Iterator[Problem]:
         yield Problem("compiler", f"neither {' nor '.join(wanted)} is on PATH; {floors} is required")
         return
     # One good compiler is enough: judge only the one with the fewest problems.
-    yield from min(problems.values(), key=lambda each: [p.severity is not Severity.NOTE for p in each])
+    yield from min(problems.values(), key=lambda group: [p.severity is not Severity.NOTE for p in group])
 
 
 @rule("python-version", Need.HOST)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         for name in environments:
             changed = lock_files.regenerate(name, upgrade=everything, upgrade_packages=packages)
             sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
-        if torch_builds.problems():
+        if torch_builds.problems(torch_builds.requirement()):
             return _record_torch()
     return 0
 
@@ -79,12 +79,13 @@ def run(args: argparse.Namespace) -> int:
 def _record_torch() -> int:
     from provisioning import torch_builds
 
-    changed = torch_builds.record()
+    pin = torch_builds.requirement()
+    changed = torch_builds.record(pin)
     for path in changed:
         sys.stdout.write(f"manifests/torch/{path.name}: written\n")
     if not changed:
         sys.stdout.write("manifests/torch: unchanged\n")
-    if problems := torch_builds.problems():
+    if problems := torch_builds.problems(pin):
         raise UpstreamError(
             f"not every build of torch could be recorded: {'; '.join(problems)}",
             fix="name an index that has it: PIP_EXTRA_INDEX_URL=URL before the same command",
@@ -116,13 +117,15 @@ def _check(environments: list[str], profiles: list[str]) -> int:
                     f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
                 )
     sys.stdout.write("".join(notes))
-    problems = [problem for name in environments for problem in lock_files.problems(name)]
+    problems = []
+    for name in environments:
+        problems += lock_files.problems(lock_files.lock_path(name), lock_files.inputs_of(name))
     problems += [
         f"{path.name}: no environment of that name"
         for path in sorted(lock_files.LOCKS.glob("*.txt"))
         if path.stem not in lock_files.lockable()
     ]
-    problems += torch_builds.problems()
+    problems += torch_builds.problems(torch_builds.requirement())
     problems += pinned.strangers(MANIFESTS / pinned.LISTS.name, _every_component())
     if problems:
         raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), fix="nox -s lock")

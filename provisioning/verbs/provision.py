@@ -130,8 +130,8 @@ def provision(
         if locked:
             require_pins(name, component)
             wrong = store.prove(name, component, want, progress=progress, offline=offline)
-            for tree_name, each in wrong.items():
-                _note_damage(tree_name, each, stage)
+            for tree_name, differences in wrong.items():
+                _note_damage(tree_name, differences, stage)
         if (tree := store.find(name, component, want)) is not None:
             state = _repaired(store, tree, stage, progress, offline)
             rows[name] = _row(name, component, tree, "repaired" if wrong else state)

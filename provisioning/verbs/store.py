@@ -152,7 +152,7 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
     known = {*_of_profiles()}
     known |= {definition_of(QNN_SDK, component) for component in builds.components()}
     known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
-    known |= {definition_of(compat.EXECUTORCH_PACKAGE, each.package()) for each in builds.executorch}
+    known |= {definition_of(compat.EXECUTORCH_PACKAGE, build.package()) for build in builds.executorch}
     leftovers = Store(where).gc(
         lambda tree: tree.inventory.definition in known,
         older_than=older_than,
@@ -163,7 +163,8 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
     for leftover in leftovers:
         sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
     verb = "would go" if dry_run else "removed"
-    sys.stdout.write(f"{len(leftovers)} things {verb}, {size(sum(one.size for one in leftovers))}\n")
+    total = size(sum(leftover.size for leftover in leftovers))
+    sys.stdout.write(f"{len(leftovers)} things {verb}, {total}\n")
     return 0
 
 

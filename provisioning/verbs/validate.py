@@ -170,7 +170,7 @@ def _states(results: Sequence[Result]) -> str:
 
 
 def _annotate(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
-    """In a job on GitHub: annotations and the job's summary."""
+    """Write, in a job on GitHub, annotations and the job's summary."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return
     from provisioning.base.rendering import job_summary, workflow_commands

@@ -24,14 +24,17 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_path: Path) -> None:
     (build_id,) = build_ids(sdk_root() / "lib" / HOST_LIBRARIES / "libQnnHtp.so")
     executorch = importlib.metadata.version("executorch")
-    (committed,) = load_measured().of(executorch, build_id)
+    (committed,) = (
+        pair for pair in load_measured() if (pair.executorch, pair.build_id) == (executorch, build_id)
+    )
     variables = stage.variables({**os.environ, "QNN_EXECUTOR_RUNNER": str(RUNNER)}, sdk_root())
     flags = ["--store", str(tmp_path / "store"), "--timeout", "600"]
-    assert stage.measure(committed.soc, variables, tmp_path / "logs", flags) == committed.steps
+    assert stage.measure(committed.soc, variables, tmp_path / "logs", flags) == {
+        step: value for step, value in committed.values.items() if step in STEPS
+    }
 
 
 def test_a_folder_without_libraries_makes_no_device(tmp_path: Path) -> None:
     (tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
     steps = stage.measure("SM8650", stage.variables(os.environ, tmp_path), tmp_path / "logs", [])
-    assert [steps[name].result for name in STEPS] == ["failed", *["not_reached"] * 4]
-    assert "libQnnHtp.so" in steps["device"].error
+    assert list(steps) == ["device"] and "libQnnHtp.so" in steps["device"]

@@ -20,6 +20,8 @@ from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.samples import samples_of
 from ci.pipeline.models.user_model import BadFactory, user_model
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
@@ -195,7 +197,8 @@ def test_from_a_model_to_a_gate_that_fails_when_the_model_gets_worse(tmp_path: P
         "compile", "net.py:net", "--precision", "8a8w", "-o", "out", "--suite", "models.toml", cwd=tmp_path
     )
     assert "suite: models.toml" in done.stdout
-    assert programs_of(suite)[0].run.thresholds and suite.with_name("models.baseline-wheels.json").is_file()
+    accepted = load_accepted(accepted_path(suite, "wheels"))
+    assert accepted.of("executorch/net/8a8w") and accepted.of("executorch/net/8a8w/SM8650")
     ci("test_lowering", "--suite", suite, cwd=tmp_path)
     ci("test_emulator", "--suite", suite, cwd=tmp_path)
     (tmp_path / "net.py").write_text(WORSE)

@@ -57,8 +57,11 @@ def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path
     code, report = delegate(tmp_path, "-k", ONE)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 1)
     assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
+    code, report = delegate(tmp_path, "-k", ONE, "--recheck", "100%")
+    assert (code, report.metrics["rechecked"], report.findings) == (0, "1 of 1", ())
 
 
+@pytest.mark.whole
 def test_an_operator_that_a_copy_of_executorch_lowers_wrongly_is_found(tmp_path: Path) -> None:
     """What was remembered of the same test is not taken for it."""
     code, _ = delegate(tmp_path, "-k", ONE)

@@ -10,11 +10,17 @@ from ci.artifacts.dlc import read_dlc
 from tests.support import programs
 from tests.support.onnx_models import conv_model, write
 from tests.support.runner import programs as runner_programs
+from tests.support.sdk import sdk_root
 from tests.support.typed import typed
 
 __all__ = ["runner_programs"]
 
 pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def provisioned() -> Path:
+    return sdk_root()
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment, suite
-from tests.support.onnx_models import conv_model, write
+from tests.support.onnx_models import conv_model, model_of, write
 from tests.support.small_disk import with_small
 
 pytestmark = [pytest.mark.heavy, pytest.mark.small_disk, pytest.mark.timeout(900)]
@@ -27,11 +29,10 @@ KILOBYTES = 16
 ONNX = """\
 schema = 2
 [case.net]
-factory = "lowering_models:net"
-arguments = { width = 1024 }
+model = "wide.onnx"
 [[case.net.run]]
 lane = "onnx"
-precision = "16a8w"
+precision = "fp16"
 socs = ["SM8650"]
 tags = ["pr"]
 thresholds = { sqnr_db = 5 }
@@ -79,6 +80,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     shutil.copyfile(made, house.folder / "test_lowering.toml")
     shutil.copyfile(made, house.folder / "test_emulator.toml")
     (house.folder / "test_onnx.toml").write_text(ONNX)
+    weights = {"w": np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="wide")]
+    write(model_of(nodes, shape=(1, 256), output=(1, 256), weights=weights), house.folder / "wide.onnx")
     return house
 
 

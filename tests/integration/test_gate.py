@@ -211,8 +211,11 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
 ) -> None:
     code, pid = _interrupted(reports, number, name, "passes")
     assert code == 130
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    # A process that was killed ends a moment later on a busy machine.
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     report = json.loads((reports / "gate.json").read_text())
     assert [row["verdict"] for row in report["metrics"]["stages"]] == ["did not run", "did not run"]
     assert started(reports) == [name]

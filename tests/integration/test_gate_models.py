@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ci.engine.inputs import key_of
-from ci.lanes.executorch.suite import load_suite
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import Accepted, accept
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
@@ -36,16 +35,11 @@ CASES: dict[str, dict[str, str]] = {
 }
 
 
-def _suite(base: Path, thresholds: str) -> Path:
-    defaults = {"scheme": "16a8w", "thresholds": thresholds}
-    return suite(base, {name: {**defaults, **case} for name, case in CASES.items()})
-
-
-def _thresholds_of_the_good_one(path: Path) -> str:
-    thresholds = load_suite(path).cases["executorch"]["good"].runs[0].thresholds
-    assert thresholds is not None
-    values = thresholds.model_dump(exclude_none=True).items()
-    return ", ".join(f"{figure} = {value}" for figure, value in values)
+def _as_the_good_one(accepted: Accepted) -> Accepted:
+    """The thresholds of all, and the costs of the one that costs more."""
+    thresholds = {f"executorch/{case}/16a8w": accepted.of("executorch/good/16a8w") for case in CASES}
+    costs = {"executorch/dearer/16a8w/SM8650": accepted.of("executorch/good/16a8w/SM8650")}
+    return accepted.updated({**thresholds, **costs})
 
 
 def _give_program(done: Done, giver: str, taker: str) -> None:
@@ -73,13 +67,11 @@ def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gate(base: Path) -> Done:
     """All are held to the thresholds and the costs of the good one, as the toolkit measured them."""
-    path = _suite(base, "sqnr_db = 0")
+    defaults = {"scheme": "16a8w", "thresholds": ""}
+    path = suite(base, {name: {**defaults, **case} for name, case in CASES.items()})
     lowered = run("test_lowering", base, "--suite", path, "--accept")
     assert run("test_emulator", base, "--suite", path, "--case", "good", "--accept").code == 0
-    _suite(base, _thresholds_of_the_good_one(path))
-    agreed = load_baseline(baseline_path(path, DEFAULT_PROFILE), "executorch")
-    costs = {**agreed.programs, "dearer/16a8w/SM8650": agreed.programs["good/16a8w/SM8650"]}
-    replace(agreed, programs=costs).write()
+    accept(accepted_path(path, DEFAULT_PROFILE), _as_the_good_one)
     _give_program(lowered, "wrong_weight", "wrong_program")
     stages = [part for stage in ("test_lowering", "test_emulator") for part in ("--only", stage)]
     return run("gate", base, *stages, "--suite", path)

@@ -84,5 +84,5 @@ def test_it_is_cached_wherever_the_hubs_cache_is_until_the_model_changes(tmp_pat
     assert first.code == 0, first.out + first.err
     shutil.copytree(here, there, symlinks=True)
     assert done(there).cached() == {"bert"}
-    publish(there, 1)
-    assert done(there).cached() == set()
+    publish(here, 1)
+    assert done(here).cached() == set()

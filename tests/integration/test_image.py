@@ -24,6 +24,7 @@ from ci.image.wheelhouse import WheelTarget, fill
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.components import COMPONENT_VARIABLES
+from provisioning.lock_files import lock_path
 from tests.support.bills import faults
 from tests.support.engine import make_base, running
 from tests.support.sdk_archives import sdk_zip, served_here, write_zip
@@ -87,7 +88,7 @@ def root(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         # Here, and not in the copy, so that they need not be fetched for every run.
         for environment in plan.environments:
             wanted = WheelTarget(plan.system.python, plan.system.glibc)
-            fill(environment, CONTEXT / "environments" / environment, wanted)
+            fill(lock_path(environment), CONTEXT / "environments" / environment, wanted)
         link_tree(CONTEXT / "environments", "", context_of(copy) / "environments")
     locked = image(copy, "--lock", reports=tmp_path_factory.mktemp("reports"))
     assert locked.code == 0, locked.printed

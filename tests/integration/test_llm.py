@@ -42,13 +42,13 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
 
 
 def test_genie_says_what_float_says(speaker: Speaker) -> None:
-    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.genie import generate
 
     generator = np.random.default_rng(4)
     prompts = [generator.integers(2, 256, length).tolist() for length in (1, 31, 32, 33)]
-    heard: list[int] = []
-    answers = speak(speaker.config, prompts, timeout=TIMEOUT, heard=heard.append)
-    assert heard == [token for one in answers for token in one.tokens]
+    streamed: list[int] = []
+    answers = generate(speaker.config, prompts, timeout=TIMEOUT, on_token=streamed.append)
+    assert streamed == [token for one in answers for token in one.tokens]
     for prompt, one in zip(prompts, answers, strict=True):
         *expected, following = speaker.choices(prompt, one.tokens)
         assert list(one.tokens) == expected
@@ -56,33 +56,33 @@ def test_genie_says_what_float_says(speaker: Speaker) -> None:
 
 
 def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path) -> None:
-    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.genie import generate
 
     config = changed(speaker, tmp_path, "max-num-tokens", 500)
     longer = replace(speaker, folder=config.parent, config=config)
     endless = changed(longer, tmp_path / "endless", "context/eos-token", 255)
-    [one] = speak(endless, [[65, 66]], timeout=TIMEOUT)
+    [one] = generate(endless, [[65, 66]], timeout=TIMEOUT)
     assert one.stopped == "context" and len(one.tokens) == 128 - 3
 
 
 def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> None:
-    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.genie import generate
 
-    def spoken(folder: str, ends: Any) -> tuple[int, ...]:
+    def generated(folder: str, ends: Any) -> tuple[int, ...]:
         config = changed(speaker, tmp_path / folder, "context/eos-token", ends)
-        return speak(config, [[60, 70, 80]], timeout=TIMEOUT)[0].tokens
+        return generate(config, [[60, 70, 80]], timeout=TIMEOUT)[0].tokens
 
-    whole = spoken("whole", 255)
+    whole = generated("whole", 255)
     place = 3
     assert whole[place] not in whole[:place]
     for folder, ends in (("last", [255, whole[place]]), ("first", [whole[place], 255])):
-        assert spoken(folder, ends) == whole[:place]
+        assert generated(folder, ends) == whole[:place]
 
 
 def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     """Float ends where transformers says, so a text that goes on there differs from it."""
     from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.genie import Spoken
+    from ci.lanes.llm.genie import GeneratedText
     from ci.lanes.llm.measure import ProgramFolders, choices, texts
     from ci.lanes.llm.reference import load_reference, text_of
 
@@ -93,18 +93,18 @@ def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     run = SUITES.choose(SUITES.all_programs([]), words=["tiny/genie-fp16/"])[0].run
     place = ProgramFolders(model, tmp_path, shape, run.model_copy(update={"prompts": 1}), "SM8650", TIMEOUT)
 
-    def speak(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
+    def generate(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[GeneratedText]:
         ends = (place.endless() if endless else shape).eos
         every = [text_of(reference, [0, *prompt], most, ends, shape.context) for prompt in prompts]
-        return [Spoken(one.tokens, one.stopped, 1, 1) for one in every]
+        return [GeneratedText(one.tokens, one.stopped, 1, 1) for one in every]
 
     def differences() -> int:
-        return sum(row["difference"] is not None for row in texts(place, reference, speak)[0])
+        return sum(row["difference"] is not None for row in texts(place, reference, generate)[0])
 
     assert differences() == 0
     prefix = place.rows("judged")[0][1:2]
-    [one] = speak([prefix], 60, endless=False)
-    ended = Spoken((), "eos", 1, 1)
+    [one] = generate([prefix], 60, endless=False)
+    ended = GeneratedText((), "eos", 1, 1)
     assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 0
     reference.generation_config.eos_token_id = [*shape.eos, one.tokens[0]]
     assert differences() >= 1
@@ -123,20 +123,20 @@ def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
 def test_what_genie_refuses_is_explained_by_the_key_to_change(
     speaker: Speaker, tmp_path: Path, where: str, value: Any, key: str
 ) -> None:
-    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.genie import generate
 
     with pytest.raises(CheckFailed) as error:
-        speak(changed(speaker, tmp_path, where, value), [[65]], timeout=TIMEOUT)
+        generate(changed(speaker, tmp_path, where, value), [[65]], timeout=TIMEOUT)
     assert key in error.value.fix
 
 
 def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     """Genie says nothing of it, so that the words must show it."""
-    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.genie import generate
 
     wrong = changed(speaker, tmp_path, "engine/model/positional-encoding/rope-theta", 100)
     prompt = list(range(60, 77))
-    [one] = speak(wrong, [prompt], timeout=TIMEOUT)
+    [one] = generate(wrong, [prompt], timeout=TIMEOUT)
     assert list(one.tokens) != speaker.choices(prompt, one.tokens)[:-1]
 
 
@@ -328,7 +328,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     from ci.lanes.llm.commands import limited
     from ci.lanes.llm.findings import figures_from
     from ci.lanes.llm.forecast import forecast
-    from ci.lanes.llm.genie import speak
+    from ci.lanes.llm.genie import generate
     from ci.lanes.llm.judge import compare_text, misses
     from ci.lanes.llm.reference import load_reference, text_of
     from ci.lanes.llm.work import setup_of
@@ -348,7 +348,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
 
         def again(tokens: Sequence[int], prompt: Sequence[int] = prompt) -> tuple[Sequence[int], str]:
             with limited(out / "genie_config.json", 4 - len(tokens)) as config:
-                [one] = speak(config, [[*prompt, *tokens]], timeout=1800)
+                [one] = generate(config, [[*prompt, *tokens]], timeout=1800)
             return one.tokens, one.stopped
 
         one = compare_text(prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, 4, again)
@@ -359,7 +359,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     text.write_text((ROOT / "README.md").read_text())
     reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False}
     log = tmp_path / "figures.log"
-    with asking(setup_of("speak", tmp_path, 3600), log) as ask:
+    with asking(setup_of("generate", tmp_path, 3600), log) as ask:
         facts = ask(do="figures", kind="prefill", windows=1, length=65, **reading)
     # Of 64 tokens one in float's near ties is 1.6 %.
     limits = {**LIMITS["fp16"], "first_choice": 0.95}
@@ -448,9 +448,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path)
     shape = read_architecture(model)
     with pytest.raises(CheckFailed, match=r"gate_proj.*expected"):
-        load_decoder(model, replace(shape, hidden=64), 1, 128)
+        load_decoder(model, replace(shape, intermediate_size=64), 1, 128)
     with pytest.raises(CheckFailed, match=r"lacks the weight model\.layers\.1"):
-        load_decoder(model, replace(shape, layers=2), 1, 128)
+        load_decoder(model, replace(shape, num_layers=2), 1, 128)
     weights = {name: each.to(torch.bfloat16) for name, each in load_file(model / "model.safetensors").items()}
     for value in (1e6, float("nan")):
         weights["model.layers.0.mlp.down_proj.weight"][0, 0] = value
@@ -471,7 +471,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     model = write_checkpoint(tmp_path, **LLAMA_3_2_ROPE)
     shape = read_architecture(model)
     require_rope(load_reference(model), shape, 131072)
-    wrong = replace(shape, scaling=LLAMA_3_2 | {"factor": 8.0})
+    wrong = replace(shape, rope_scaling=LLAMA_3_2 | {"factor": 8.0})
     (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
     monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda _: wrong)
     monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})

@@ -186,7 +186,7 @@ def test_a_rope_of_our_reader_that_only_far_positions_show(
     reference = load_reference(model)
     require_rope(reference, right, 4000)
     with pytest.raises(CheckFailed, match="rope"):
-        require_rope(reference, replace(right, scaling=scaling), 4000)
+        require_rope(reference, replace(right, rope_scaling=scaling), 4000)
     require_documented(fault, "our reader", "cosines and sines")
 
 
@@ -252,7 +252,7 @@ FEW_WINDOWS, ALL_WINDOWS = 2, 8
 @pytest.fixture
 def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The verdict on a trained model as the suite's u16u8 program, by fewer prefixes and, unless all are
-    asked for, fewer windows. Its texts are not judged, and so not spoken."""
+    asked for, fewer windows. Its texts are not judged, and so not generated."""
     from ci.lanes.llm import measure, steps
 
     assert measure.JUDGED_WINDOWS == ALL_WINDOWS

@@ -70,20 +70,11 @@ def packaged():
 def same(): return Net().eval()
 """,
     "src/nets/__init__.py": NET,
-    "src/netpack/__init__.py": "",
-    "src/netpack/model.py": "from netpack.part import WIDTH\n"
-    + NET
-    + "def net(): return Net(WIDTH).eval()\n",
-    "src/netpack/part.py": "WIDTH = 1\n",
 }
 
-CASES = {
-    "on_pythonpath": "netpack.model:net",
-    **{name: f"loads:{name}" for name in ("native", "tensors", "packaged", "same")},
-}
+CASES = {name: f"loads:{name}" for name in ("native", "tensors", "packaged", "same")}
 
 WHY = {
-    "on_pythonpath": "src/netpack/part.py changed",
     "native": "ci/native.bin changed",
     "tensors": "ci/w.safetensors changed",
 }
@@ -152,9 +143,8 @@ def clone(base: Path) -> Clone:
 
 
 def test_of_some_programs_those_whose_inputs_changed_are_done_again(tmp_path: Path) -> None:
-    cases = ("on_pythonpath", "native", "tensors", "same")
+    cases = ("native", "tensors", "same")
     clone = remembered(tmp_path, "test_lowering", cases)
-    (clone.folder / "src/netpack/part.py").write_text("WIDTH = 3\n")
     (clone.folder / "ci/native.bin").write_bytes(b"\x00\x00\x80\x3f" * 4)
     save_file({"scale": torch.tensor(2.0)}, clone.folder / "ci/w.safetensors")
     (why,) = reasons(clone.run(tmp_path, "test_lowering").err)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import python_environments, torch_builds
+from provisioning import torch_builds
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import PythonEnvironments
@@ -120,7 +120,6 @@ class TestTorch:
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
         monkeypatch.setenv("UV_NO_CACHE", "1")
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setattr(python_environments, "TORCH", tmp_path / "torch")
         (tmp_path / "torch").mkdir()
         (tmp_path / "links").mkdir()
         monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
@@ -141,7 +140,7 @@ class TestTorch:
         uv = str(UV) if installer == "uv" else None
         home = torch.parent / "home"
         try:
-            PythonEnvironments(home.parent, log=print).install_torch(home, "torch==2.13.0", uv)
+            PythonEnvironments(home.parent, log=print, torch=torch).install_torch(home, "torch==2.13.0", uv)
         except EnvironmentLacking as error:
             assert not list(home.glob("lib/*/site-packages/torch*"))
             return f"{error.message}: {error.fix}"
@@ -160,13 +159,9 @@ class TestTorch:
         error = self.install(torch)
         assert "not on record" in error and "nox -s lock -- --torch" in error
 
-    def test_the_command_records_what_the_users_index_has(
-        self, torch: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_command_records_what_the_users_index_has(self, torch: Path) -> None:
         self.record(torch, self.PLAIN, "0" * 64)
         self.offer(torch, self.WHEEL, recorded=False)
-        monkeypatch.setattr(torch_builds, "CPU", torch / "cpu.txt")
-        monkeypatch.setattr(torch_builds, "INDEX", torch / "index.txt")
-        monkeypatch.setattr(torch_builds, "requirement", lambda: "torch==2.13.0")
-        assert torch_builds.record() and torch_builds.problems() == []
+        pin = "torch==2.13.0"
+        assert torch_builds.record(pin, torch) and torch_builds.problems(pin, torch) == []
         assert self.install(torch) == "torch-2.13.0+cpu.dist-info"

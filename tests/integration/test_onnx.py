@@ -26,8 +26,10 @@ from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.pipeline.accuracy import decibels
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.baseline import load_baseline
 from ci.pipeline.precision import precision_named
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report
@@ -45,9 +47,7 @@ def onnx_command(
     *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     words = ("onnx",) if arguments[0] in ("run", "options", "operators") else verb
-    ended = typed(
-        *words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    )
+    ended = typed(*words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
     return ended
@@ -165,9 +165,10 @@ class TestCompile:
         onnx_command(*stage)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
         assert report["metrics"]["cached"] == 1, "it is compiled once"
-        text = suite.read_text()
-        suite.write_text(re.sub(r"sqnr_db = [\d.]+", "sqnr_db = 150", text))
-        assert suite.read_text() != text
+        accepted = accepted_path(suite, "wheels")
+        text = accepted.read_text()
+        accepted.write_text(re.sub(r'(least.sqnr_db": )[\d.]+', r"\g<1>150", text))
+        assert accepted.read_text() != text
         onnx_command(*stage, code=1)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
         assert {each["rule"] for each in report["findings"] if each["severity"] == "error"} == {
@@ -195,10 +196,10 @@ class TestCompile:
             "taken": "error",
         }
         assert "Erf" in found["other/fp16/SM8650"]["message"]
-        (baseline,) = tmp_path.glob("suite.baseline-*.json")
-        assert [each["refused"] for each in json.loads(baseline.read_text())["programs"].values()] == [
-            ["Erf"]
-        ]
+        accepted = load_accepted(accepted_path(tmp_path / "suite.toml", "wheels"))
+        assert {name: values["refused"] for name, values in accepted.subjects.items()} == {
+            "onnx/known/fp16/SM8650": ["Erf"]
+        }
 
     def test_where_qnn_takes_nothing_of_a_quantized_model_the_operator_is_named(
         self, tmp_path: Path, samples: Path
@@ -408,27 +409,27 @@ def test_the_node_test_of_each_operator_is_the_one_that_the_installed_onnx_gives
 
 
 OPERATORS = """\
-schema = 1
+schema = 2
 [case.Abs]
 factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_abs", module = "abs", opset = 20 }
 recorded = true
-run = [{ precision = "u8u8", socs = ["SM8650"] }]
+run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 [case.Erf]
 factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_erf", module = "erf", opset = 20 }
 recorded = true
-run = [{ precision = "fp16", socs = ["SM8650"] }]
+run = [{ lane = "onnx", precision = "fp16", socs = ["SM8650"] }]
 [case.Transpose]
 factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_transpose_default", module = "transpose", opset = 20 }
 recorded = true
-run = [{ precision = "u8u8", socs = ["SM8650"] }]
+run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 [case.Relu]
 factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_relu", module = "relu", opset = 20 }
 recorded = true
-run = [{ precision = "u8u8", socs = ["SM8650"] }]
+run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 """
 
 
@@ -437,13 +438,13 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     suite.write_text(OPERATORS)
     places = ("--suite", suite, "--store", tmp_path / "store", "--reports", tmp_path / "reports")
     onnx_command(*places, "--accept", verb=("test_onnx",))
-    recorded = load_baseline(baseline_path(suite, "wheels")).programs
+    recorded = load_baseline(suite, "wheels", "onnx").programs
     assert recorded["Erf/fp16/SM8650"].refused == ("Erf",)
-    assert recorded["Abs/u8u8/SM8650"].accuracy["reference_sqnr_db"] > 40
+    assert recorded["Abs/8a8w/SM8650"].accuracy["reference_sqnr_db"] > 40
     # In fp16 it would be above 70 dB.
-    assert 40 < recorded["Transpose/u8u8/SM8650"].accuracy["sqnr_db"] < 60
+    assert 40 < recorded["Transpose/8a8w/SM8650"].accuracy["sqnr_db"] < 60
     in_float = [name for name, each in recorded.items() if each.in_float]
-    assert in_float == ["Relu/u8u8/SM8650"]
+    assert in_float == ["Relu/8a8w/SM8650"]
     onnx_command(*places, verb=("test_onnx",))
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
 

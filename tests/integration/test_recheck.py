@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.lowering_suites import run
+from tests.support.onnx_models import conv_model, write
 from tests.support.stale_entries import Document, alter, alter_file, entries
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -22,12 +23,15 @@ def make():
 SUITE = """\
 schema = 1
 [case.net]
-factory = "net:make"
+{model}
 [[case.net.run]]
 {precision}
 socs = ["SM8650"]
 """
-LANES = {"test_lowering": ("lowering", 'scheme = "fp16"'), "test_onnx": ("onnx", 'precision = "u8u8"')}
+LANES = {
+    "test_lowering": ("lowering", 'factory = "net:make"', 'scheme = "fp16"'),
+    "test_onnx": ("onnx", 'model = "net.onnx"', 'precision = "fp16"'),
+}
 
 
 def stale(document: Document) -> None:
@@ -40,11 +44,12 @@ def stale(document: Document) -> None:
 
 @pytest.mark.parametrize("stage", LANES)
 def test_a_stale_result_is_found_and_what_is_right_is_equal(stage: str, tmp_path: Path) -> None:
-    kind, precision = LANES[stage]
+    kind, model, precision = LANES[stage]
     models = tmp_path / "models"
     models.mkdir()
     (models / "net.py").write_text(NET)
-    (models / "suite.toml").write_text(SUITE.format(precision=precision))
+    write(conv_model(), models / "net.onnx")
+    (models / "suite.toml").write_text(SUITE.format(model=model, precision=precision))
     flags = ("--suite", models / "suite.toml", "--jobs", "1")
     first = run(stage, tmp_path, *flags)
     assert first.code == 0, first.out + first.err

@@ -41,6 +41,11 @@ def github(session):
 
 
 @nox.session(python=False)
+def generate(session):
+    session.run(PYTHON, "-m", "ci", "generate", *session.posargs, external=True)
+
+
+@nox.session(python=False)
 def image(session):
     session.run(PYTHON, "-c", IMAGE, *session.posargs, external=True)
 

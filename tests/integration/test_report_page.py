@@ -36,9 +36,9 @@ QUESTIONS = """<!DOCTYPE html><html><body><script>
   seen.programs = all(".program").length;
   seen.links = all("a").length;
   seen.broken = all("a").filter((a) => !page.document.getElementById(a.hash.slice(1))).length;
-  seen.rows = all("#glance tbody tr").length;
-  seen.marks = all("#glance svg.bar rect.mark").length;
-  seen.lines = all("#glance polyline").length;
+  seen.rows = all("#trends tbody tr").length;
+  seen.marks = all("#trends svg.bar rect.mark").length;
+  seen.lines = all("#trends polyline").length;
   seen.modules = all("#profiles details > summary strong").map((each) => each.textContent);
   const [filter] = all("#program-filter");
   filter.elements.words.value = "resnet";
@@ -84,7 +84,7 @@ def test_the_page_works_and_fits_the_screen(tmp_path: Path) -> None:
     # The browser itself asks for the icon.
     assert (seen["console"], seen["requested"] - {"/favicon.ico"}) == ([], {"/", "/page.html"})
     assert seen["programs"] == 2
-    # Of the matrix and of the glance two each, and of the one error two: at the top and among the findings.
+    # Of the matrix and of the trends two each, and of the one error two: at the top and among the findings.
     assert (seen["links"], seen["broken"]) == (6, 0)
     assert seen["filtered"] == [ANCHOR] and ANCHOR in seen["opened"]
     # Each program has its accuracy as a bar and its costs as lines.

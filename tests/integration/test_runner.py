@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.artifacts.protobuf import Malformed
+from ci.artifacts.bounds import Malformed
 from ci.artifacts.trace import events_of
 from tests.support.runner import Bench, bench, dist, programs, runner_reports
 

@@ -113,7 +113,7 @@ def test_a_finished_checkout_that_was_changed_since_is_refused(
 def test_another_checkout_in_the_place_is_not_taken_for_the_pin(upstream: Path, tmp_path: Path) -> None:
     git.checkout(pinned(upstream, None), tmp_path / "tree")
     other = run(upstream, "rev-parse", "main")
-    with pytest.raises(IntegrityError, match=f"expected commit {other}"):
+    with pytest.raises(IntegrityError, match=other):
         git.checkout(pinned(upstream, other), tmp_path / "tree")
 
 
@@ -130,7 +130,7 @@ def test_a_checkout_cut_short_is_finished_by_the_next(upstream: Path, tmp_path: 
 
 
 def test_a_commit_that_is_nowhere_shows_a_moved_tag(upstream: Path, tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="the tag was moved or the pin is wrong") as caught:
+    with pytest.raises(IntegrityError, match="v1") as caught:
         git.checkout(pinned(upstream, "0" * 40), tmp_path / "tree")
     assert run(upstream, "rev-parse", "v1") in caught.value.message
     assert not (tmp_path / "tree").exists()
@@ -141,7 +141,7 @@ def test_a_pin_that_can_be_had_is_still_refused_when_the_tag_names_another(
 ) -> None:
     pin, other = run(upstream, "rev-parse", "v1"), run(upstream, "rev-parse", "main")
     run(upstream, "tag", "-f", "v1", other)
-    with pytest.raises(IntegrityError, match=f"tag v1: expected commit {pin}, found {other}"):
+    with pytest.raises(IntegrityError, match=f"v1.*{pin}.*{other}"):
         git.checkout(pinned(upstream, pin), tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
 

@@ -64,7 +64,7 @@ def test_a_wheel_comes_from_the_users_links(tmp_path: Path, monkeypatch: pytest.
 def test_other_bytes_than_the_manifests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
-        with pytest.raises(IntegrityError, match=f"expected sha256 {'0' * 64}, found {SHA}"):
+        with pytest.raises(IntegrityError, match=f"{'0' * 64}.*{SHA}"):
             source("0" * 64).fetch(tmp_path)
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 

@@ -1,7 +1,7 @@
 """Ways round the cache that were found once: no row says "cached" of work whose result would be another.
 
-Each is real work in a watched fork. A row that cannot be followed says why it is not cached; others are done
-again when what they depend on changes."""
+Each is real work in a watched fork; the ways that only an administrator has are in test_stale_system. A row
+that cannot be followed says why it is not cached; others are done again when what they depend on changes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine import inputs
-from ci.engine.inputs import Digests
 from ci.engine.workers.parent import Worker
 from tests.support.watched_work import Place, later, start
 
@@ -248,29 +246,6 @@ def test_processes_that_meet_in_the_temporary_folder_are_followed(place: Place) 
     )
     place.do()
     assert place.do()[1] == ""
-
-
-def test_another_library_that_the_loader_finds_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 12."""
-    known = inputs.libraries_by_name()
-    name = next(each for each in ("libanl.so.1", "libBrokenLocale.so.1", "libutil.so.1") if each in known)
-    place.write("net.py", f"import ctypes\ndef work(): return bool(ctypes.CDLL({name!r}))")
-    place.do()
-    assert place.do()[1] == ""
-    monkeypatch.setattr(inputs, "libraries_by_name", lambda: {**known, name: (Path("/opt/lib", name),)})
-    assert name in place.do()[1]
-
-
-def test_another_image_with_the_same_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 13: a reproducible image has equal times and numbers for other bytes."""
-    monkeypatch.setattr("ci.engine.inputs.stamp_of", lambda info: (1, 10, 10, 1))
-    monkeypatch.setattr("ci.engine.inputs.mounted_images", lambda: (f"{tmp_path.resolve()}/image/",))
-    (tmp_path / "image").mkdir()
-    (tmp_path / "image" / "w").write_text("1")
-    digests = Digests(tmp_path / "store")
-    first = digests.of(str(tmp_path / "image" / "w"))
-    (tmp_path / "image" / "w").write_text("2")
-    assert digests.of(str(tmp_path / "image" / "w")) != first
 
 
 def test_a_clone_whose_files_name_another_one_does_not_share_with_it(place: Place, tmp_path: Path) -> None:

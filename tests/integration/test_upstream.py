@@ -8,31 +8,36 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record
+from ci.lanes.upstream.ledger import Kind, RecordedTest, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.verdict import RecordedPart
 from provisioning.base.findings import Report, Severity
+from tests.support.stale_entries import alter, entries
 from tests.support.upstream_suite import Bench, counts, findings
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+    return Bench(tmp_path).activated(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """One run of every test without a ledger, so that each is judged for itself."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(tmp_path_factory.mktemp("whole"), monkeypatch)
+        bench = Bench(tmp_path_factory.mktemp("whole")).activated(monkeypatch)
         bench.code, bench.report = bench.run("--timeout", "4", "--jobs", "2")
-        yield bench
+    return bench
+
+
+@pytest.fixture
+def whole(whole_run: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return whole_run.activated(monkeypatch)
 
 
 SURPRISES = {
@@ -117,6 +122,7 @@ def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Be
     assert suite.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
 
 
+@pytest.mark.whole
 def test_a_process_that_ended_without_a_signal_runs_again(bench: Bench) -> None:
     """As it does where a disk is full."""
     bench.ledger({"leaves": "crash"})
@@ -125,22 +131,19 @@ def test_a_process_that_ended_without_a_signal_runs_again(bench: Bench) -> None:
         assert bench.executed == {"leaves"}
 
 
-@pytest.mark.parametrize("changed", ["a package", "a file"])
-def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(
-    bench: Bench, changed: str
-) -> None:
+def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(bench: Bench) -> None:
     bench.ledger({"aborts": "crash"})
     for executed in ({"aborts"}, set()):
         bench.run("-k", "aborts")
         assert bench.executed == executed
-    if changed == "a file":
-        bench.write(bench.root / "read", "2")
-    else:
-        bench.write(bench.package / "anything-1.dist-info/METADATA", "Name: anything\nVersion: 1\n")
-    bench.run("-k", "aborts")
-    assert bench.executed == {"aborts"}
+    package = bench.package / "anything-1.dist-info/METADATA"
+    for path, text in ((bench.root / "read", "2"), (package, "Name: anything\nVersion: 1\n")):
+        bench.write(path, text)
+        bench.run("-k", "aborts")
+        assert bench.executed == {"aborts"}
 
 
+@pytest.mark.whole
 def test_a_line_marks_surprises_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     bench.ledger({"hangs_in_native_code": "timeout"})
     bench.run("-k", "hangs or fails", "--timeout", "3")
@@ -160,13 +163,18 @@ def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) ->
 
 
 @pytest.fixture(scope="module")
-def remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def remembered_run(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(tmp_path_factory.mktemp("remembered"), monkeypatch)
+        bench = Bench(tmp_path_factory.mktemp("remembered")).activated(monkeypatch)
         bench.run("-k", "*_abs")
         bench.run("-k", "*_abs")
         assert bench.executed == set()
-        yield bench
+    return bench
+
+
+@pytest.fixture
+def remembered(remembered_run: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return remembered_run.activated(monkeypatch)
 
 
 QUALCOMM = "site/executorch/backends/qualcomm"
@@ -183,7 +191,7 @@ CHANGES = {
 }
 
 
-SAMPLE = {"the test", "executorch's Python", "the emulator", "the runner"}
+SAMPLE = {"the test", "the emulator"}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +241,50 @@ def test_a_surprise_runs_each_time_until_the_ledger_expects_it(bench: Bench) -> 
     assert bench.executed == set()
 
 
+EXPECTED: dict[str, Kind] = {
+    "fails": "failed",
+    "aborts": "crash",
+    "outputs": "wrong",
+    "skips": "not_run",
+    "subtests": "failed",
+}
+OF_EVERY_KIND = ("-k", "fails or aborts or outputs or skips or subtests", "-k", "*_abs")
+
+
+@pytest.mark.whole
+def test_what_is_cached_and_right_passes_a_recheck(bench: Bench) -> None:
+    bench.ledger(EXPECTED)
+    bench.run(*OF_EVERY_KIND)
+    before = {path: path.read_bytes() for path in entries(bench.root / "store", "test_delegate")}
+    assert len(before) > len(EXPECTED)
+    code, report = bench.run(*OF_EVERY_KIND, "--recheck", "100%")
+    assert (code, bench.executed) == (0, {*EXPECTED, "abs"})
+    assert report.metrics["rechecked"] == "6 of 6" and not any(f.rule[:5] == "cache" for f in report.findings)
+    assert {path: path.read_bytes() for path in before} == before
+    bench.run(*OF_EVERY_KIND, "--recheck", "1%")
+    assert len(bench.executed) == 1
+
+
+def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(bench: Bench) -> None:
+    """In the cache the test fails, as the ledger has it; now it passes."""
+    bench.ledger({"fails": "failed", "abs": "failed"})
+    chosen = ("-k", "fails", "-k", "*_abs")
+    bench.run(*chosen, "--resume")
+    for path in entries(bench.root / "store", "test_delegate"):
+        if '"outcome": "passed"' in path.read_text(encoding="utf-8"):
+            alter(path, lambda document: document["result"].update(outcome="failed"))
+    assert bench.run(*chosen)[0] == 0 and bench.executed == set(), "without a recheck it is believed"
+    code, report = bench.run(*chosen, "--recheck", "100%")
+    assert code == 1 and {(f.rule, f.subject) for f in report.findings if f.severity is Severity.ERROR} == {
+        ("cache-differs", "TestOps.test_abs"),
+        ("delegate-passed", "TestOps.test_abs"),
+    }
+    fix = next(f.fix for f in report.findings if f.rule == "cache-differs")
+    assert fix.startswith("nox -s test_delegate -- -k test_abs --no-cache")
+    bench.run("-k", "fails", "-k", "*_abs")
+    assert bench.executed == {"abs"}, "the stale verdict is not used any more"
+
+
 def test_a_killed_run_loses_no_verdict(bench: Bench) -> None:
     if not (run := os.fork()):
         try:
@@ -271,6 +323,7 @@ def _wait_for(bench: Bench, name: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("worse", ["crash", "whole"])
 def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench: Bench, worse: str) -> None:
     bench.ledger({"outputs": "wrong"})
@@ -284,6 +337,7 @@ def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench:
     assert f"{worse} 30.0 dB" in finding.message and "wrong" in finding.message
 
 
+@pytest.mark.whole
 def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(bench: Bench) -> None:
     path = ledgers.record_path("delegate", "wheels", "SM8650")
     bench.write(
@@ -326,6 +380,7 @@ class TestQNNFloatingPointOperator(unittest.TestCase):
 """
 
 
+@pytest.mark.whole
 def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(bench: Bench) -> None:
     path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
     bench.write(path, path.read_text(encoding="utf-8") + WARM_UP)

@@ -64,7 +64,7 @@ def test_conv1d(flow):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench(tmp_path, monkeypatch)
+    bench = Bench(tmp_path).activated(monkeypatch)
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES)
     bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING)
     monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
@@ -102,6 +102,7 @@ def test_the_table_of_a_run_has_all_its_suites(bench: Bench) -> None:
     assert not (bench.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
 
 
+@pytest.mark.whole
 def test_an_accepted_table_has_what_all_suites_recorded(bench: Bench) -> None:
     both(bench, "-k", "relu or conv1d", "--accept")
     assert measured(bench.root / TABLE) == {"relu", "conv1d"}
@@ -121,15 +122,16 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(trouble, "BUSY", 0.1)
     chosen = "hangs or waits or killed or full"
-    code, report = both(bench, "-k", chosen, "--timeout", "6", "--accept")
+    code, report = both(bench, "-k", chosen, "--timeout", "3", "--accept")
     (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
-    assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 6 s")
+    assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 3 s")
     assert list(load_record("passes", "wheels", "SM8650").tests) == ["test_hangs"]
     errors = {each.subject: each.rule for each in report.findings if each.severity is Severity.ERROR}
     unknown = ("test_waits", "test_killed", "test_full")
     assert (code, errors) == (3, dict.fromkeys(unknown, "upstream-machine"))
 
 
+@pytest.mark.whole
 def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
     both(bench, "-k", "relu or conv1d", "--accept")
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
@@ -153,6 +155,7 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
     assert load_record("qat", "wheels", "SM8650").tests
 
 
+@pytest.mark.whole
 def test_tests_without_a_record_are_counted(bench: Bench) -> None:
     bench.run("passes", "-k", "relu", "--accept", stage="test_upstream")
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
@@ -163,6 +166,7 @@ def test_tests_without_a_record_are_counted(bench: Bench) -> None:
     )
 
 
+@pytest.mark.whole
 def test_rules_have_the_name_of_their_stage(bench: Bench) -> None:
     _, report = bench.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
     assert [each.rule for each in report.findings if each.subject == "test_upstream"] == ["upstream-stopped"]
@@ -176,6 +180,7 @@ def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remem
     assert (bench.run("-k", "*_abs")[0], bench.executed) == (0, set())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("stage", "words", "rule", "log"),
     [
@@ -195,6 +200,7 @@ def test_a_finding_of_the_delegate_suite_names_the_command_that_was_run(
     assert (bench.root / "reports" / log / "TestOps.test_skips.log").is_file()
 
 
+@pytest.mark.whole
 def test_a_chip_without_a_record_is_named(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ("qat", "--soc", "SM8750")
     bench.run(*chosen, stage="test_upstream")

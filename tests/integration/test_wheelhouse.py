@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.image import wheelhouse
 from ci.image.wheelhouse import WheelTarget, fill
 from provisioning import torch_builds
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
@@ -33,11 +32,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def lock(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lock(index: Path, tmp_path: Path) -> Path:
     path = tmp_path / "demo.txt"
     digest = hashlib.sha256((index / PURE).read_bytes()).hexdigest()
     path.write_text(f"# a comment\ndemo==1.0 \\\n    --hash=sha256:{digest}\n")
-    monkeypatch.setattr(wheelhouse, "lock_path", lambda _: path)
     return path
 
 
@@ -45,42 +43,39 @@ def test_the_distributions_and_the_lock_are_fetched_again_only_when_one_changed(
     lock: Path, index: Path, tmp_path: Path
 ) -> None:
     wheels = tmp_path / "wheels"
-    fill("demo", wheels, WANTED)
+    fill(lock, wheels, WANTED)
     assert sorted(path.name for path in wheels.iterdir()) == [PURE, "lock.txt"]
-    assert fill("demo", wheels, WANTED) is False
+    assert fill(lock, wheels, WANTED) is False
     (wheels / PURE).write_bytes(b"something else")
-    assert fill("demo", wheels, WANTED) is True
+    assert fill(lock, wheels, WANTED) is True
     assert (wheels / PURE).read_bytes() == (index / PURE).read_bytes()
 
 
 def test_another_lock_leaves_nothing_of_the_old_one(lock: Path, tmp_path: Path) -> None:
-    fill("demo", tmp_path / "wheels", WANTED)
+    fill(lock, tmp_path / "wheels", WANTED)
     (tmp_path / "wheels" / "old-1.whl").write_text("")
     lock.write_text(lock.read_text() + "# changed\n")
-    fill("demo", tmp_path / "wheels", WANTED)
+    fill(lock, tmp_path / "wheels", WANTED)
     assert not (tmp_path / "wheels" / "old-1.whl").exists()
 
 
 def test_other_bytes_are_refused(lock: Path, index: Path, tmp_path: Path) -> None:
     (index / PURE).write_bytes(make_wheel(PURE, padding=1))
     with pytest.raises(UpstreamError, match="HASH"):
-        fill("demo", tmp_path / "wheels", WANTED)
+        fill(lock, tmp_path / "wheels", WANTED)
 
 
-def test_torch_comes_as_a_cpu_build_that_is_on_record(
-    lock: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_comes_as_a_cpu_build_that_is_on_record(lock: Path, index: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "cpu.txt"
-    monkeypatch.setattr(torch_builds, "CPU", recorded)
     (index / TORCH).write_bytes(make_wheel(TORCH))
     digest = hashlib.sha256((index / TORCH).read_bytes()).hexdigest()
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentLacking) as caught:
-        fill("demo", tmp_path / "wheels", WANTED)
+        fill(lock, tmp_path / "wheels", WANTED, tmp_path)
     assert "nox -s lock -- --torch" in caught.value.fix
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{digest}\n")
-    fill("demo", tmp_path / "wheels", WANTED)
+    fill(lock, tmp_path / "wheels", WANTED, tmp_path)
     assert (tmp_path / "wheels" / TORCH).is_file()
 
 
@@ -95,15 +90,14 @@ def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_i
     pylock = f'[[packages]]\nwheels = [{{ url = "{wheel.as_uri()}", hashes = {{ sha256 = "{digest}" }} }}]\n'
     done = subprocess.CompletedProcess([], 0, pylock, "")
     monkeypatch.setattr(torch_builds, "captured", lambda *arguments, **options: done)
-    monkeypatch.setattr(torch_builds, "CPU", recorded)
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
     recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentLacking):
-        fill("demo", tmp_path / "wheels", WANTED)
+        fill(lock, tmp_path / "wheels", WANTED, tmp_path)
     recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{digest}\n")
-    fill("demo", tmp_path / "wheels", WANTED)
+    fill(lock, tmp_path / "wheels", WANTED, tmp_path)
     assert (tmp_path / "wheels" / TORCH).is_file()
     wheel.write_bytes(wheel.read_bytes() + b"0")
     shutil.rmtree(tmp_path / "wheels")
     with pytest.raises(UpstreamError):
-        fill("demo", tmp_path / "wheels", WANTED)
+        fill(lock, tmp_path / "wheels", WANTED, tmp_path)

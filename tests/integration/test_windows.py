@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from ci.signing import inspection
 from provisioning import catalogue as catalogues
 from provisioning.base.settings import ROOT, Selection, reports_path, store_path
 from provisioning.environment import resolve
@@ -148,6 +150,16 @@ def test_no_flipped_bit_of_a_catalogue_changes_what_it_says(pair: Path) -> None:
             continue
         if not list(catalogues.problems(other, catalogues.pinned_roots())):
             assert other.members == good.members and other.time_stamp is not None, at
+
+
+def test_a_catalogue_with_a_damaged_key_is_damaged(pair: Path) -> None:
+    path = pair / "libqnnhtpv73.cat"
+    whole, good = path.read_bytes(), catalogues.read(path)
+    assert good.time_stamp is not None
+    for certificate in (*good.chain, *good.time_stamp.chain):
+        key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.PKCS1)
+        path.write_bytes(whole.replace(key, key[:1] + b"\x83" + key[2:]))
+        assert inspection.inspect(path).kind == inspection.DAMAGED
 
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple[str, str]]]:

@@ -73,7 +73,7 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     if shape.tied:
         del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.words]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.vocab_size]
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

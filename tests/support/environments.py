@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provisioning.base.settings import TARGETS
-from provisioning.compat import Measured, Pair, Step
+from provisioning.compat import PASSED, STEPS, Pair
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import scan
@@ -113,21 +113,11 @@ def with_tool(name: str, version: str | None) -> Host:
     return host(tools=tools if version is None else {**tools, name: Tool(f"/usr/bin/{name}", version)})
 
 
-def measured(build_id: str, error: str = "") -> Measured:
+def measured(build_id: str, error: str = "") -> tuple[Pair, ...]:
     """One pair: the profile's executorch with the QNN of this build id."""
-    step = Step(result="failed" if error else "passed", error=error)
-    pair = Pair(
-        executorch=load_profile(PROFILE).packages["executorch"],
-        torch="2.13.0",
-        torchao="0.18.0",
-        qnn="2.48.0",
-        build_id=build_id,
-        package="onnxruntime-qnn 2.4.0",
-        soc="SM8650",
-        works=not error,
-        steps={"device": step},
-    )
-    return Measured(schema=1, pairs=(pair,))
+    values = dict.fromkeys(STEPS, PASSED) | ({"device": error} if error else {})
+    pair = Pair(load_profile(PROFILE).packages["executorch"], "2.48.0", build_id, "SM8650", values)
+    return (pair,)
 
 
 def context_of(base: Path, **changes: Any) -> Context:

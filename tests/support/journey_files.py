@@ -27,6 +27,7 @@ precision = "8a8w"
 socs = ["SM8650"]
 thresholds = { sqnr_db = 20 }
 """
+ONNX_CASE = 'model = "net.onnx"\nsamples = "samples"'
 
 ROUNDED = """\
 import torch
@@ -110,7 +111,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
     "number": _text("1"),
     "suite": _text(SUITE),
-    "suite of ONNX": _text(SUITE.replace('"executorch"', '"onnx"')),
+    "suite of ONNX": _text(
+        SUITE.replace('"executorch"', '"onnx"').replace('factory = "net:make"', ONNX_CASE)
+    ),
     "program of torch.export": _exported,
     "images": lambda path: _some(path, (1, 3, 8, 8)),
     "function that gives images": _text(IMAGES),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from ci.engine.workers.fork_server import FORK_SERVERS
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import ROOT, store_path
 from provisioning.components import KINDS
@@ -154,7 +155,8 @@ SHARED = ("trees", "downloads", "locks", "staging", "cache/memo/runner")
 
 class Stage:
     """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
-    trees, downloads and the runner of the user's store, and a memory of programs that is empty at first."""
+    trees, downloads and the runner of the user's store, and a memory of programs that is empty at first.
+    Workers come from the servers of the whole run, so that not each command imports torch anew."""
 
     def __init__(self, base: Path, table: Journeys) -> None:
         self.base, self.table = base, table
@@ -177,7 +179,7 @@ class Stage:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name not in dropped and not name.startswith("QNN_CI_")
+            if name not in dropped and (name == FORK_SERVERS or not name.startswith("QNN_CI_"))
         }
         return {
             **kept,

@@ -29,11 +29,11 @@ def options(
 ) -> bytes:
     """What the QNN backend keeps in its compile spec."""
     builder = flatbuffers.Builder(256)
-    htp = _table(builder, {2: ("Int32", precision)})
-    backend = _table(builder, {0: ("Int32", backend_type), 1: ("offset", htp)})
-    info = _table(builder, {0: ("Int32", arch), 1: ("Uint32", vtcm_mb)})
-    soc = _table(builder, {0: ("Int32", soc_id), 1: ("offset", info)})
-    builder.Finish(_table(builder, {0: ("offset", soc), 1: ("offset", backend), 4: ("Bool", online)}))
+    htp = table_of(builder, {2: ("Int32", precision)})
+    backend = table_of(builder, {0: ("Int32", backend_type), 1: ("offset", htp)})
+    info = table_of(builder, {0: ("Int32", arch), 1: ("Uint32", vtcm_mb)})
+    soc = table_of(builder, {0: ("Int32", soc_id), 1: ("offset", info)})
+    builder.Finish(table_of(builder, {0: ("offset", soc), 1: ("offset", backend), 4: ("Bool", online)}))
     return bytes(builder.Output())
 
 
@@ -61,44 +61,44 @@ def program(
 def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called: int, kind: int) -> bytes:
     builder = flatbuffers.Builder(4096)
     key, value = builder.CreateString("qnn_compile_spec"), builder.CreateByteVector(spec)
-    compile_spec = _table(builder, {0: ("offset", key), 1: ("offset", value)})
-    reference = _table(builder, {0: ("Int8", 0 if inline else 1), 1: ("Uint32", 0)})
-    name, specs = builder.CreateString(backend), _vector(builder, [compile_spec])
-    delegate = _table(builder, {0: ("offset", name), 1: ("offset", reference), 2: ("offset", specs)})
-    sizes = _numbers(builder, [1, 3, 8, 8], builder.PrependInt32, 4)
-    tensor = _table(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
-    values = _vector(builder, [_table(builder, {0: ("Uint8", kind), 1: ("offset", tensor)})])
-    call = _table(builder, {0: ("Int32", operator_called)})
-    kernel = _table(builder, {0: ("Uint8", 1), 1: ("offset", call)})
-    delegated = _table(builder, {0: ("Uint8", 2), 1: ("offset", _table(builder, {0: ("Int32", 0)}))})
-    chain = _table(builder, {2: ("offset", _vector(builder, [kernel, delegated]))})
+    compile_spec = table_of(builder, {0: ("offset", key), 1: ("offset", value)})
+    reference = table_of(builder, {0: ("Int8", 0 if inline else 1), 1: ("Uint32", 0)})
+    name, specs = builder.CreateString(backend), tables_of(builder, [compile_spec])
+    delegate = table_of(builder, {0: ("offset", name), 1: ("offset", reference), 2: ("offset", specs)})
+    sizes = numbers_of(builder, [1, 3, 8, 8], builder.PrependInt32, 4)
+    tensor = table_of(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
+    values = tables_of(builder, [table_of(builder, {0: ("Uint8", kind), 1: ("offset", tensor)})])
+    call = table_of(builder, {0: ("Int32", operator_called)})
+    kernel = table_of(builder, {0: ("Uint8", 1), 1: ("offset", call)})
+    delegated = table_of(builder, {0: ("Uint8", 2), 1: ("offset", table_of(builder, {0: ("Int32", 0)}))})
+    chain = table_of(builder, {2: ("offset", tables_of(builder, [kernel, delegated]))})
     operator_name, overload = builder.CreateString("aten::erf"), builder.CreateString("out")
-    operator = _table(builder, {0: ("offset", operator_name), 1: ("offset", overload)})
+    operator = table_of(builder, {0: ("offset", operator_name), 1: ("offset", overload)})
     plan = {
         0: ("offset", builder.CreateString("forward")),
         2: ("offset", values),
-        3: ("offset", _numbers(builder, [0], builder.PrependInt32, 4)),
-        4: ("offset", _numbers(builder, [0], builder.PrependInt32, 4)),
-        5: ("offset", _vector(builder, [chain])),
-        6: ("offset", _vector(builder, [operator])),
-        7: ("offset", _vector(builder, [delegate])),
-        8: ("offset", _numbers(builder, [0, 1024], builder.PrependInt64, 8)),
+        3: ("offset", numbers_of(builder, [0], builder.PrependInt32, 4)),
+        4: ("offset", numbers_of(builder, [0], builder.PrependInt32, 4)),
+        5: ("offset", tables_of(builder, [chain])),
+        6: ("offset", tables_of(builder, [operator])),
+        7: ("offset", tables_of(builder, [delegate])),
+        8: ("offset", numbers_of(builder, [0, 1024], builder.PrependInt64, 8)),
     }
-    plans = _vector(builder, [_table(builder, plan)])
+    plans = tables_of(builder, [table_of(builder, plan)])
     fields: dict[int, Field] = {1: ("offset", plans)}
     if inline:
-        held = _table(builder, {0: ("offset", builder.CreateByteVector(data))})
-        fields[2] = ("offset", _vector(builder, [held]))
+        held = table_of(builder, {0: ("offset", builder.CreateByteVector(data))})
+        fields[2] = ("offset", tables_of(builder, [held]))
     else:
-        segment = _table(builder, {0: ("Uint64", 0), 1: ("Uint64", len(data))})
-        fields[4] = ("offset", _vector(builder, [segment]))
-    whole = _table(builder, fields)
+        segment = table_of(builder, {0: ("Uint64", 0), 1: ("Uint64", len(data))})
+        fields[4] = ("offset", tables_of(builder, [segment]))
+    whole = table_of(builder, fields)
     builder.Pad(24)
     builder.Finish(whole, file_identifier=b"ET12")
     return bytes(builder.Output())
 
 
-def _table(builder: Any, fields: dict[int, Field]) -> int:
+def table_of(builder: Any, fields: dict[int, Field]) -> int:
     builder.StartObject(max(fields, default=-1) + 1)
     for slot, (kind, value) in fields.items():
         if kind == "offset":
@@ -108,11 +108,11 @@ def _table(builder: Any, fields: dict[int, Field]) -> int:
     return int(builder.EndObject())
 
 
-def _vector(builder: Any, offsets: Sequence[int]) -> int:
-    return _numbers(builder, offsets, builder.PrependUOffsetTRelative, 4)
+def tables_of(builder: Any, offsets: Sequence[int]) -> int:
+    return numbers_of(builder, offsets, builder.PrependUOffsetTRelative, 4)
 
 
-def _numbers(builder: Any, numbers: Sequence[int], prepend: Callable[[int], None], size: int) -> int:
+def numbers_of(builder: Any, numbers: Sequence[int], prepend: Callable[[int], None], size: int) -> int:
     builder.StartVector(size, len(numbers), size)
     for number in reversed(numbers):
         prepend(number)

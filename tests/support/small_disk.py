@@ -16,13 +16,13 @@ import pytest
 from tests.support.needs import SWITCH
 
 MARKER = "small_disk"
-_OWN_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-ec")
+OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
 _MOUNT = 'mount -t tmpfs -o size="$1"k tmpfs "$2"; shift 2; exec "$@"'
 
 
 def with_small(folder: Path, kilobytes: int, *command: str) -> list[str]:
     """The command, for which `folder` is an empty disk of this size."""
-    return [*_OWN_MOUNTS, _MOUNT, "sh", str(kilobytes), str(folder), *command]
+    return [*OWN_MOUNTS, "sh", "-ec", _MOUNT, "sh", str(kilobytes), str(folder), *command]
 
 
 @cache

@@ -13,6 +13,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
     """Every statement, however deep, without looking into expressions."""
     waiting: list[ast.AST] = [tree]

@@ -1,4 +1,4 @@
-"""A compiled model that Genie can let speak, and what float would say."""
+"""A compiled model that Genie can run, and what float would generate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Speaker:
 
     def texts(self, config: Path | None = None, lengths: Sequence[int] = (5, 33)) -> list[dict[str, Any]]:
         """Twelve tokens after prompts of these lengths beside float's, as test_llm compares them."""
-        from ci.lanes.llm.genie import speak
+        from ci.lanes.llm.genie import generate
         from ci.lanes.llm.measure import beside_float
 
         shape, texts = read_architecture(self.model), []
@@ -60,7 +60,7 @@ class Speaker:
             def again(
                 tokens: Sequence[int], prompt: Sequence[int] = tuple(prompt)
             ) -> tuple[Sequence[int], str]:
-                [one] = speak(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
+                [one] = generate(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
                 return one.tokens, one.stopped
 
             comparison = beside_float(self.reference, shape, prompt, LENGTH, shape.eos, again)

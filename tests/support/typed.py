@@ -11,6 +11,14 @@ from typing import Any
 
 from provisioning.base.settings import ROOT
 
+FROM_ELSEWHERE = """\
+import runpy, sys
+root, package = sys.argv[1:3]
+sys.path[0], sys.argv[:3] = root, [package]
+runpy.run_module(package, run_name="__main__", alter_sys=True)
+"""
+"""Not by PYTHONPATH, which would be the user's."""
+
 
 def typed(
     *words: str | Path,
@@ -19,9 +27,10 @@ def typed(
     env: Mapping[str, str] | None = None,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python -m PACKAGE WORDS` printed, and its exit code."""
+    """What `python -m PACKAGE WORDS` printed in this folder, and its exit code."""
+    ours = ["-m", package] if (cwd / package).is_dir() else ["-c", FROM_ELSEWHERE, str(ROOT), package]
     return subprocess.run(
-        [sys.executable, "-m", package, *map(str, words)],
+        [sys.executable, *ours, *map(str, words)],
         cwd=cwd,
         env=env,
         capture_output=True,

@@ -163,7 +163,7 @@ FILES = {
 class Bench:
     """Runs `test_delegate` on the small suite."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.code: int
         self.report: Report
@@ -181,7 +181,10 @@ class Bench:
         self.runner.chmod(0o755)
         self.write(self.sdk / "lib" / "x86_64-linux-clang" / "libQnnSystem.so", "")
         self.write(self.runner.parent.parent / "lib" / "libexecutorch.so", "")
-        monkeypatch.setattr(ledgers, "DIRECTORY", root / "manifests")
+
+    def activated(self, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        """For the test that this is a fixture of: another may use another one between two that use this."""
+        monkeypatch.setattr(ledgers, "DIRECTORY", self.root / "manifests")
         for name in [name for name in sys.modules if name.partition(".")[0] in ("executorch", "torch")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.syspath_prepend(self.package)
@@ -191,6 +194,7 @@ class Bench:
             "QNN_EXECUTOR_RUNNER": self.runner,
         }.items():
             monkeypatch.setenv(name, str(value))
+        return self
 
     def write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

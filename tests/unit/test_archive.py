@@ -88,7 +88,7 @@ class TestWhatIsPlaced:
     ) -> None:
         path = save(tmp_path / "a.zip", Item("xt_MARK.h"), Item("xt_mark.h"))
         monkeypatch.setattr(archive, "tells_case_apart", lambda directory: False)
-        with pytest.raises(EnvironmentLacking, match=r"keeps 'xt_MARK\.h' and 'xt_mark\.h' apart"):
+        with pytest.raises(EnvironmentLacking, match=r"'xt_MARK\.h'.*'xt_mark\.h'"):
             archive.extract(path, tmp_path / "out", everything, limits=Limits(case_sensitive=True))
 
 
@@ -98,14 +98,14 @@ class TestWhenTheDestinationFails:
         outside.mkdir()
         (tmp_path / "out").mkdir()
         (tmp_path / "out/lib").symlink_to(outside)
-        with pytest.raises(ArchiveError, match="nothing in its way"):
+        with pytest.raises(ArchiveError, match="'lib"):
             archive.extract(save(tmp_path / "a.zip", Item("lib/f")), tmp_path / "out", everything)
         assert list(outside.iterdir()) == []
 
     def test_a_file_that_is_there_already_is_not_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/f").write_text("mine")
-        with pytest.raises(ArchiveError, match="'f': expected nothing in its way"):
+        with pytest.raises(ArchiveError, match="'f'"):
             archive.extract(save(tmp_path / "a.zip", Item("f")), tmp_path / "out", everything)
         assert (tmp_path / "out/f").read_text() == "mine"
 

@@ -91,7 +91,7 @@ def test_the_verdict_of_a_program_is_read_back_with_what_was_not_verified(
 def test_an_attestation_says_nothing_of_other_bytes(tmp_path: Path, program: Path) -> None:
     content = signed(tmp_path)
     program.write_bytes(b"another program")
-    with pytest.raises(CheckFailed, match=f"says nothing of .* it is about {NAME}.pte"):
+    with pytest.raises(CheckFailed, match=rf"{NAME}\.pte"):
         inspect(program, bundle(content))
 
 

@@ -40,7 +40,7 @@ def test_of_two_places_the_one_installed_last_is_taken(plan: SourcePlan, newer: 
 
 
 def test_a_file_that_was_not_built_is_named(plan: SourcePlan) -> None:
-    with pytest.raises(CheckFailed, match=r"expected the build to make .*libqnn_executorch_backend\.so"):
+    with pytest.raises(CheckFailed, match=r"libqnn_executorch_backend\.so"):
         install.collect(plan, True)
 
 

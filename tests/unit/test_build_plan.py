@@ -61,7 +61,7 @@ def test_what_cmake_does_not_notice_starts_anew(tmp_path: Path, change: dict[str
 def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).touch()
-    with pytest.raises(UsageError, match="of something else"):
+    with pytest.raises(UsageError, match=str(tmp_path)):
         run_here(X86, "--dry-run", "--output", tmp_path, "--store", tmp_path / "store")
 
 
@@ -72,5 +72,5 @@ def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tm
         file.write_text(text, encoding="utf-8")
         identities.add(cross(recipe, {}, None, None, file).identity)
     assert len(identities) == 2
-    with pytest.raises(UsageError, match="give one or the other"):
+    with pytest.raises(UsageError, match="--toolchain-file"):
         cross(recipe, {}, "arm-", None, file)

@@ -27,7 +27,7 @@ def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
 
 
 def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match="must be named executorch, found et"):
+    with pytest.raises(EnvironmentLacking, match=r"executorch.*\bet\b"):
         trees.open_tree(make_tree(tmp_path, commit=False, name="et"))
 
 

@@ -196,17 +196,17 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Ben
     (twin := bench.root / "elsewhere" / "model.pte").parent.mkdir()
     shutil.copy(bench.model(), twin)
     for flags, words in (
-        ((bench.model(), twin), r"two models are named model\.pte"),
-        (("--runner", "../lib/libqnn_executorch_backend.so"), "which are qnn_executor_runner, found"),
-        (("--file", bench.root / "nowhere"), "there is no such file"),
-        (("--root", bench.model()), "--lpai is missing"),
-        (("--lpai", "--root", bench.root / "nowhere"), "there is no such file"),
+        ((bench.model(), twin), r"model\.pte"),
+        (("--runner", "../lib/libqnn_executorch_backend.so"), "qnn_executor_runner"),
+        (("--file", bench.root / "nowhere"), "nowhere"),
+        (("--root", bench.model()), "--lpai"),
+        (("--lpai", "--root", bench.root / "nowhere"), "nowhere"),
     ):
         with pytest.raises(UsageError, match=words):
             bench.make(*flags)
-    with pytest.raises(UsageError, match="found x86_64-linux"):
+    with pytest.raises(UsageError, match="x86_64-linux"):
         bench.make(bench.model(), target="x86_64-linux")
-    with pytest.raises(EnvironmentLacking, match="expected lib/aarch64-android, found none"):
+    with pytest.raises(EnvironmentLacking, match="lib/aarch64-android"):
         bench.make(bench.model(), target="aarch64-android")
     (bench.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so").unlink()
     with pytest.raises(EnvironmentLacking, match=r"libQnnHtpV75Stub\.so"):
@@ -234,7 +234,7 @@ def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) 
     bench.bundle.mkdir()
     (bench.bundle / "run.sh").touch()
     (bench.bundle / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="no bundle"):
+    with pytest.raises(UsageError, match=str(bench.bundle)):
         bench.make(bench.model())
     assert (bench.bundle / "thesis.txt").is_file()
 

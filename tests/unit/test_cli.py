@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,7 +172,7 @@ MAY_BE_NOTHING = {
     ],
 )
 def test_what_is_no_count_and_no_duration_is_refused(kind: Callable[[str], object], text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="found '"):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         kind(text)
 
 

@@ -40,7 +40,7 @@ def test_each_manifest_fits_the_schema_that_it_names() -> None:
     [
         ("profiles/wheels.toml", "schema = 1", 'schema = 1\ncolour = "red"'),
         ("suites/models.toml", 'precision = "16a8w"', 'precision = "16a9w"'),
-        ("suites/models.toml", "{ sqnr_db = ", "{ sqnr_db = -"),
+        ("suites/lpai.toml", "{ sqnr_db = ", "{ sqnr_db = -"),
     ],
 )
 def test_a_schema_refuses_what_loading_refuses(file: str, right: str, wrong: str) -> None:

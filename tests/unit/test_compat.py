@@ -12,10 +12,12 @@ from ci.__main__ import VERBS
 from ci.upgrades import releases
 from ci.upgrades.compat import stage
 from provisioning import compat
+from provisioning.base.accepted import accept
 from provisioning.base.command_line import main
-from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.errors import ManifestError
+from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import STEPS, Measured, Release, load_builds, load_measured
+from provisioning.compat import PASSED, STEPS, Pair, Release, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.validation import probe
@@ -25,19 +27,19 @@ LANE = (stage.LOWER, stage.RUN)
 
 
 def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:
-    assert stage.page(load_measured()) == stage.PAGE.read_text(encoding="utf-8")
+    assert stage.page() == stage.PAGE.read_text(encoding="utf-8")
 
 
 def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch() -> None:
     executorch = load_profile(load_builds().profile).packages["executorch"]
-    measured = load_measured()
-    assert all(measured.of(executorch, build.build_id) for build in load_builds().builds)
+    measured = {pair.build_id for pair in load_measured() if pair.executorch == executorch}
+    assert {build.build_id for build in load_builds().builds} <= measured
 
 
 def test_the_build_that_the_profile_pins_works() -> None:
     profile = load_profile(load_builds().profile)
-    pinned = profile.components["qnn-sdk"].build_id
-    assert pinned in {each.build_id for each in load_measured().working(profile.packages["executorch"])}
+    pinned = (profile.packages["executorch"], profile.components["qnn-sdk"].build_id)
+    assert pinned in {(each.executorch, each.build_id) for each in load_measured() if each.works}
 
 
 # The measurement
@@ -92,7 +94,7 @@ class Lane:
 
     def measure(
         self, *builds: str, socs: tuple[str, ...] = (), executorch: str = "1.5.1"
-    ) -> tuple[int, Measured]:
+    ) -> tuple[int, tuple[Pair, ...]]:
         folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
         folders += ["--executorch", executorch]
         flags = [word for build in builds for word in ("--build", build)]
@@ -100,9 +102,9 @@ class Lane:
         code = main("python -m ci", "", {"compat": VERBS["compat"]}, ["compat", *folders, *flags])
         return code, load_measured(self.root / "compat.json")
 
-    def steps(self) -> dict[str, str]:
+    def steps(self) -> dict[str, Metric]:
         _, measured = self.measure("2.49.40")
-        return {name: step.result for name, step in measured.pairs[0].steps.items()}
+        return {step: value for step, value in measured[0].values.items() if step in STEPS}
 
     def report(self) -> Report:
         return Report.read(self.root / "reports" / "compat.json")
@@ -116,11 +118,11 @@ def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
 def test_the_stage_passes_when_the_profiles_build_works(lane: Lane) -> None:
     code, measured = lane.measure()
     assert code == 0
-    assert [each.qnn for each in measured.pairs if each.works] == ["2.49.40"]
-    assert measured.pairs[0].error == "device: unknown custom config socModel 0"
+    assert [each.qnn for each in measured if each.works] == ["2.49.40"]
+    assert measured[0].error == "device: unknown custom config socModel 0"
     table = (lane.root / "compat.md").read_text(encoding="utf-8")
     row = next(line for line in table.splitlines() if line.startswith("| 1.5.1 |"))
-    assert row.count("works") == 1 and "**no**: device" in row and measured.pairs[0].error in table
+    assert row.count("works") == 1 and "**no**: device" in row and measured[0].error in table
     assert {finding.rule for finding in lane.report().findings} == {"compat-broken"}
 
 
@@ -138,13 +140,12 @@ def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> 
     lane.errors = {(name, "fp16"): error for name in LANE}
     assert lane.steps() == {
         "device": "passed",
-        "lower_fp16": "failed",
-        "run_fp16": "not_reached",
+        # Without what differs from run to run.
+        "lower_fp16": "no …/b.pte at 0x…",
         "lower_8a8w": "passed",
         "run_8a8w": "passed",
     }
-    (pair,) = load_measured(lane.root / "compat.json").pairs
-    # Without what differs from run to run.
+    (pair,) = load_measured(lane.root / "compat.json")
     assert pair.error == "lower_fp16: no …/b.pte at 0x…"
     assert [Path(a.path).name for a in lane.report().artifacts if a.kind == "step-log"] == [
         "device.log",
@@ -155,13 +156,15 @@ def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> 
 
 def test_a_program_without_a_verdict_did_not_pass(lane: Lane) -> None:
     lane.lost = {stage.RUN}
-    assert lane.steps() == dict.fromkeys(STEPS, "passed") | {"run_fp16": "failed", "run_8a8w": "failed"}
+    steps = lane.steps()
+    assert {step for step in STEPS if steps[step] == PASSED} == {"device", "lower_fp16", "lower_8a8w"}
+    assert "no verdict" in str(steps["run_fp16"]) and "no verdict" in str(steps["run_8a8w"])
 
 
 @pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-machine"])
 def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str) -> None:
     lane.errors = {(stage.LOWER, "fp16"): (rule, "no result after 600 s")}
-    assert lane.measure("2.49.40") == (3, Measured(schema=1))
+    assert lane.measure("2.49.40") == (3, ())
     assert lane.report().outcome is Outcome.ERROR
 
 
@@ -170,7 +173,7 @@ def test_another_executorch_is_a_pair_of_its_own_and_does_not_fail_the_stage(lan
     lane.working = "none"
     code, measured = lane.measure("2.49.40", executorch="1.4.1")
     assert code == 0
-    assert [(each.executorch, each.works) for each in measured.pairs] == [("1.4.1", False), ("1.5.1", True)]
+    assert [(each.executorch, each.works) for each in measured] == [("1.4.1", False), ("1.5.1", True)]
     (finding,) = lane.report().findings
     assert finding.subject == "executorch 1.4.1 with QNN 2.49.40"
 
@@ -185,3 +188,19 @@ def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
     lane.measure("2.49.40", socs=("SM8750",))
     assert len(lane.commands) == 2
     assert all({"SM8750", str(lane.root / "store")} <= set(command) for command in lane.commands)
+
+
+def test_a_step_that_is_not_reached_any_more_is_not_said_to_have_passed(lane: Lane) -> None:
+    lane.measure("2.49.40")
+    lane.working = "none"
+    _, measured = lane.measure("2.49.40")
+    (pair,) = measured
+    assert {*pair.values} & {*STEPS} == {"device"} and not pair.works
+
+
+def test_a_subject_that_names_no_pair_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "compat.json"
+    accept(path, lambda before: before.updated({"executorch of today": {"device": PASSED}}))
+    with pytest.raises(ManifestError) as caught:
+        load_measured(path)
+    assert caught.value.key == "executorch of today"

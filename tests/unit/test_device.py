@@ -76,7 +76,7 @@ def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str)
 
 
 def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
-    with pytest.raises(UpstreamError, match="the connection broke"):
+    with pytest.raises(UpstreamError, match="connection"):
         Adb(str(script(tmp_path / "adb", "echo half of an answ"))).shell("true")
 
 
@@ -96,13 +96,10 @@ class Late(Local):
         self.folder = folder
 
 
-def test_a_runner_that_takes_too_long_and_ignores_being_asked_to_end_is_killed(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "STOP_SECONDS", 1)
+def test_a_runner_that_takes_too_long_and_ignores_being_asked_to_end_is_killed(bundle: Path) -> None:
     (bundle / "run.sh").write_text("trap '' TERM\n: > ready\nwhile :; do sleep 0.1; done\n", encoding="utf-8")
     device = Late(bundle)
-    ran = session.run(device, str(bundle), [])
+    ran = session.run(device, str(bundle), [], stop_seconds=1)
     assert (ran.code, ran.out, ran.still_running) == (None, "step 1\n", None)
     assert device.running.wait(timeout=30) == 137
 

@@ -102,7 +102,7 @@ def test_more_bytes_than_expected_stop_at_once(into: Path) -> None:
     endless = Reply(body=bytes(50_000_000), chunked=True)
     with (
         FileServer(BODY, [endless]) as server,
-        pytest.raises(IntegrityError, match=f"more bytes than the expected {len(BODY)}"),
+        pytest.raises(IntegrityError, match=rf"\b{len(BODY)}\b"),
     ):
         fetch(server.url(), into, sha256=SHA, size=len(BODY))
     assert server.body_bytes < 50_000_000
@@ -212,7 +212,7 @@ def test_secrets_are_not_in_tracebacks(into: Path, patience: Patience) -> None:
 def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Path) -> None:
     local = tmp_path / "local.bin"
     local.write_bytes(OTHER)
-    with pytest.raises(IntegrityError, match="expected sha256"):
+    with pytest.raises(IntegrityError, match=SHA):
         download.copied(local, into, sha256=SHA, size=None, name="local.bin")
     assert files(into) == []
 
@@ -251,7 +251,7 @@ def test_a_redirect_away_from_tls_stops_before_the_other_host(
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
     with FileServer(BODY) as plain, FileServer(b"", certificate=certificate) as server:
         server.script(Reply(status=302, body=b"", headers={"Location": plain.url("/x?sig=TOPSECRET")}))
-        with pytest.raises(UpstreamError, match="without TLS") as caught:
+        with pytest.raises(UpstreamError, match="TLS") as caught:
             fetch(server.url(), into, sha256=SHA, size=None)
     assert plain.requests == []
     assert "TOPSECRET" not in caught.value.message

@@ -43,7 +43,7 @@ def test_a_file_cut_anywhere_is_never_taken_for_whole(tmp_path: Path) -> None:
             read_stream(io.BytesIO(whole[:length]), Path("lib.so"))
     path = tmp_path / "lib.so"
     path.write_bytes(whole[:-1])
-    with pytest.raises(BrokenElf, match=f"a segment ends at byte {len(whole)} of {len(whole) - 1}"):
+    with pytest.raises(BrokenElf, match=f"{len(whole)} of {len(whole) - 1}"):
         read(path)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import environment
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
@@ -92,7 +91,7 @@ def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
     sdk: Path, tmp_path: Path
 ) -> None:
     own = _sdk(tmp_path / "own sdk")
-    with pytest.raises(EnvironmentLacking, match="is not the root of a qnn-sdk") as caught:
+    with pytest.raises(EnvironmentLacking, match="qnn-sdk") as caught:
         _resolved(sdk, {"QNN_SDK_ROOT": str(own / "lib")})
     assert caught.value.fix == f"export QNN_SDK_ROOT='{own}'"
 
@@ -154,7 +153,7 @@ def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
 @pytest.mark.parametrize("name", ["a:b", "$ORIGIN"])
 def test_a_root_that_the_loader_would_misread_is_refused(sdk: Path, tmp_path: Path, name: str) -> None:
     own = _sdk(tmp_path / name)
-    with pytest.raises(UsageError, match="LD_LIBRARY_PATH cannot carry"):
+    with pytest.raises(UsageError, match="LD_LIBRARY_PATH"):
         _resolved(sdk, {"QNN_SDK_ROOT": str(own)})
 
 
@@ -174,24 +173,23 @@ def own_sdk(tmp_path: Path) -> Path:
     return tmp_path / "sdk"
 
 
-def python_path(own_sdk: Path, overlaid: Path, monkeypatch: pytest.MonkeyPatch, had: str = "") -> str | None:
+def python_path(own_sdk: Path, overlaid: Path, had: str = "") -> str | None:
     overlay = own_sdk.parent / "overlay"
     overlay.mkdir()
     describe(overlay, overlaid)
-    monkeypatch.setattr(environment, "OVERLAY", overlay)
     selection = Selection("wheels", "x86_64-linux", "SM8650", own_sdk.parent / "store", Path("reports"))
     environ = {
         "QNN_SDK_ROOT": str(own_sdk),
         "EXECUTORCH_ROOT": str(own_sdk.parent / "et/executorch"),
         "PYTHONPATH": had,
     }
-    return resolve(selection, environ, trees=Trees({})).variables.get("PYTHONPATH")
+    return resolve(selection, environ, trees=Trees({}), overlay=overlay).variables.get("PYTHONPATH")
 
 
-def test_the_overlay_of_the_tree_comes_first(own_sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = python_path(own_sdk, own_sdk.parent / "et/executorch", monkeypatch, had="/mine")
+def test_the_overlay_of_the_tree_comes_first(own_sdk: Path) -> None:
+    path = python_path(own_sdk, own_sdk.parent / "et/executorch", had="/mine")
     assert path == f"{own_sdk.parent}/overlay:/mine"
 
 
-def test_the_overlay_of_another_tree_is_left_alone(own_sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert python_path(own_sdk, own_sdk.parent / "another/executorch", monkeypatch, had="/mine") is None
+def test_the_overlay_of_another_tree_is_left_alone(own_sdk: Path) -> None:
+    assert python_path(own_sdk, own_sdk.parent / "another/executorch", had="/mine") is None

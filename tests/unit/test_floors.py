@@ -11,7 +11,7 @@ from pathlib import Path
 from symtable import symtable
 
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed, statements
+from tests.support.sources import nodes, parsed, statements
 
 FLOORS = (
     {"artifacts", "stage_names"},
@@ -89,7 +89,7 @@ def _named_by_provisioning() -> set[tuple[str, str]]:
     pairs = set()
     for file in (ROOT / "provisioning").rglob("*.py"):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(parsed(file)):
+        for node in nodes(file):
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _MODULE_IN_TEXT.fullmatch(text):
                 pairs.add((module, text.partition(":")[0]))
@@ -104,7 +104,7 @@ def _ours() -> Iterator[Path]:
 def _named_in_text() -> Iterator[str]:
     """What is started or imported by its name: a module `a.b`, and what is defined in one, `a.b:c`."""
     for file in _ours():
-        for node in ast.walk(parsed(file)):
+        for node in nodes(file):
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _IN_TEXT.fullmatch(text):
                 yield text
@@ -121,7 +121,7 @@ def test_a_module_is_named_in_full() -> None:
     built = {
         f"{file.relative_to(ROOT)}: {ast.unparse(node)}"
         for file in _ours()
-        for node in ast.walk(parsed(file))
+        for node in nodes(file)
         if isinstance(node, ast.JoinedStr)
         if isinstance(first := node.values[0], ast.Constant) and re.match(_BEGINS, str(first.value))
     }

@@ -16,12 +16,12 @@ from ci.pipeline.models.imports import closure, module_file
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed
+from tests.support.sources import nodes
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci")
-TABLES = (*COMMON, "ci.dev.generate")
+TABLES = (*COMMON, "ci.dev.generate", "ci.pipeline.compile_flags")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}
@@ -31,7 +31,7 @@ ROWS = {row.stage: row for row in TABLE.row.values() if row.ignores and row.stag
 @cache
 def _constants(path: Path) -> frozenset[str]:
     names = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)
         if isinstance(node, (ast.List, ast.Tuple)):
@@ -95,9 +95,9 @@ def test_nothing_that_a_stage_imports_starts_or_names_is_harmless_to_it(stage: s
 def test_a_stage_that_needs_a_later_one_and_a_group_that_is_not_there_are_errors(tmp_path: Path) -> None:
     file = tmp_path / "gate.toml"
     file.write_text('[[stage]]\nname = "a"\nprogram = "ci"\nneeds = ["b"]\n')
-    with pytest.raises(ManifestError, match="stage a needs b, which is no earlier stage"):
+    with pytest.raises(ManifestError, match="a needs b"):
         gate_table(file)
     file.write_text('[row.a]\nstage = "lint"\nminutes = 1\nignores = ["b"]\n')
     gate_table.cache_clear()
-    with pytest.raises(ManifestError, match=r"row\.a\.ignores: there is no harmless\.b"):
+    with pytest.raises(ManifestError, match=r"ignored_changes\.b"):
         gate_table(file)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.github import images, release
+from ci.github import images
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.image_archives import archive
 from tests.support.scripts import script
@@ -21,7 +21,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of release.yml's job `push`, with a skopeo that only says what it would do."""
     program = script(tmp_path / "bin" / "skopeo", PROGRAMS["skopeo"].partition("\n")[2])
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(release, "project_version", lambda root: "1.2")
+    (tmp_path / "pyproject.toml").write_text('version = "1.2"\n')
     (tmp_path / "images").mkdir()
     for name in images.NAMES:
         (tmp_path / "images" / f"{name}.tar").write_bytes(archive(name, OURS))
@@ -36,6 +36,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "QNN_CI_ARCHIVES": "images",
         "QNN_CI_REGISTRY": "registry.example",
     }
+
+
+def push(environ: dict[str, str]) -> int:
+    """In the clone that is the job's workspace."""
+    return images.run(environ, Path(environ["GITHUB_WORKSPACE"]))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_an_image_with_a_vendors_files_or_another_one_is_not_pushed(job: dict[str, str], bad: bytes) -> None:
     Path(job["GITHUB_WORKSPACE"], "images", "executorch.tar").write_bytes(bad)
     with pytest.raises(CheckFailed):
-        images.run(job)
+        push(job)
     assert not Path(job["GITHUB_OUTPUT"]).exists()
 
 
@@ -62,10 +67,10 @@ def test_an_image_with_a_vendors_files_or_another_one_is_not_pushed(job: dict[st
 )
 def test_only_the_versions_own_tag_pushes(job: dict[str, str], changed: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        images.run({**job, **changed})
+        push({**job, **changed})
 
 
 def test_a_refused_push_ends_the_job(job: dict[str, str]) -> None:
     Path(job["GITHUB_WORKSPACE"], "bin", "skopeo").write_text("#!/bin/sh\necho denied >&2; exit 1\n")
     with pytest.raises(ToolkitError, match="denied"):
-        images.run(job)
+        push(job)

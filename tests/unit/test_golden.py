@@ -21,7 +21,9 @@ from ci.upgrades.golden.stage import (
     RuntimeResult,
     judge,
     keep,
+    rows_of,
     sqnr,
+    table_of,
     take,
 )
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -67,9 +69,16 @@ def test_what_a_runtime_loses_is_an_error(
     tmp_path: Path,
 ) -> None:
     ran = StageRun("test_golden", "wheels", "x86_64-linux", "nox -s test_golden")
-    judge(ran, now, before)
+    judge(ran, "onnx", now, rows_of("onnx", before))
     assert [finding.rule for finding in ran.findings] == rules
     assert ran.close(tmp_path) == (0 if rules in ([], ["golden-gained"]) else 1)
+
+
+def test_the_page_says_the_worst_of_each_lanes_programs() -> None:
+    rows = rows_of("onnx", makers("same") | {"other/fp16/SM8650": makers("refused", KNOWN)[PROGRAM]})
+    assert table_of("onnx", rows).splitlines()[-1] == "| 2.49.40 | refused |"
+    assert table_of("onnx", rows_of("onnx", makers("same"))).splitlines()[-1] == "| 2.49.40 | runs |"
+    assert "refused" not in table_of("executorch", rows)
 
 
 def test_other_numbers_are_told_from_the_same() -> None:

@@ -134,7 +134,8 @@ def test_a_half_linked_tree_is_not_taken_for_whole(
 ) -> None:
     link_tree(tree, "key", tmp_path / "linked")
     with pytest.raises(shutil.Error), monkeypatch.context() as full:
-        full.setattr(context, "_link_or_copy", _no_space)
+        full.setattr(os, "link", _no_space)
+        full.setattr(shutil, "copy2", _no_space)
         link_tree(tree, "other", tmp_path / "linked")
     link_tree(tree, "key", tmp_path / "linked")
     assert (tmp_path / "linked" / "lib" / "a.so").is_file()

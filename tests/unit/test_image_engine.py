@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
-from ci.image import shell
-from ci.image.engine import Engine
 from ci.image.image_plan import plan_of
-from ci.image.shell import docker_run
+from ci.image.shell import docker_run, with_index
 from tests.support.typed import typed
 
 
@@ -53,28 +47,11 @@ def test_a_command_runs_as_the_caller_in_the_checkout_and_writes_nothing_to_the_
     assert words[-2:] == [PLAN.tag, "true"]
 
 
-class Answering(Engine):
-    owner = "1000:1000"
-
-    def image_id(self, reference: str) -> str | None:
-        return None
-
-
 def test_packages_of_a_suite_come_from_the_users_index_whose_password_no_process_list_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    calls: list[tuple[Sequence[str], Mapping[str, str]]] = []
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://ann:secret@index.example/simple\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
-    monkeypatch.setattr(shell, "check", lambda *_: None)
-
-    def become(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-        calls.append((argv, environ))
-        return 0
-
-    monkeypatch.setattr("provisioning.verbs.shell.become", become)
-    shell.run(argparse.Namespace(image="wheels", command=[]))
-    ((argv, environ),) = calls
-    assert argv[argv.index("PIP_INDEX_URL") - 1] == "--env" and "secret" not in " ".join(argv)
+    environ = with_index({"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")})
+    words = argv(tmp_path, "1000:1000", None, **environ)
+    assert words[words.index("PIP_INDEX_URL") - 1] == "--env" and "secret" not in " ".join(words)
     assert environ["PIP_INDEX_URL"] == "https://ann:secret@index.example/simple"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.artifacts.against_sdk import Answer, against
+from ci.artifacts.bounds import Malformed
 from ci.artifacts.program import CompiledProgram, ContextStrings, parse, read
-from ci.artifacts.protobuf import Malformed
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed
 from tests.support.programs import BUILD_ID, context, program
@@ -47,7 +48,7 @@ class TestDamage:
     def test_what_is_neither_is_reported_as_neither(self, data: bytes, tmp_path: Path) -> None:
         path = tmp_path / "model.pte"
         path.write_bytes(data)
-        with pytest.raises(CheckFailed, match="an ExecuTorch program or a QNN context binary, found neither"):
+        with pytest.raises(CheckFailed, match=re.escape(str(path))):
             read(path)
 
     def test_a_file_cut_short_says_so(self) -> None:
@@ -60,7 +61,7 @@ class TestDamage:
     )
     def test_a_header_that_cannot_be_is_refused(self, length: int, size: int, base: int) -> None:
         damaged = WHOLE[:12] + struct.pack("<IQQ", length, size, base) + WHOLE[32:]
-        with pytest.raises(Malformed, match=rf"a header of {size} bytes and segments at {base}"):
+        with pytest.raises(Malformed, match=rf"\b{size}\b.*\b{base}\b"):
             parse(damaged)
 
     @given(st.data())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from ci.lanes.executorch.suite import SUITES, programs_of
+from ci.pipeline.earlier_suite import earlier_accepted
 from ci.pipeline.into_suite import Extension, factory_in, require_place, suite_with
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.precision import scheme_named
+from ci.pipeline.suite import Thresholds
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import Values, accept
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 
 RUN = {"precision": "16a8w", "cpu_nodes": ["x"], "delegates": None}
@@ -49,7 +54,8 @@ def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agreed", "measured", "written"), [(None, 30.0, 29.0), (None, 5.0, 10.0), (3, 5.0, 4.0), (4.5, 5.0, 4.5)]
+    ("agreed", "measured", "written"),
+    [(None, 30.0, 29.0), (None, 5.0, 10.0), (None, math.nan, 10.0), (3, 5.0, 4.0), (4.5, 5.0, 4.5)],
 )
 def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
     tmp_path: Path, agreed: float | None, measured: float, written: float
@@ -57,20 +63,37 @@ def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
     suite, case = tmp_path / "models.toml", {"factory": "net:make"}
     run: dict[str, object] = {"precision": "fp16"}
     if agreed is not None:
-        text, _ = suite_with(
-            suite,
-            "net",
-            case,
-            "executorch",
-            scheme_named,
-            {**run, "thresholds": {"sqnr_db": agreed}},
-            ["SM8650"],
-        )
-        suite.write_text(text)
+        row: Values = {"least.sqnr_db": agreed}
+        path = accepted_path(suite, "wheels")
+        accept(path, lambda before: before.updated({"executorch/net/fp16": row}))
     extension = Extension(SUITES, suite, "net", case, scheme_named, run, ["SM8650"], "wheels")
     extension.write([{"sqnr_db": measured}], {})
     (program,) = programs_of(suite)
-    assert program.run.thresholds and program.run.thresholds.sqnr_db == written
+    assert program.accepted.sqnr_db == written
+
+
+def test_what_the_author_demands_of_a_run_stays(tmp_path: Path) -> None:
+    suite, run = tmp_path / "models.toml", {"precision": "16a8w"}
+    suite.write_text(AUTHORS)
+    Extension(SUITES, suite, "net", {}, scheme_named, run, ["SM8750"], "wheels").write(
+        [{"sqnr_db": 50.0, "reference_sqnr_db": 60.0}], {}
+    )
+    assert "thresholds = { sqnr_db = 20 }" in suite.read_text()
+    (_, program, _) = programs_of(suite)
+    assert program.thresholds == Thresholds(sqnr_db=20, reference_sqnr_db=59)
+
+
+def test_a_suite_beside_what_an_earlier_release_accepted_is_refused_before_anything_is_compiled(
+    tmp_path: Path,
+) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS)
+    earlier_accepted(suite, "wheels").write_text('{"schema": 2, "programs": {}}')
+    run = {"precision": "16a8w"}
+    extension = Extension(SUITES, suite, "net", {}, scheme_named, run, ["SM8750"], "wheels")
+    with pytest.raises(UsageError) as caught:
+        assert extension.programs
+    assert caught.value.fix.endswith(f"--convert {suite}")
 
 
 def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:

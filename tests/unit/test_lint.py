@@ -49,24 +49,31 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         member = tarfile.TarInfo("actionlint")
         member.size = len(program)
         members.addfile(member, io.BytesIO(program))
-    pin = {"url": "https://tools.example/actionlint.tar.gz", "sha256": hash_file(file)}
-    tools = lint_tools.LintTools.model_validate({"schema": 1, "tools": {"actionlint": pin}})
-    monkeypatch.setattr(lint_tools, "load", lambda path, model: tools)
-    monkeypatch.setattr(lint, "_environment", lambda: {"PATH": "/nowhere"})
+    manifest_of(file).write_text(
+        'schema = 1\n[tools.actionlint]\nurl = "https://tools.example/actionlint.tar.gz"\n'
+        f'sha256 = "{hash_file(file)}"\n'
+    )
+    monkeypatch.setenv("PATH", "/nowhere")
     return file
+
+
+def manifest_of(archive: Path) -> Path:
+    return archive.with_name("lint_tools.toml")
 
 
 def test_actionlint_is_downloaded_where_it_is_required_and_else_named_as_not_run(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (finding,) = lint.actionlint_findings(tmp_path)
+    (finding,) = lint.actionlint_findings(tmp_path, manifest_of(archive))
     assert (finding.rule, finding.severity.value) == ("lint-did-not-run", "note")
     monkeypatch.setenv(lint_tools.REQUIRED, "required")
     with FileServer(archive.read_bytes()) as server:
-        monkeypatch.setattr(lint_tools, "mirrored", lambda _: server.url("/actionlint.tar.gz"))
-        (finding,) = lint.actionlint_findings(tmp_path)
+        monkeypatch.setenv("QNN_CI_MIRROR", server.url(""))
+        (finding,) = lint.actionlint_findings(tmp_path, manifest_of(archive))
     assert (finding.subject, finding.message) == (".github/workflows/pr.yml:3", "BAD")
-    (finding,) = lint.actionlint_findings(tmp_path)  # from its download, without the server
+    (finding,) = lint.actionlint_findings(
+        tmp_path, manifest_of(archive)
+    )  # from its download, without the server
     assert finding.message == "BAD"
 
 
@@ -76,15 +83,15 @@ def test_an_actionlint_of_other_bytes_is_an_error_and_not_run(
     archive.write_bytes(archive.read_bytes()[:-1] + b"0")
     monkeypatch.setenv(lint_tools.REQUIRED, "required")
     with FileServer(archive.read_bytes()) as server:
-        monkeypatch.setattr(lint_tools, "mirrored", lambda _: server.url("/actionlint.tar.gz"))
-        (finding,) = lint.actionlint_findings(tmp_path)
+        monkeypatch.setenv("QNN_CI_MIRROR", server.url(""))
+        (finding,) = lint.actionlint_findings(tmp_path, manifest_of(archive))
     assert (finding.rule, finding.severity.value) == ("lint-did-not-run", "error")
 
 
 def test_without_a_git_checkout_lint_says_so_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lint, "ROOT", tmp_path)
-    with pytest.raises(EnvironmentLacking, match="git ls-files: fatal: not a git repository"):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))
+    with pytest.raises(EnvironmentLacking, match="not a git repository"):
         run_here(lint, "--only", "tree", "--reports", tmp_path)
     assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR

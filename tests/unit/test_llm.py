@@ -25,12 +25,12 @@ from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.lanes.llm.forecast import forecast
 from ci.lanes.llm.genie import (
-    Spoken,
+    GeneratedText,
     contradictions,
+    generate,
     require_short,
     require_sizes,
     setting,
-    speak,
     write_config,
 )
 from ci.lanes.llm.judge import TextComparison, compare_text, figures_of, misses, window_of
@@ -81,19 +81,19 @@ def fill_the_disk(order: dict[str, Any]) -> None:
 
 
 def compared(
-    spoken: Sequence[int], stopped: str = "eos", near: dict[int, int] | None = None, forced: str = "eos"
+    generated: Sequence[int], stopped: str = "eos", near: dict[int, int] | None = None, forced: str = "eos"
 ) -> TextComparison:
     """Against EXPECTED, which ends by EOS. Float hardly prefers its choice to `near` (place to token). What
-    is spoken after a forced token is as float has it, and ends by `forced`."""
+    is generated after a forced token is as float has it, and ends by `forced`."""
     logits = np.zeros((len(EXPECTED) + 1, 10), np.float32)
     logits[np.arange(len(EXPECTED) + 1), [*EXPECTED, EOS]] = 5
     for place, token in (near or {}).items():
         logits[place][token] = 4.99
 
-    def speak(tokens: Sequence[int]) -> tuple[Sequence[int], str]:
-        return (EXPECTED[len(tokens) :], forced) if tokens else (spoken, stopped)
+    def generate(tokens: Sequence[int]) -> tuple[Sequence[int], str]:
+        return (EXPECTED[len(tokens) :], forced) if tokens else (generated, stopped)
 
-    return compare_text([7], EXPECTED, "eos", logits, [EOS], 20, speak)
+    return compare_text([7], EXPECTED, "eos", logits, [EOS], 20, generate)
 
 
 class TestTexts:
@@ -102,7 +102,7 @@ class TestTexts:
         assert one.difference is None and not one.excused and one.tokens == 5
 
     @pytest.mark.parametrize(
-        ("spoken", "stopped", "place"),
+        ("generated", "stopped", "place"),
         [
             ((3, 8, 5, 6), "eos", 1),
             ((3, 4, 5), "eos", 3),
@@ -113,9 +113,9 @@ class TestTexts:
         ids=["other token", "ends early", "says nothing", "goes on", "other reason"],
     )
     def test_what_float_clearly_does_not_say_is_a_difference(
-        self, spoken: Sequence[int], stopped: str, place: int
+        self, generated: Sequence[int], stopped: str, place: int
     ) -> None:
-        one = compared(spoken, stopped)
+        one = compared(generated, stopped)
         assert one.difference is not None and one.difference.place == place
 
     def test_a_near_tie_is_excused_and_what_follows_is_still_compared(self) -> None:
@@ -235,7 +235,7 @@ class TestCheckpoint:
         for scaling in (SCALING, {"rope_type": "default"}):
             new = {"rope_parameters": scaling | {"rope_theta": 500000.0}}
             shape = read_architecture(checkpoint(tmp_path, rope_theta=None, rope_scaling=None, **new))
-            assert shape.theta == old.theta
+            assert shape.rope_theta == old.rope_theta
             same = np.array_equal(shape.frequencies(), old.frequencies())
             assert same == (scaling == SCALING)
 
@@ -363,19 +363,28 @@ class TestCheckpoint:
 
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
-        large = replace(small, words=128256, width=2048, layers=16, heads=32, groups=8, size=64, hidden=8192)
+        large = replace(
+            small,
+            vocab_size=128256,
+            hidden_size=2048,
+            num_layers=16,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=64,
+            intermediate_size=8192,
+        )
         assert (parts_of(small, 2), parts_of(large, 2), parts_of(large, 4)) == (1, 4, 5)
         cost = forecast(large, "fp16", 4, 128)
         assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.1)
         assert (cost.seconds, cost.memory) == pytest.approx((330, 7e9), rel=0.25)
         quantized = [forecast(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
         assert [one and round(one.memory / 1e9) for one in quantized] == [9, 9, 70]
-        three = replace(large, width=3072, layers=28, heads=24, size=128)
+        three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
         assert parts_of(three, 2) == 8
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
             spans = [shape.part(number, parts) for number in range(parts)]
             layers = [layer for first, last in spans for layer in range(first, last)]
-            assert all(first < last for first, last in spans) and layers == list(range(shape.layers))
+            assert all(first < last for first, last in spans) and layers == list(range(shape.num_layers))
 
     def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
@@ -502,7 +511,7 @@ class TestConfiguration:
         config = tmp_path / "genie_config.json"
         config.write_text(json.dumps({"dialog": dialog}))
         with pytest.raises(CheckFailed, match="kv-dim"):
-            speak(config, [[65]], timeout=1)
+            generate(config, [[65]], timeout=1)
 
     def test_a_model_whose_tokenizer_begins_no_text_has_genie_begin_none(self, tmp_path: Path) -> None:
         """Like Qwen's: config.json names a token all the same."""
@@ -852,8 +861,8 @@ class TestVerdicts:
         prefixes = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
         assert {len(prefix) for prefix in prefixes} == {20, 40}
         assert len({prefix[-1] for prefix in prefixes}) == len(prefixes)
-        spoken = [Spoken(said(prefix[-1]), "", 1, 1) for prefix in prefixes]
-        facts = choices(shape, None, prefixes, spoken)
+        generated = [GeneratedText(said(prefix[-1]), "", 1, 1) for prefix in prefixes]
+        facts = choices(shape, None, prefixes, generated)
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
         assert rules(program("genie-16a8w"), Result(every)) == found

@@ -107,9 +107,7 @@ def profile(tmp_path: Path) -> Path:
 
 
 def test_a_recorded_hash_is_not_replaced(profile: Path) -> None:
-    with pytest.raises(
-        ManifestError, match=r"android-ndk\.parts\.0\.source\.sha256: expected 6d6e6598.* found abab"
-    ):
+    with pytest.raises(ManifestError, match=r"android-ndk\.parts\.0\.source\.sha256.*6d6e6598.*abab"):
         with_source_keys(profile, "android-ndk", "ndk", KEYS)
 
 

@@ -102,5 +102,5 @@ def test_no_two_chips_share_a_number_or_a_name(tmp_path: Path) -> None:
             f"[socs.SM1]\narch = 75\nvtcm_mb = 8\n{extra}\n",
             encoding="utf-8",
         )
-        with pytest.raises(ManifestError, match="both SM8650 and SM1"):
+        with pytest.raises(ManifestError, match=r"SM8650.*SM1"):
             load(twice, SocTable)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
-from ci.github import matrix
-from ci.github.matrix import affected_cases, gitlab_pipeline, matrix_of
+from ci.github.matrix import affected_cases, changed_files, gitlab_pipeline, matrix_of
 from ci.lanes.executorch.suite import SHIPPED, all_programs
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
@@ -105,12 +104,12 @@ class TestAffected:
     def test_what_the_manifest_calls_harmless_concerns_nothing(self, changed: str) -> None:
         assert self._cases(changed) == frozenset()
 
-    def test_a_case_that_changed_in_the_suite_is_the_only_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        then = SHIPPED.read_text().replace(
-            'factory = "ci.pipeline.models.shipped.audio:keywords"', 'factory = "old:keywords"'
-        )
-        monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: then)
-        assert self._cases("manifests/suites/models.toml") == frozenset({"keywords"})
+    def test_a_case_that_changed_in_the_suite_is_the_only_one(self, tmp_path: Path) -> None:
+        factory = "ci.pipeline.models.shipped.audio:keywords"
+        now = SHIPPED.read_text()
+        suite = repository(tmp_path / "root", {"x.toml": now.replace(factory, "old:keywords")}) / "x.toml"
+        suite.write_text(now)
+        assert affected_cases(all_programs([suite]), [suite], "HEAD").cases == frozenset({"keywords"})
 
 
 def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_
     git("commit", "-qm", "theirs")
     git("checkout", "-q", "mine")
     write(root, {"kept": "5", "new": "6"})
-    assert matrix.changed_files("main", root) == ["gone", "kept", "new", "odd name\n", "old"]
+    assert changed_files("main", root) == ["gone", "kept", "new", "odd name\n", "old"]
 
 
 OWN = """

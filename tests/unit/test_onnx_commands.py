@@ -16,7 +16,7 @@ from ci.__main__ import VERBS
 from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
-from ci.engine.workers.parent import Refused, WorkerDied
+from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
 from ci.lanes.onnx.arrays import save
 from ci.lanes.onnx.suite import programs_of
 from ci.operators.table import OperatorTable
@@ -110,12 +110,17 @@ class StandIn:
             "run": {},
             "mixed": MIXED,
         }
+        self.setup: WorkerSpec
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: WorkerDied | None = None
         self.touched: dict[str, Any] = {}
         self.seen, self.written, self.asked = Touched(), list[Path](), dict[str, str]()
         self.ended = self.unusable = False
+
+    def started(self, setup: WorkerSpec) -> StandIn:
+        self.setup = setup
+        return self
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         what = order["do"]
@@ -152,7 +157,7 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
-    monkeypatch.setattr("ci.pipeline.steps.Worker", lambda setup: worker)
+    monkeypatch.setattr("ci.pipeline.steps.Worker", worker.started)
     monkeypatch.setattr("ci.lanes.onnx.compile.NEEDED", ())
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))

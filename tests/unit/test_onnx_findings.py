@@ -19,7 +19,7 @@ from ci.lanes.onnx.crosscheck import (
 )
 from ci.lanes.onnx.findings import changed, cost, findings_of, lane_of
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
-from ci.pipeline.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.pipeline.baseline import Baseline, Recorded, load_baseline, load_tolerances
 from provisioning.base.findings import Metric, Outcome, Severity
 from provisioning.base.stage_run import RUN, StageRun
 from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
@@ -295,8 +295,8 @@ class TestCrossCheck:
 
     def test_without_a_report_the_baseline_is_taken(self, tmp_path: Path, program: OnnxProgram) -> None:
         values = {"build_id": "v2.49", "pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
-        path = baseline_path(program.suite, "wheels")
-        load_baseline(path, "executorch").with_values({NAME: values}).write()
+        runs = {NAME.rpartition("/")[0]}
+        load_baseline(program.suite, "wheels", "executorch").rewritten({NAME: values}, {}, runs)
         assert self.lane(tmp_path, program) == LaneFigures(None, 40.0, 9, None, None, "v2.49", agreed=True)
 
     @pytest.mark.parametrize(

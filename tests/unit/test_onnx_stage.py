@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.suite import programs_of
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.baseline import Recorded, load_baseline
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
@@ -97,6 +100,14 @@ class TestStage:
     def places(self, folder: Path) -> list[str]:
         return ["--store", str(folder / "store"), "--reports", str(folder / "reports")]
 
+    def agreed(self, folder: Path) -> Mapping[str, Recorded]:
+        return load_baseline(folder / "onnx.toml", "wheels", "onnx").programs
+
+    def held(self, folder: Path) -> dict[str, float]:
+        """The thresholds of the suite's run."""
+        thresholds = programs_of(folder / "onnx.toml")[0].thresholds
+        return thresholds.model_dump(exclude_none=True) if thresholds else {}
+
     def done(self) -> list[str]:
         return self.orders.read_text().splitlines()
 
@@ -158,7 +169,7 @@ class TestStage:
         self.crash, self.words, self.late = "case SM8650", words, late
         assert self.stage(tmp_path, "--accept", text=recorded) == code
         assert self.rules(tmp_path) == {rule}
-        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx").programs
+        agreed = self.agreed(tmp_path)
         assert list(agreed) == ["net/16a8w/SM8750"]
         assert self.stage(tmp_path, text=recorded) == code and self.rules(tmp_path) == {rule}
 
@@ -183,8 +194,8 @@ class TestStage:
 
     def test_costs_are_agreed_on_and_held_to_from_then_on(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path, "--accept") == 0
-        path = baseline_path(tmp_path / "onnx.toml", "wheels")
-        recorded = load_baseline(path, "onnx").programs["net/16a8w/SM8750"]
+        path = accepted_path(tmp_path / "onnx.toml", "wheels")
+        recorded = self.agreed(tmp_path)["net/16a8w/SM8750"]
         assert (recorded.context_bytes, recorded.peak_mb) == (50_000, 5)
         assert (recorded.build_id, recorded.accuracy["sqnr_db"]) == ("v2.51.0.260929181845", 30.0)
         path.write_text(path.read_text().replace("50000", "1234"))
@@ -194,21 +205,20 @@ class TestStage:
     def test_what_qnn_refused_before_and_takes_now_is_no_longer_agreed_as_refused(
         self, tmp_path: Path
     ) -> None:
-        path = baseline_path(tmp_path / "onnx.toml", "wheels")
-        row = {"build_id": "v2.51.0.260929181845", "refused": ["Erf"], "taken": ["Add"]}
-        path.write_text(json.dumps({"schema": 2, "programs": {"onnx/net/16a8w/SM8650": row}}))
+        path = accepted_path(tmp_path / "onnx.toml", "wheels")
+        row: Values = {"build_id": "v2.51.0.260929181845", "refused": ["Erf"], "taken": ["Add"]}
+        accept(path, lambda accepted: accepted.updated({"onnx/net/16a8w/SM8650": row}))
         self.stage(tmp_path, "--accept")
-        recorded = load_baseline(path, "onnx").programs["net/16a8w/SM8650"]
+        recorded = self.agreed(tmp_path)["net/16a8w/SM8650"]
         assert (recorded.refused, recorded.taken, recorded.context_bytes) == ((), (), 50_000)
 
     def test_a_crash_that_is_a_result_is_remembered_and_another_result_is_an_error(
         self, tmp_path: Path
     ) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        path = baseline_path(tmp_path / "onnx.toml", "wheels")
         self.crash = "case SM8650"
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
-        agreed = load_baseline(path, "onnx").programs
+        agreed = self.agreed(tmp_path)
         assert agreed["net/16a8w/SM8650"].failed == "crash"
         assert "SIGSEGV" in agreed["net/16a8w/SM8650"].message
         assert agreed["net/16a8w/SM8750"].accuracy["reference_sqnr_db"] == 50.0
@@ -242,7 +252,7 @@ class TestStage:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.answers = {"refused": ["Erf"], "taken": ["Add"], "build_id": "v2.51.0"}
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
-        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx").programs
+        agreed = self.agreed(tmp_path)
         assert {each.refused for each in agreed.values()} == {("Erf",)}
         assert self.stage(tmp_path, text=recorded) == 0
 
@@ -252,37 +262,34 @@ class TestStage:
         bare = SUITE.partition("thresholds")[0]
         assert self.stage(tmp_path, "--accept", text=bare) == 1
         assert (tmp_path / "onnx.toml").read_text() == bare
-        assert not baseline_path(tmp_path / "onnx.toml", "wheels").exists()
+        assert not accepted_path(tmp_path / "onnx.toml", "wheels").exists()
         assert self.stage(tmp_path, "--accept", "--reason", "two are alike", text=bare) == 0
-        (program, _) = programs_of(tmp_path / "onnx.toml")
-        assert program.run.thresholds is not None
-        assert program.run.thresholds.model_dump(exclude_none=True) == {
-            "sqnr_db": 29.0,
-            "reference_sqnr_db": 49.0,
-        }
-        agreed = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx")
-        assert agreed.programs[program.name].reason == "two are alike"
+        assert self.held(tmp_path) == {"sqnr_db": 29.0, "reference_sqnr_db": 49.0}
+        agreed = self.agreed(tmp_path)
+        assert agreed["net/16a8w/SM8650"].reason == "two are alike"
         assert self.report(tmp_path).metrics["failed"] == 0
 
     def test_costs_of_a_chip_that_the_suite_does_not_name_are_agreed_on_beside_the_suites_own(
         self, tmp_path: Path
     ) -> None:
-        path = baseline_path(tmp_path / "onnx.toml", "wheels")
         other = ("--soc", "SM8850")
         assert self.stage(tmp_path, *other) == 0
         (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "cost-no-baseline"]
         _, _, fix = warning.fix.partition(" -- ")
         # What the warning says to type.
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
-        assert list(load_baseline(path, "onnx").programs) == ["net/16a8w/SM8850"]
+        assert list(self.agreed(tmp_path)) == ["net/16a8w/SM8850"]
         assert self.stage(tmp_path, *other) == 0
         assert "cost-no-baseline" not in {each.rule for each in self.report(tmp_path).findings}
         assert self.stage(tmp_path, "--accept") == 0
         chips = ["net/16a8w/SM8650", "net/16a8w/SM8750", "net/16a8w/SM8850"]
-        assert list(load_baseline(path, "onnx").programs) == chips
+        assert list(self.agreed(tmp_path)) == chips
         # Of a run that the suite has no more, nothing stays.
         assert self.stage(tmp_path, "--accept", text=SUITE.replace("16a8w", "u16s16")) == 0
-        assert list(load_baseline(path, "onnx").programs) == ["net/u16s16/SM8650", "net/u16s16/SM8750"]
+        assert list(self.agreed(tmp_path)) == [
+            "net/u16s16/SM8650",
+            "net/u16s16/SM8750",
+        ]
 
     def test_thresholds_are_not_written_of_another_chip_alone_and_the_fix_writes_them(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -297,9 +304,8 @@ class TestStage:
         _, _, fix = kept.partition(" -- ")
         assert warning.fix.endswith(fix)
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
-        written = (tmp_path / "onnx.toml").read_text()
-        assert "sqnr_db = 29.0" in written
-        assert self.stage(tmp_path, "--soc", "SM8850", text=written) == 0
+        assert self.held(tmp_path)["sqnr_db"] == 29.0
+        assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
 
     def test_a_chip_that_soc_adds_is_held_to_the_thresholds_too(self, tmp_path: Path) -> None:
         near, bare = facts()["beside"]["near"], SUITE.partition("thresholds")[0]
@@ -308,20 +314,49 @@ class TestStage:
         self.answers = facts()
         chips = ("--soc", "SM8650", "--soc", "SM8750", "--soc", "SM8850")
         assert self.stage(tmp_path, *chips, "--accept", text=bare) == 0
-        written = (tmp_path / "onnx.toml").read_text()
-        assert "sqnr_db = 19.0" in written
-        assert self.stage(tmp_path, *chips, text=written) == 0
+        assert self.held(tmp_path)["sqnr_db"] == 19.0
+        assert self.stage(tmp_path, *chips, text=bare) == 0
 
     def test_thresholds_just_written_hold_and_are_written_again_the_same(self, tmp_path: Path) -> None:
         near = facts()["beside"]["near"]
         self.answers = facts(near={**near, "top1": 2 / 3, "max_rel": 4e-8, "max_abs": 5e-7})
-        text = SUITE.replace("{ sqnr_db = 20,", "{ top1 = 0, max_rel = 0, max_abs = 0, sqnr_db = 20,")
-        assert self.stage(tmp_path, "--accept", text=text) == 0
-        written = (tmp_path / "onnx.toml").read_text()
-        assert "top1 = 0.666666 " in written
-        assert self.stage(tmp_path, text=written) == 0
-        assert self.stage(tmp_path, "--accept", text=written) == 0
-        assert (tmp_path / "onnx.toml").read_text() == written
+        bare, path = SUITE.partition("thresholds")[0], accepted_path(tmp_path / "onnx.toml", "wheels")
+        row: Values = {"least.top1": 0, "most.max_rel": 0, "most.max_abs": 0}
+        accept(path, lambda accepted: accepted.updated({"onnx/net/16a8w": row}))
+        assert self.stage(tmp_path, "--accept", text=bare) == 0
+        written = path.read_text()
+        assert self.held(tmp_path)["top1"] == 0.666666
+        assert self.stage(tmp_path, text=bare) == 0
+        assert self.stage(tmp_path, "--accept", text=bare) == 0
+        assert path.read_text() == written
+
+    def test_what_the_suite_demands_is_not_accepted_away_and_its_finding_names_the_suite(
+        self, tmp_path: Path
+    ) -> None:
+        demanding = SUITE.replace(" 20,", " 40,")
+        for _ in range(2):
+            assert self.stage(tmp_path, "--accept", text=demanding) == 1
+            assert self.rules(tmp_path) == {"onnx-accuracy"}
+            failing = next(each for each in self.report(tmp_path).findings if each.rule == "onnx-accuracy")
+            assert str(tmp_path / "onnx.toml") in failing.fix and "--accept" not in failing.fix
+        assert (tmp_path / "onnx.toml").read_text() == demanding
+        assert self.held(tmp_path) == {"sqnr_db": 40.0, "reference_sqnr_db": 30.0}
+
+    def test_what_an_earlier_release_accepted_is_read_and_said_and_nothing_is_accepted_beside_it(
+        self, tmp_path: Path
+    ) -> None:
+        values = {"build_id": "v2.51.0.260929181845", "context_bytes": 1234, "accuracy": {"sqnr_db": 30.0}}
+        earlier = json.dumps({"schema": 2, "programs": {"onnx/net/16a8w/SM8650": values}})
+        (tmp_path / "onnx.baseline-wheels.json").write_text(earlier)
+        assert self.stage(tmp_path) == 1
+        assert self.rules(tmp_path) == {"cost-context-bytes"}
+        (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "suite-earlier-form"]
+        assert self.stage(tmp_path, "--accept") == 2 and self.done() == []
+        _, _, fix = warning.fix.partition("accept -- ")
+        assert main("python -m ci", "", VERBS, ["accept", *shlex.split(fix)]) == 0
+        assert self.stage(tmp_path) == 1
+        assert "suite-earlier-form" not in {each.rule for each in self.report(tmp_path).findings}
+        assert self.stage(tmp_path, "--accept") == 0
 
     def test_less_than_is_required_fails_until_its_thresholds_are_written_for_a_reason(
         self, tmp_path: Path
@@ -338,11 +373,10 @@ class TestStage:
         words = failing.fix.partition("nox -s test_onnx -- ")[2].partition("TEXT")[0]
         command = ["test_onnx", *shlex.split(words), "it has 2 bits", *self.places(tmp_path)]
         assert main("python -m ci", "", VERBS, command) == 0
-        written = (tmp_path / "onnx.toml").read_text()
-        assert "sqnr_db = 6.0" in written
-        programs = load_baseline(baseline_path(tmp_path / "onnx.toml", "wheels"), "onnx").programs
+        assert self.held(tmp_path)["sqnr_db"] == 6.0
+        programs = self.agreed(tmp_path)
         assert {each.reason for each in programs.values()} == {"it has 2 bits"}
-        assert self.stage(tmp_path, "--accept", text=written) == 0
+        assert self.stage(tmp_path, "--accept", text=bare) == 0
 
     def test_the_figure_of_each_program_is_printed_cached_or_not(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]

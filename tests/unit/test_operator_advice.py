@@ -226,13 +226,14 @@ def test_audit_names_them_with_the_command(
         "ddr": {"read": 1, "written": 1},
     }
     compiled = Result(facts, tmp_path)
-    for name, value in {
+    answers: dict[str, Any] = {
         "pytorch_model": SimpleNamespace(quantized=False),
         "program_of": SimpleNamespace(run=SimpleNamespace(precision="16a8w")),
         "plan_of_model": None,
         "compile_programs": {},
         "require_done": compiled,
-    }.items():
+    }
+    for name, value in answers.items():
         monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)
     selection = Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path)
     rows = audit.audited(OneModel(selection, "m", PYTORCH, WorkOptions()), ["16a8w"], run=False)
@@ -243,11 +244,7 @@ def test_audit_names_them_with_the_command(
 
 
 def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
-    program = next(
-        each
-        for each in programs_of(SHIPPED)
-        if each.run.effective_thresholds and each.run.precision == "8a8w"
-    )
+    program = next(each for each in programs_of(SHIPPED) if each.thresholds and each.run.precision == "8a8w")
     given(SM8650={"8a8w": {**WHOLE, "bad": {**LOW, **RANK_6}}, "16a8w": WHOLE})
     compiled = {"nodes": {"log": {"operator": "aten.log.default"}}}
     facts = {"rule": "", "message": "", "figures": {"cosine": 0.0, "sqnr_db": -9.0, "max_abs_error": 1e9}}

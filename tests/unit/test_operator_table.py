@@ -11,16 +11,18 @@ from typing import Any, cast
 import pytest
 
 from ci.engine.jobs import Job
-from ci.engine.work import Failure, Result
-from ci.lanes.upstream import process
+from ci.engine.trouble import InTrouble
+from ci.engine.work import Result
 from ci.lanes.upstream.adapters import AgainstFloat, part, part_of
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord, load_record
 from ci.lanes.upstream.operator_cells import table_of
+from ci.lanes.upstream.process import RunTest
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import verdict_of
 from ci.operators.table import EXACT, by_name
+from ci.pipeline.steps import Ask
 from provisioning.base.stage_run import StageRun
 
 
@@ -140,9 +142,10 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
         "parts": [part("dies", error=error)],
     }
     worker: Any = SimpleNamespace(ask=lambda order: reply)
-    task = process.TestTask("t", memo=cast(Any, None), key={}, cost=Job("t"), logs=tmp_path, keep=False)
-    done = task.work(worker, {})
-    assert isinstance(done, Failure) and (done.kind, done.blame) == (kind, "machine")
+    ask = Ask(worker, tmp_path / "log", tmp_path, tmp_path, {})
+    with pytest.raises(InTrouble) as raised:
+        RunTest(cast(Any, None)).work(Job("t"), ask)
+    assert raised.value.trouble.kind == kind
 
 
 def record(rows: dict[str, list[RecordedPart]]) -> SuiteRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,9 @@ LOCK = "manifests/locks/lint.txt"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path) -> Path:
     files = {LOCK: "ruff==1.0\nold\n", "manifests/socs.toml": "x = 1\n", "noxfile.py": "import nox\n"}
-    root = repository(tmp_path / "root", files)
-    monkeypatch.setattr(pins, "ROOT", root)
-    return root
+    return repository(tmp_path / "root", files)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -43,9 +40,9 @@ def test_what_one_job_writes_the_other_applies(root: Path, tmp_path: Path) -> No
         (root / name).write_text(text, encoding="utf-8")
     (root / "noxfile.py").write_text("import os\n")
     patch = tmp_path / "dist" / "x.patch"
-    assert pins.run(argparse.Namespace(what="write", file=patch)) == 0
+    pins.write(patch, root)
     git(root, "checkout", "--quiet", ".")
-    assert pins.run(argparse.Namespace(what="apply", file=patch)) == 0
+    pins.apply(patch.read_bytes(), root)
     assert {name: (root / name).read_text(encoding="utf-8") for name in changed} == changed
     assert git(root, "status", "--porcelain") == f" M {LOCK}\n M manifests/socs.toml\n"
 
@@ -72,7 +69,7 @@ def test_whatever_else_git_can_write_is_refused(root: Path, change: str) -> None
     CHANGES[change](root)
     patch = patch_of(root)
     assert patch
-    with pytest.raises(CheckFailed, match="refused"):
+    with pytest.raises(CheckFailed):
         pins.judged(patch)
 
 
@@ -117,7 +114,7 @@ def test_the_patch_that_the_hostile_ones_are_made_of_is_accepted() -> None:
     ],
 )
 def test_a_patch_that_somebody_made_by_hand_is_refused(root: Path, hostile: str) -> None:
-    with pytest.raises(CheckFailed, match="refused"):
+    with pytest.raises(CheckFailed):
         pins.apply(hostile.encode("utf-8", "surrogateescape"), root)
     assert git(root, "status", "--porcelain") == ""
 
@@ -127,6 +124,6 @@ def test_a_file_behind_a_link_stays_as_it_is(root: Path) -> None:
     (root / LOCK).rename(root / "locks" / "lint.txt")
     (root / "manifests" / "locks").rmdir()
     (root / "manifests" / "locks").symlink_to("../locks")
-    with pytest.raises(CheckFailed, match="ordinary"):
+    with pytest.raises(CheckFailed, match=LOCK):
         pins.apply(GOOD.encode(), root)
     assert (root / "locks" / "lint.txt").read_text().startswith("ruff==1.0")

@@ -148,16 +148,17 @@ class TestStoreVerb:
         assert user.types("store", "verify", "--store", "/nowhere/at all") == 3
         assert "try: nox -s provision -- --store '/nowhere/at all'\n" in user.err
 
-    def test_gc_removes_what_no_profile_names(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("provisioning.manifest.profile_names", list)
+    def test_gc_removes_what_no_profile_names(self, user: User) -> None:
         user.types("provision")
+        user.components.clear()
         assert user.types("store", "gc") == 0
         assert "no manifest names it" in user.out and user.types("store", "list") == 0
         assert user.out.startswith("no trees")
 
     def test_gc_keeps_what_compat_measures(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("provisioning.manifest.profile_names", list)
-        monkeypatch.setattr(compat.Builds, "components", lambda self: [user.components["qnn-sdk"]])
+        measured = user.components["qnn-sdk"]
+        monkeypatch.setattr(compat.Builds, "components", lambda self: [measured])
         user.types("provision")
+        user.components.clear()
         assert user.types("store", "gc") == 0
         assert "0 things removed" in user.out

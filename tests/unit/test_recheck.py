@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,8 +17,9 @@ from ci.engine.recheck import CachedWork, Repeats, compare, draw
 from ci.engine.work import Finished, Result, RunOptions
 from ci.engine.workers.parent import Worker
 from ci.lanes.onnx import verb as onnx
-from ci.lanes.upstream.process import TestTask as UpstreamTask
+from ci.lanes.upstream.process import RunTest
 from ci.pipeline.flags import work_of
+from ci.pipeline.steps import StepTask
 from provisioning.base.errors import UsageError
 from tests.support.programs import context, program
 from tests.support.typed import parsed
@@ -69,7 +70,7 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
     memo = Memo(folder, "toy", Roots({}))
 
     def work(name: str, each: float) -> CachedWork:
-        task = UpstreamTask(name, memo, {"name": name}, Job(name), folder, keep=False)
+        task = StepTask(RunTest(cast(Any, None)), Job(name), memo, {"name": name}, folder)
         return CachedWork(
             "toy",
             task,

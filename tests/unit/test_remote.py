@@ -28,6 +28,7 @@ from tests.support.cache_machines import KEY, OURS, Machine
 from tests.support.cache_server import SLOW, CacheServer, serving
 
 THEIRS = Ed25519PrivateKey.generate()
+LARGEST_TEXT = 1 << 20
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def no_text(payload: bytes) -> bytes:
 
 
 def too_large(payload: bytes) -> bytes:
-    return signed(payload) + b" " * (remote.LARGEST_TEXT)
+    return signed(payload) + b" " * LARGEST_TEXT
 
 
 @pytest.mark.parametrize(
@@ -189,9 +190,8 @@ def test_a_poisoned_entry_is_a_miss_and_said_once_and_hides_no_other(
     reader: Machine,
     server: CacheServer,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "LARGEST_TEXT", 1 << 20)
+    reader.remote.largest_text = LARGEST_TEXT
     good = entry_of(server)[1]
     poisoned(server, change(good))
     assert isinstance(reader.find(), Miss) and isinstance(reader.find(), Miss)
@@ -235,11 +235,8 @@ def test_a_servers_trouble_is_a_miss_said_once_and_costs_one_budget_of_seconds(
     reader: Machine,
     server: CacheServer,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "GOOD_ANSWER", 0.1)
-    monkeypatch.setattr(remote, "LARGEST_LIST", 1 << 20)
-    reader.remote.patience = 1.0
+    reader.remote.good_answer, reader.remote.patience = 0.1, 0.4
     server.fault = fault
     if fault == "absent":
         reader.remote = replace(reader.remote, url="http://127.0.0.1:1")

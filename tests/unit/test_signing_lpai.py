@@ -61,7 +61,7 @@ def own(path: Path, variable: str = "QNN_SDK_ROOT") -> Root:
 
 def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path) -> None:
     sdk = hexagon_sdk.qnn_sdk(tmp_path, "2.9.0")
-    with pytest.raises(EnvironmentLacking, match=r"needs QNN 2\.39 or later, found 2\.9\.0"):
+    with pytest.raises(EnvironmentLacking, match=r"2\.39.*2\.9\.0"):
         libraries.check_qnn(CHIP, own(sdk), [])
 
 
@@ -78,7 +78,7 @@ def test_the_hexagon_sdk_must_know_the_arch(tmp_path: Path, version: str, arch: 
     if good:
         assert libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip).is_file()
     else:
-        with pytest.raises(EnvironmentLacking, match=f"v{arch} needs Hexagon SDK .* found {version}"):
+        with pytest.raises(EnvironmentLacking, match=f"v{arch} .*{version}"):
             libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip)
 
 
@@ -117,7 +117,7 @@ def test_direct_mode_signs_all_that_the_dsp_loads(tmp_path: Path) -> None:
 
 def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [Skel().write(tmp_path / place / "lib.so") for place in ("a", "b")]
-    with pytest.raises(UsageError, match="would both become"):
+    with pytest.raises(UsageError, match=r"lib\.so"):
         libraries.to_sign(CHIP, None, paths, direct=False)
 
 

@@ -73,7 +73,7 @@ def test_an_unlocked_artifact_is_held_to_the_repositorys_sum(kind: str, text: st
 def test_an_artifact_that_belies_its_sum_is_not_kept(kind: str, tmp_path: Path) -> None:
     wrong = b"0" * {"sha256": 64, "sha1": 40}[kind]
     paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=wrong)}
-    with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match=f"expected {kind} 0000"):
+    with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match=f"{kind} 0000"):
         maven_source(server).fetch(tmp_path)
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
@@ -103,7 +103,7 @@ def test_an_sdk_is_adopted_where_it_is_with_what_it_says_of_itself(tmp_path: Pat
 
 
 def test_a_variable_set_but_empty_is_a_slip() -> None:
-    with pytest.raises(EnvironmentLacking, match="QNN_SDK_ROOT is set but empty"):
+    with pytest.raises(EnvironmentLacking, match="QNN_SDK_ROOT"):
         adopt("qnn-sdk", "", "QNN_SDK_ROOT")
 
 
@@ -126,5 +126,5 @@ def test_a_near_miss_is_answered_with_the_right_path(slip: str, tmp_path: Path) 
 
 def test_another_component_is_not_taken_for_this_one(tmp_path: Path) -> None:
     make_ndk(tmp_path / "ndk")
-    with pytest.raises(EnvironmentLacking, match=r"is not the root of a qnn-sdk: expected include/QNN"):
+    with pytest.raises(EnvironmentLacking, match="include/QNN"):
         adopt("qnn-sdk", str(tmp_path / "ndk"), "QNN_SDK_ROOT")

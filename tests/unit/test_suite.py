@@ -13,9 +13,9 @@ from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, 
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
 from ci.operators.suggestions import suggestions
-from ci.pipeline.baseline import baseline_path, load_baseline, load_tolerances
+from ci.pipeline.baseline import load_baseline, load_tolerances
 from ci.pipeline.precision import SCHEMES
-from ci.pipeline.thresholds import derived
+from ci.pipeline.thresholds import accepted_figures, derived
 from provisioning.base.errors import ManifestError, UsageError
 
 MINE = """\
@@ -115,7 +115,7 @@ class TestShipped:
         self, suite: Path, lane: str, programs: Sequence[Any], costs: tuple[str, ...]
     ) -> None:
         recorded, margin = (
-            load_baseline(baseline_path(suite, "wheels"), lane).programs,
+            load_baseline(suite, "wheels", lane).programs,
             load_tolerances().sqnr_margin_db,
         )
         assert {program.name for program in programs} == set(recorded)
@@ -123,10 +123,10 @@ class TestShipped:
             run, own = program.run, recorded[program.name]
             assert all(getattr(own, cost) for cost in costs)
             assert bool(own.accuracy) != bool(getattr(run, "emulator_fault", ""))
-            if run.thresholds is not None:
+            if accepted := program.accepted.model_dump(exclude_none=True):
                 measured = [recorded[other.name].accuracy for other in programs if other.run is run]
-                wanted = derived(run.held, run.thresholds, measured, margin)
-                assert run.thresholds.model_dump(exclude_none=True) == wanted, program.name
+                wanted = derived(accepted_figures(program, measured), measured, margin)
+                assert accepted == wanted and not program.demanded, program.name
 
     @pytest.mark.parametrize(
         ("schemes", "least"),
@@ -138,7 +138,7 @@ class TestShipped:
         ],
     )
     def test_a_threshold_means_that_the_model_still_works(self, schemes: set[str], least: float) -> None:
-        thresholds = [each.run.thresholds for each in self.programs if each.run.precision in schemes]
+        thresholds = [each.thresholds for each in self.programs if each.run.precision in schemes]
         assert thresholds and min(each.sqnr_db or 0 for each in thresholds if each) >= least
 
     def test_every_suggestion_is_proved_by_a_case_without_anything_on_the_cpu(self) -> None:

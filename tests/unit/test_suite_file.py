@@ -17,10 +17,12 @@ from ci.gate_table import gate_table
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.baseline import load_baseline
+from ci.pipeline.earlier_suite import earlier_accepted
 from ci.pipeline.lane import earlier_forms
 from ci.pipeline.stage import baselines_of
 from ci.pipeline.suite import AnyProgram, Suites
+from ci.pipeline.suite_file import accepted_path
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 
@@ -114,22 +116,18 @@ class TestOneFile:
             LLM.programs_of(path)
         assert caught.value.key == "variables"
 
-    def test_accepted_thresholds_are_written_to_the_lanes_own_run(self, tmp_path: Path) -> None:
-        from ci.pipeline.thresholds import rewritten
-
-        text = rewritten(THREE, "executorch", {("net", 1): {"sqnr_db": 7.0}})
-        assert text == THREE.replace("sqnr_db = 25.0", "sqnr_db = 7.0")
-
     def test_programs_with_one_name_have_each_their_lanes_accepted_values(self, tmp_path: Path) -> None:
         path = written(tmp_path)
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):
             (baseline,) = baselines_of(suites.programs_of(path), "wheels").values()
             values = {"build_id": "v1", "ddr_read": size}
-            baseline.rewritten({"net/8a8w/SM8650": values}, {"net/8a8w"})
+            thresholds = {"net/8a8w": {"least.cosine": size / 4}}
+            baseline.rewritten({"net/8a8w/SM8650": values}, thresholds, {"net/8a8w"})
         for suites, size in ((EXECUTORCH, 1), (ONNX, 2)):
             (baseline,) = baselines_of(suites.programs_of(path), "wheels").values()
             recorded = baseline.of("net/8a8w/SM8650")
             assert recorded and recorded.ddr_read == size
+            assert suites.programs_of(path)[0].accepted.cosine == size / 4
 
 
 EARLIER_EXECUTORCH = """\
@@ -233,7 +231,7 @@ EARLIER = {
 def values(program: AnyProgram[Any, Any]) -> Any:
     """All that work and verdict get of it."""
     run = program.run.model_dump(exclude={"label"})
-    return program.request["case"], run, program.soc, program.needs, program.run.effective_thresholds
+    return program.request["case"], run, program.soc, program.needs, program.thresholds
 
 
 @pytest.fixture(params=EARLIER, ids=str)
@@ -247,8 +245,22 @@ def suite(tmp_path: Path, earlier: Earlier) -> Path:
     path = written(tmp_path, earlier.text)
     recorded = {name: {"build_id": "v2.49", "ddr_read": len(name)} for name in earlier.named}
     text = json.dumps({"schema": 1, "programs": {**recorded, "gone/fp16/SM8650": {"build_id": "v1"}}})
-    baseline_path(path, "wheels").write_text(text)
+    earlier_accepted(path, "wheels").write_text(text)
     return path
+
+
+@pytest.mark.parametrize("values", [{"ddr_raed": 1}, {"ddr_read": "much"}, {"accuracy": {"beauty": 1.0}}])
+def test_values_of_an_earlier_release_that_mean_nothing_are_refused(
+    tmp_path: Path, values: dict[str, object]
+) -> None:
+    suite = written(tmp_path)
+    text = json.dumps({"schema": 2, "programs": {"onnx/net/8a8w/SM8650": values}})
+    earlier_accepted(suite, "wheels").write_text(text)
+    for read in (convert, lambda path: load_baseline(path, "wheels", "onnx")):
+        with pytest.raises(ManifestError, match="onnx/net/8a8w/SM8650"):
+            read(suite)
+    assert earlier_accepted(suite, "wheels").read_text() == text
+    assert not accepted_path(suite, "wheels").exists()
 
 
 class TestEarlier:
@@ -268,7 +280,7 @@ class TestEarlier:
         self, earlier: Earlier, suite: Path
     ) -> None:
         before = [values(program) for program in earlier.suites.programs_of(suite)]
-        assert set(convert(suite)) == {suite, baseline_path(suite, "wheels")}
+        assert set(convert(suite)) == {suite, accepted_path(suite, "wheels")}
         programs = earlier.suites.programs_of(suite)
         assert [program.name for program in programs] == list(earlier.named.values())
         assert [values(program) for program in programs] == before
@@ -288,22 +300,21 @@ class TestEarlier:
         assert all(comment in text for comment in comments)
         assert convert(suite) == [] and suite.read_text() == text
 
+    @pytest.mark.parametrize("suite_too", [True, False])
     def test_after_an_end_between_the_files_the_command_is_repeated(
-        self, earlier: Earlier, suite: Path
+        self, earlier: Earlier, suite: Path, suite_too: bool
     ) -> None:
+        before = earlier_accepted(suite, "wheels").read_text()
         convert(suite)
-        baseline = baseline_path(suite, "wheels").read_text()
-        suite.write_text(earlier.text)
-        with pytest.raises(ManifestError, match="form of its suite"):
-            baselines_of(earlier.suites.programs_of(suite), "wheels")
-        assert convert(suite) == [suite]
-        assert baseline_path(suite, "wheels").read_text() == baseline
-
-    def test_its_thresholds_are_still_written_where_it_is(self, tmp_path: Path) -> None:
-        from ci.pipeline.thresholds import rewritten
-
-        text = rewritten(EARLIER_EXECUTORCH, "executorch", {("net", 1): {"sqnr_db": 7.0}})
-        assert text == EARLIER_EXECUTORCH.replace("sqnr_db = 20.0", "sqnr_db = 7.0")
+        done = accepted_path(suite, "wheels").read_text()
+        earlier_accepted(suite, "wheels").write_text(before)
+        if not suite_too:
+            suite.write_text(earlier.text)
+        (warning,) = earlier_forms(earlier.suites.programs_of(suite))
+        assert warning.fix.endswith(f"--convert {suite}")
+        assert accepted_path(suite, "wheels") in convert(suite)
+        assert accepted_path(suite, "wheels").read_text() == done
+        assert not list(earlier_forms(earlier.suites.programs_of(suite)))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +332,7 @@ def test_what_cannot_be_converted_is_refused_and_nothing_changes(
     tmp_path: Path, damage: Callable[[str], str]
 ) -> None:
     suite = written(tmp_path, damage(EARLIER_EXECUTORCH))
-    baseline = baseline_path(suite, "wheels")
+    baseline = earlier_accepted(suite, "wheels")
     baseline.write_text('{"schema": 1, "programs": {}}')
     before = suite.read_text(), baseline.read_text()
     with pytest.raises(ToolkitError):
@@ -331,12 +342,11 @@ def test_what_cannot_be_converted_is_refused_and_nothing_changes(
 
 def test_a_baseline_that_does_not_say_of_which_lane_it_is_is_refused(tmp_path: Path) -> None:
     suite = written(tmp_path)
-    baseline = baseline_path(suite, "wheels")
+    baseline = earlier_accepted(suite, "wheels")
     baseline.write_text('{"schema": 1, "programs": {"gone/8a8w/SM8650": {}}}')
     with pytest.raises(UsageError, match="gone/8a8w/SM8650"):
         convert(suite)
-    with pytest.raises(ManifestError):
-        load_baseline(baseline, "onnx")
+    assert not load_baseline(suite, "wheels", "onnx").programs and earlier_forms(ONNX.programs_of(suite))
 
 
 def test_the_command_says_what_it_rewrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,28 +1,26 @@
-"""Thresholds derived from what was measured, and suites rewritten with nothing else changed."""
+"""Thresholds derived from what was measured, and what programs are held to then."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.lanes.executorch.suite import load_suite, programs_of
+from ci.lanes.executorch.suite import programs_of
 from ci.pipeline.accuracy import missed, rounded
-from ci.pipeline.suite import Thresholds
-from ci.pipeline.thresholds import derived, low_figures, rewritten, update_suite
-from provisioning.base.settings import MANIFESTS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ci.pipeline.baseline import Baseline
+from ci.pipeline.suite import Thresholds, accepted_thresholds
+from ci.pipeline.suite_file import accepted_path
+from ci.pipeline.thresholds import accepted_figures, derived, low_figures, threshold_values, thresholds_of
+from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.base.errors import ManifestError
 
 FIGURES = {
     "sqnr_db": 30.56,
@@ -46,7 +44,6 @@ lane = "executorch"
 precision = "8a8w"
 socs = ["SM8650"]
 tags = ["pr"]
-thresholds = { sqnr_db = 1 }  # said here
 
 [[case.one.run]]
 lane = "executorch"
@@ -55,7 +52,6 @@ socs = [
   "SM8650",
 ]
 tags = ["pr"]
-  thresholds={cosine=0.5,top1=1.0}
 
 [case."dotted.name"]
 factory = "one:net"
@@ -65,7 +61,7 @@ lane = "executorch"
 precision = "fp16"
 socs = ["SM8650"]
 tags = ["pr"]
-thresholds = { sqnr_db = 2 }
+thresholds = { sqnr_db = 2.0 }
 """
 
 
@@ -74,29 +70,33 @@ HELD = ("sqnr_db", "cosine")
 
 class TestDerived:
     def test_the_margin_is_taken_off_and_cut_downwards(self) -> None:
-        thresholds = derived((*HELD, "reference_sqnr_db"), None, [FIGURES], 1.0)
+        thresholds = derived((*HELD, "reference_sqnr_db"), [FIGURES], 1.0)
         assert thresholds["sqnr_db"] == 29.5
         assert thresholds["reference_sqnr_db"] == 59.0
         assert thresholds["cosine"] == pytest.approx(1 - 0.0005 * 10**0.1, abs=1e-6)
 
-    def test_what_is_named_comes_on_top_of_what_is_always_held(self) -> None:
-        assert set(derived(HELD, Thresholds(sqnr_db=0.0), [FIGURES], 1.0)) == set(HELD)
-        thresholds = derived(("sqnr_db",), Thresholds(sqnr_db=0.0, top1=0.0, max_abs=9.0), [FIGURES], 1.0)
-        assert set(thresholds) == {"sqnr_db", "top1", "max_abs"}
+    def test_an_error_may_be_as_much_more_as_the_margin_is_of_noise(self) -> None:
+        thresholds = derived(("top1", "max_abs"), [FIGURES], 1.0)
         assert thresholds["top1"] == 0.75 and thresholds["max_abs"] == pytest.approx(0.2 * 10**0.05, abs=1e-6)
+        assert derived(("top1",), [{"top1": 0.0}], 1.0) == {}, "an agreement of zero cannot be missed"
 
     def test_an_exact_result_asks_for_what_round_off_leaves(self) -> None:
-        thresholds = derived(HELD, None, [{"sqnr_db": 999.0, "cosine": 1.0}], 1.0)
+        thresholds = derived(HELD, [{"sqnr_db": 999.0, "cosine": 1.0}], 1.0)
         assert thresholds == {"sqnr_db": 99.0, "cosine": 0.999999}
 
     def test_integers_are_held_to_the_share_that_was_equal(self) -> None:
-        held = ("sqnr_db", "agreement", "reference_sqnr_db", "reference_agreement")
-        both = {"sqnr_db": 30.56, "reference_sqnr_db": 60.02, "agreement": 2 / 3, "reference_agreement": 1.0}
-        integers = {name: value for name, value in both.items() if "agreement" in name}
-        shares = {"agreement": 0.666666, "reference_agreement": 1.0}
-        assert derived(held, None, [integers], 1.0) == shares
-        assert derived(held, None, [both], 1.0) == {"sqnr_db": 29.5, "reference_sqnr_db": 59.0, **shares}
-        assert derived(held, None, [FIGURES], 1.0) == {"sqnr_db": 29.5, "reference_sqnr_db": 59.0}
+        shares = {"agreement": 2 / 3, "reference_agreement": 1.0}
+        assert derived(tuple(shares), [shares], 1.0) == {"agreement": 0.666666, "reference_agreement": 1.0}
+
+    def test_programs_are_held_by_the_figures_that_their_outputs_have(self, tmp_path: Path) -> None:
+        path = tmp_path / "suite.toml"
+        path.write_text(TEXT)
+        quantized, floating, _ = programs_of(path)
+        floats = {"sqnr_db": 30.0, "cosine": 0.9, "top1": 0.5, "reference_sqnr_db": 60.0}
+        integers = {"agreement": 0.5, "reference_agreement": 1.0}
+        assert accepted_figures(quantized, [floats]) == ["sqnr_db", "reference_sqnr_db"]
+        assert accepted_figures(quantized, [integers]) == ["agreement", "reference_agreement"]
+        assert accepted_figures(floating, [floats, integers]) == ["sqnr_db", "agreement"]
 
     def test_what_is_below_the_required_is_known_with_its_margin(self) -> None:
         for measured, low in (
@@ -105,7 +105,8 @@ class TestDerived:
             ({"sqnr_db": 30.0, "agreement": 0.99}, ["agreement"]),
             ({"sqnr_db": math.nan, "agreement": 1.0}, ["sqnr_db"]),
         ):
-            assert low_figures({"net": measured}, 1.0) == {"net": low}
+            assert low_figures(measured, 1.0) == low
+            assert low_figures(measured, 1.0, ["sqnr_db", "agreement"]) == []
 
 
 FRACTIONS = sorted({Fraction(k, n) for n in range(2, 76) for k in range(1, n)})
@@ -114,22 +115,23 @@ ERRORS = st.one_of(st.floats(0, 1e300), st.floats(1e-12, 1e-3))
 
 
 class TestWhatWasWrittenHolds:
-    """What was measured passes the thresholds written for it, also after a baseline and a file kept it."""
+    """What was measured passes the thresholds written for it, also after a file kept it."""
 
     def _thresholds(self, figures: dict[str, float]) -> Thresholds:
-        """Those that a suite has then."""
-        named = Thresholds(**dict.fromkeys(figures, 0.0))
-        wanted = derived(("sqnr_db",), named, [json.loads(json.dumps(rounded(figures)))], 1.0)
-        text = rewritten(TEXT, "executorch", {("one", 0): wanted})
-        assert "-0.0" not in text
-        return Thresholds(**tomllib.loads(text)["case"]["one"]["run"][0]["thresholds"])
+        """Those that a run has then."""
+        wanted = derived(tuple(figures), [json.loads(json.dumps(rounded(figures)))], 1.0)
+        with TemporaryDirectory() as folder:
+            suite = Path(folder, "suite.toml")
+            path = accepted_path(suite, "wheels")
+            accept(path, lambda before: before.updated({"onnx/net/8a8w": threshold_values(wanted)}))
+            assert "-0.0" not in path.read_text()
+            return accepted_thresholds(suite, "wheels", "onnx")["net/8a8w"]
 
     def test_every_fraction_of_rows(self) -> None:
         assert len(FRACTIONS) > 1700
-        named = Thresholds(sqnr_db=0.0, top1=0.0)
         for fraction in FRACTIONS:
             figures = {"sqnr_db": 9.0, "top1": float(fraction)}
-            written = derived((), named, [rounded(figures)], 1.0)
+            written = derived(("sqnr_db", "top1"), [rounded(figures)], 1.0)
             assert missed(Thresholds(**written), figures) == [], fraction
             assert figures["top1"] - written["top1"] < 1e-6
 
@@ -148,75 +150,81 @@ class TestWhatWasWrittenHolds:
         assert error <= held.max_rel <= max(1.13 * error, 1e-323)
 
 
-class TestRewritten:
-    def test_thresholds_are_replaced_and_everything_else_stays(self) -> None:
-        wanted = {("one", 0): {"sqnr_db": 29.5}, ("dotted.name", 0): {"cosine": 0.99}}
-        lines = set(TEXT.splitlines()) ^ set(rewritten(TEXT, "executorch", wanted).splitlines())
-        assert lines == {
-            "thresholds = { sqnr_db = 1 }  # said here",
-            "thresholds = { sqnr_db = 29.5 }  # said here",
-            "thresholds = { sqnr_db = 2 }",
-            "thresholds = { cosine = 0.99 }",
-        }
-
-    @pytest.mark.parametrize(
-        "layout",
-        [
-            "thresholds={cosine=0.5,top1=1.0}",
-            "thresholds.cosine = 0.5\nthresholds.top1 = 1.0\nqat = false",
-            "qat = false\n[case.one.run.thresholds]\ncosine = 0.5  # why",
-            "qat = false",
-            "[case.one.run.block_sizes]\n'*' = [1]",
-            'cpu_nodes = ["""\nthresholds = { sqnr_db = 5 }\n"""]\nthresholds = { sqnr_db = 5 }',
-        ],
-    )
-    def test_of_any_layout_the_thresholds_alone_change(self, layout: str) -> None:
-        text = TEXT.replace("  thresholds={cosine=0.5,top1=1.0}", layout)
-        wanted = {("one", 1): {"sqnr_db": 9.5, "top1": 0.75}, ("dotted.name", 0): {"cosine": 0.75}}
-        expected = tomllib.loads(text)
-        for (case, number), thresholds in wanted.items():
-            expected["case"][case]["run"][number]["thresholds"] = thresholds
-        assert tomllib.loads(rewritten(text, "executorch", wanted)) == expected
-
-    @pytest.mark.parametrize(
-        "suite", sorted((MANIFESTS / "suites").glob("*.toml")), ids=lambda path: path.stem
-    )
-    def test_a_suite_of_ours_stays_as_it_is_to_the_byte(self, suite: Path) -> None:
-        assert rewritten(suite.read_text(), "executorch", {}) == suite.read_text()
-
-
 class TestUpdate:
     text = TEXT.replace('["SM8650"]', '["SM8650", "SM8750"]', 1)
 
-    def _update(
-        self, tmp_path: Path, measured: dict[str, float], others: Mapping[str, float] = FIGURES
-    ) -> dict[str, float | None]:
+    def _thresholds(
+        self,
+        tmp_path: Path,
+        measured: dict[str, float],
+        others: Mapping[str, float] = FIGURES,
+        accepted: Mapping[str, Values] = {},
+        profile: str = "wheels",
+    ) -> dict[str, dict[str, float | None]]:
+        """By run and figure, what it is held to after --accept, which is what is read again."""
         path = tmp_path / "suite.toml"
         path.write_text(self.text)
+        file = accepted_path(path, profile)
+        file.write_text(Accepted(file).updated(accepted).as_text())
         figures = {name: {**others, "sqnr_db": value} for name, value in measured.items()}
-        update_suite(
-            path, "executorch", programs_of, figures, 1.0, lambda program: f"type {program.run_name}"
-        )
-        runs = load_suite(path).cases["executorch"]["one"].runs
-        return {run.name: run.thresholds.sqnr_db for run in runs if run.thresholds}
+        programs = programs_of(path, profile=profile)
+        rows = thresholds_of(programs, figures, 1.0, lambda program: f"type {program.run_name}")
+        Baseline(file, lane="executorch").rewritten({}, rows, {program.run_name for program in programs})
+        assert path.read_text() == self.text
+        held = {each.run_name: each.thresholds for each in programs_of(path, profile=profile)}
+        return {name: each.model_dump(exclude_none=True) for name, each in held.items() if each}
 
     def test_the_worst_of_a_runs_chips_is_written(self, tmp_path: Path) -> None:
-        thresholds = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/8a8w/SM8750": 28.0})
-        assert thresholds["8a8w"] == 27.0
+        thresholds = self._thresholds(tmp_path, {"one/8a8w/SM8650": 30.0, "one/8a8w/SM8750": 28.0})
+        assert thresholds["one/8a8w"] == {
+            "sqnr_db": 27.0,
+            "reference_sqnr_db": 59.0,
+        }
+
+    def test_what_the_suite_demands_stays_and_nothing_is_accepted_for_it(self, tmp_path: Path) -> None:
+        before: Mapping[str, Values] = {"executorch/dotted.name/fp16": {"least.sqnr_db": 7.0}}
+        thresholds = self._thresholds(tmp_path, {"dotted.name/fp16/SM8650": 50.0}, accepted=before)
+        assert thresholds["dotted.name/fp16"] == {"sqnr_db": 2.0}
+        assert not load_accepted(tmp_path / "suite.accepted-wheels.json").subjects
+
+    def test_a_figure_that_has_a_threshold_keeps_one(self, tmp_path: Path) -> None:
+        before: Mapping[str, Values] = {"executorch/one/fp16": {"least.top1": 0.25, "most.max_abs": 9.0}}
+        thresholds = self._thresholds(tmp_path, {"one/fp16/SM8650": 50.0}, accepted=before)
+        assert thresholds["one/fp16"].keys() == {"sqnr_db", "top1", "max_abs"}
+        assert thresholds["one/fp16"]["top1"] == 0.75
 
     def test_a_run_of_which_a_chip_is_missing_keeps_what_it_has(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        thresholds = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/fp16/SM8650": 50.0})
-        assert thresholds == {"8a8w": 1.0, "fp16": 49.0}
+        before: Mapping[str, Values] = {"executorch/one/8a8w": {"least.sqnr_db": 1.0}}
+        measured = {"one/8a8w/SM8650": 30.0, "one/fp16/SM8650": 50.0}
+        thresholds = self._thresholds(tmp_path, measured, accepted=before)
+        assert thresholds["one/8a8w"] == {"sqnr_db": 1.0} and thresholds["one/fp16"] == {"sqnr_db": 49.0}
         kept = "one/8a8w keeps its thresholds: SM8750 was not measured; type one/8a8w\n"
         assert kept in capsys.readouterr().err
 
     def test_a_run_with_a_figure_that_nobody_measured_keeps_what_it_has(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        before: Mapping[str, Values] = {"executorch/one/fp16": {"least.cosine": 0.5, "least.top1": 1.0}}
         for figures in ({"sqnr_db": 30.0}, {**FIGURES, "top1": math.nan}):
-            self._update(tmp_path, {"one/fp16/SM8650": 30.0}, figures)
-            assert (tmp_path / "suite.toml").read_text() == self.text
+            thresholds = self._thresholds(tmp_path, {"one/fp16/SM8650": 30.0}, figures, before)
+            assert thresholds["one/fp16"] == {"cosine": 0.5, "top1": 1.0}
             said = capsys.readouterr().err
-            assert "one/fp16" in said and "top1" in said and "wrote" not in said
+            assert "one/fp16" in said and "top1" in said
+
+    @pytest.mark.parametrize("name", ["least.beauty", "least.max_abs", "most.sqnr_db", "sqnr_db"])
+    def test_a_line_of_a_run_that_is_no_threshold_is_refused(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(ManifestError) as caught:
+            self._thresholds(tmp_path, {}, accepted={"executorch/one/fp16": {name: 1.0}})
+        assert caught.value.key.startswith(f"executorch/one/fp16.{name}")
+
+    def test_another_profile_is_held_to_the_default_ones_until_it_has_its_own(self, tmp_path: Path) -> None:
+        default: Mapping[str, Values] = {
+            "executorch/one/fp16": {"least.sqnr_db": 20.0, "least.top1": 0.5},
+            "executorch/one/8a8w": {"least.sqnr_db": 5.0},
+        }
+        self._thresholds(tmp_path, {}, accepted=default)
+        thresholds = self._thresholds(tmp_path, {"one/fp16/SM8650": 50.0}, profile="qnn-2.48")
+        assert thresholds["one/fp16"] == {"sqnr_db": 49.0, "top1": 0.75}
+        assert thresholds["one/8a8w"] == {"sqnr_db": 5.0}

@@ -11,8 +11,8 @@ import pytest
 from ci.engine.jobs import parse_shard
 from ci.gate_table import gate_table
 from ci.lanes.upstream import all_verb
+from ci.lanes.upstream.choice import UNMEASURED, sample_of
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, load_ledger, load_record, record_path
-from ci.lanes.upstream.stage import UNMEASURED, sample_of
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.pipeline.expression import matcher
 from provisioning.base.errors import UsageError

@@ -101,7 +101,7 @@ def test_an_ignore_takes_away_what_it_fits(ignore: str, remaining: list[str]) ->
 
 @pytest.mark.parametrize("ignore", ["elf-machine:lib/c/*", "elf-readable"])
 def test_an_ignore_that_fits_nothing_is_refused(ignore: str) -> None:
-    with pytest.raises(UsageError, match="matches no finding") as caught:
+    with pytest.raises(UsageError) as caught:
         without_ignored(FOUND, [Ignore.parse("host-os"), Ignore.parse(ignore)])
     assert f"--ignore {ignore}" in caught.value.message
 

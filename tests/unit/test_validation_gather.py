@@ -16,7 +16,6 @@ from provisioning.validation import chosen as chosen_rules
 from provisioning.validation import gather as gathering
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather
-from provisioning.validation.probe import Answer
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, write_sdk
 
 
@@ -42,11 +41,9 @@ def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selec
 def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     selection: Selection,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     targets: tuple[str, ...],
     questioned: list[str],
 ) -> None:
-    monkeypatch.setattr("provisioning.validation.gather.ask", lambda soc, variables: Answer("absent"))
     sdk = write_sdk(tmp_path / "device only")
     shutil.rmtree(sdk / "lib" / X86)
     chosen = replace(selection, target=targets[0], named_targets=targets)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.validation import probe
 from provisioning.validation.probe import ask, understand
 from provisioning.validation.scan import libraries
 from tests.support.elves import Library, skel
@@ -90,10 +89,9 @@ def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
     )
 
 
-def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_hangs_is_given_up(tmp_path: Path) -> None:
     package = tmp_path / "executorch"
     package.mkdir()
     (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(probe, "_SECONDS", 0.3)
-    answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)})
+    answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)}, seconds=0.3)
     assert (answer.made_device, answer.detail) == (False, "no answer within 0.3 s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Iterator, Mapping
@@ -229,10 +230,16 @@ def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
                 check_permissions(f"{name}: {job.id}", allowed_in(workflow, job), called)
 
 
+def jobs_of(name: str, row: CiJob, occasion: str) -> list[dict[str, Any]]:
+    """Of a row whose suite is not split."""
+    return list(plan.jobs_of(name, row, occasion, plan.Caller("wheels"), (), lambda _: ()))
+
+
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
     caller = plan.Caller("qnn-2.37", executorch=True)
     rows = gate_table().row.items()
-    all_jobs = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", caller)]
+    shards = functools.cache(lambda most: plan.matrix_entries(most, (), ""))
+    all_jobs = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", caller, (), shards)]
     for key in ("name", "artifact"):
         values = [job[key] for job in all_jobs]
         assert len(set(values)) == len(values)
@@ -307,7 +314,7 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
-    (job,) = plan.jobs_of("x", CiJob(stage="lint", minutes=1), "gate", "", plan.Caller("wheels"))
+    (job,) = jobs_of("x", CiJob(stage="lint", minutes=1), "gate")
     assert used == set(job)
 
 
@@ -328,7 +335,7 @@ def test_jobs_that_remember_do_some_of_it_again_every_night() -> None:
         assert row.remembers
         for occasion in ("gate", "nightly"):
             whole = row.model_copy(update={"suite": 0, "replaces": ()})
-            (job,) = plan.jobs_of(name, whole, occasion, "", plan.Caller("wheels"))
+            (job,) = jobs_of(name, whole, occasion)
             arguments = job["arguments"].split()
             assert ("--recheck" in arguments) == (occasion == "nightly")
             assert parsed(importlib.import_module(COMMANDS[row.stage].module), *arguments)

@@ -67,10 +67,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import tempfile
-
-    from ci.dev.bench.frame import measure, rendered
-
     if args.list:
         for name, verb in BENCHMARKS.items():
             sys.stdout.write(f"{name}  {verb.summary}\n")
@@ -78,32 +74,49 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in BENCHMARKS:
         problem = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
         raise UsageError(problem, fix=f"name one of: {', '.join(BENCHMARKS)}")
-    reports = reports_path(args.reports)
     if args.store is not None:
         # Benchmarks, and the processes that they time, read it from there.
         os.environ["QNN_CI_STORE"] = str(store_path(args.store))
-    options = [flag for flag, given in (("--quick", args.quick), ("--check", args.check)) if given]
+    module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
+    reports = reports_path(args.reports)
+    return run_benchmark(args.name, module, args.rounds, reports, args.quick, args.check, args.work)
+
+
+def run_benchmark(
+    name: str,
+    module: BenchmarkModule,
+    rounds: int,
+    reports: Path,
+    quick: bool = False,
+    check: bool = False,
+    work: Path | None = None,
+) -> int:
+    """Measure in `work`, judge the aims, write the report; returns the exit code."""
+    import tempfile
+
+    from ci.dev.bench.frame import measure, rendered
+
+    flags = [flag for flag, given in (("--quick", quick), ("--check", check)) if given]
     stage = StageRun(
-        f"bench-{args.name}",
+        f"bench-{name}",
         DEFAULT_PROFILE,
         DEFAULT_TARGET,
-        typed("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
+        typed("nox -s bench --", [name, "--rounds", str(rounds), *flags]),
     )
-    module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
-    with stage.reported(reports, "bench-not-measured", args.name):
-        if args.work is not None:
+    with stage.reported(reports, "bench-not-measured", name):
+        if work is not None:
             try:
-                args.work.mkdir(parents=True, exist_ok=True)
+                work.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(
-                    f"--work {args.work}: {error.strerror}", fix="name a directory that you may write"
+                    f"--work {work}: {error.strerror}", fix="name a directory that you may write"
                 ) from error
         with (
-            tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=args.work) as work,
-            module.prepared(Path(work), quick=args.quick) as benchmark,
+            tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=work) as folder,
+            module.prepared(Path(folder), quick=quick) as benchmark,
         ):
-            measured = measure(benchmark, args.rounds, Path(work) / "rounds", report=_print)
-        _judge(stage, benchmark, measured, check=args.check)
+            measured = measure(benchmark, rounds, Path(folder) / "rounds", report=_print)
+        _judge(stage, benchmark, measured, check=check)
 
     def show(report: Report) -> None:
         path = reports / f"{report.stage}.json"

@@ -83,7 +83,7 @@ def _headers(command: list[str], into: Path) -> None:
 def _check(count: int) -> Callable[[Path], None]:
     def check(directory: Path) -> None:
         report = Report.read(directory / "reports" / "validate.json")
-        faults = [one.message for one in report.findings if one.severity is not Severity.NOTE]
+        faults = [finding.message for finding in report.findings if finding.severity is not Severity.NOTE]
         if faults or report.metrics["libraries"] != count:
             raise CheckFailed(
                 f"expected {count} libraries and no fault, found {report.metrics['libraries']} and {faults}",

@@ -46,7 +46,7 @@ class Draft:
     runner: str = ""
     """What run.sh starts; empty where an application of the user's is the runner."""
     arguments: str = ""
-    """Of run.sh, where they are always the same."""
+    """Arguments of run.sh, where they are always the same."""
 
 
 def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> None:

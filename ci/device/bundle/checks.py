@@ -122,9 +122,11 @@ def _windows_machine(item: BundleItem) -> Iterator[Finding]:
 
 def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:
     ids = {item.path: build_ids(item.path) for item in items if item.kind in (QNN, DSP, "signed")}
-    known = sorted({each for builds in ids.values() for each in builds})
+    known = sorted({build for builds in ids.values() for build in builds})
     if len(known) > 1:
-        listed = "; ".join(f"{path.name} {', '.join(each)}" for path, each in sorted(ids.items()) if each)
+        listed = "; ".join(
+            f"{path.name} {', '.join(builds)}" for path, builds in sorted(ids.items()) if builds
+        )
         yield _finding(
             "build-id",
             "QNN",

@@ -40,7 +40,7 @@ LOOK_SECONDS = 5.0
 LEAST_MEMORY = 3 << 30
 """With less free memory than this, an idle server ends."""
 
-CLIENT_SECONDS = 5.0
+CLIENT_SECONDS = 2.0
 """How long a client may take to send its descriptors."""
 
 PACKAGES = ("-info", ".egg", ".egg-link", ".pth")

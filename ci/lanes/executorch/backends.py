@@ -60,7 +60,7 @@ def lpai_library(sdk: Path) -> Path:
 def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
     figures: Mapping[str, float] = facts["figures"]
-    if misses := missed(program.run.effective_thresholds, figures):
+    if misses := missed(program.thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
         again = SUITES.repeat(program, "test_lowering")
         yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)

@@ -27,7 +27,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
     """The program's name, and what the search gave."""
     selection = model.selection
     program = program_of(model) if model.typed else _chosen(choice, selection)
-    thresholds = program.run.effective_thresholds
+    thresholds = program.thresholds
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)
     environment = ready_environment(selection, os.environ)

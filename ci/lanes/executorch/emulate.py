@@ -282,7 +282,7 @@ def findings_of(program: ExecutorchProgram, result: Result, compiled: Mapping[st
     if facts["rule"]:
         return [wrong(facts["rule"], facts["message"])]
     figures: Mapping[str, float] = facts["figures"]
-    misses = missed(program.run.effective_thresholds, figures)
+    misses = missed(program.thresholds, figures)
     if not misses:
         return []
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())

@@ -23,7 +23,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    group = add_flags(parser, "thresholds in the suite, and manifests/baselines")
+    group = add_flags(parser)
     add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
     group.add_argument(
         "--reload",

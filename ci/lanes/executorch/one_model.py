@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ci.engine.installed import ready_runner
 from ci.engine.output import Publish
@@ -47,16 +47,19 @@ from provisioning.base.rendering.text import plural
 class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
     lane = Emulation(False, False)
     fields = ("precision", "cpu_nodes")
-    same = staticmethod(scheme_named)
 
     @property
     def measured(self) -> bool:
         return self.how.verify and self.model.backend in (None, "htp")
 
+    @staticmethod
+    def same(precision: str) -> str:
+        return scheme_named(precision)
+
     def program(self, soc: str, suite: Path | None = None) -> ExecutorchProgram:
         return program_of(self.model, soc, self.how.keep_on_cpu, suite)
 
-    def exported(self, scratch: Path, publish: Publish) -> Self:
+    def exported(self, scratch: Path, publish: Publish) -> PytorchModel:
         """With --python: the .pt2 that it exports, which then lies in the output."""
         model = self.model
         if not (python := model.python):

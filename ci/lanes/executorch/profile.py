@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.protobuf import Malformed
+from ci.artifacts.bounds import Malformed
 from ci.artifacts.trace import events_of
 from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner

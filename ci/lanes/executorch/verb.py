@@ -25,12 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, accepts: str = "manifests/baselines"
-) -> argparse._ArgumentGroup:
+def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The flags that test_emulator has too."""
     add_choice(parser, SUITE)
-    group = add_how(parser, accepts=accepts)
+    group = add_how(parser)
     group.add_argument(
         "--worker-memory", type=count, metavar="MB", help="what one worker may take [most of what is free]"
     )

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     add_moved(commands)
 
-    runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
+    runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     runner.add_argument("prompt", metavar="TEXT")
     runner.add_argument("--chat", action="store_true", help="put TEXT into the checkpoint's chat template")

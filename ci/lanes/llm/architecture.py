@@ -41,20 +41,19 @@ UPSTREAM_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    kind: str
-    """`model_type`."""
-    words: int
-    width: int
-    layers: int
-    heads: int
-    groups: int
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
     """Heads of keys and of values."""
-    size: int
+    head_dim: int
     """Of a head."""
-    hidden: int
-    eps: float
-    theta: float
-    scaling: Mapping[str, Any] | None
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
     """Llama 3's scaling of rotary frequencies, by the names of config.json."""
     tied: bool
     """Whether the output head is the embedding."""
@@ -74,8 +73,8 @@ class Architecture:
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Their shapes, by their names in the checkpoint."""
-        width, hidden = self.width, self.hidden
-        queries, keys = self.heads * self.size, self.groups * self.size
+        width, hidden = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         rows = {"q": queries, "k": keys, "v": keys}
         parts: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (width,),
@@ -89,22 +88,29 @@ class Architecture:
         if self.bias:
             parts |= {f"self_attn.{name}_proj.bias": (count,) for name, count in rows.items()}
         if self.head_norms:
-            parts |= {f"self_attn.{name}_norm.weight": (self.size,) for name in "qk"}
+            parts |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
         words = ["model.embed_tokens.weight", *([] if self.tied else ["lm_head.weight"])]
         return {
-            **dict.fromkeys(words, (self.words, width)),
+            **dict.fromkeys(words, (self.vocab_size, width)),
             "model.norm.weight": (width,),
-            **{f"model.layers.{layer}.{name}": parts[name] for layer in range(self.layers) for name in parts},
+            **{
+                f"model.layers.{layer}.{name}": parts[name]
+                for layer in range(self.num_layers)
+                for name in parts
+            },
         }
 
     @property
     def weights_of_layer(self) -> int:
-        return self.width * (2 * self.heads + 2 * self.groups) * self.size + 3 * self.width * self.hidden
+        return (
+            self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+            + 3 * self.hidden_size * self.intermediate_size
+        )
 
     @property
     def weights_of_words(self) -> int:
         """Of the embedding as of the head."""
-        return self.words * self.width
+        return self.vocab_size * self.hidden_size
 
     def part(self, number: int, parts: int) -> tuple[int, int]:
         """The first layer of a part, and the one after its last. The embedding is in the first part and the
@@ -112,9 +118,9 @@ class Architecture:
         layer, words = self.weights_of_layer, self.weights_of_words
 
         def boundary(index: int) -> int:
-            share = ((2 * words + self.layers * layer) * index // parts - words) // layer
-            inside = min(max(share, index), self.layers - parts + index)
-            return {0: 0, parts: self.layers}.get(index, inside)
+            share = ((2 * words + self.num_layers * layer) * index // parts - words) // layer
+            inside = min(max(share, index), self.num_layers - parts + index)
+            return {0: 0, parts: self.num_layers}.get(index, inside)
 
         return boundary(number), boundary(number + 1)
 
@@ -122,7 +128,7 @@ class Architecture:
         """How many each part has."""
         layer, words = self.weights_of_layer, self.weights_of_words
         spans = [self.part(number, parts) for number in range(parts)]
-        ends = [(first == 0) + (last == self.layers) for first, last in spans]
+        ends = [(first == 0) + (last == self.num_layers) for first, last in spans]
         return [(last - first) * layer + end * words for (first, last), end in zip(spans, ends, strict=True)]
 
     def rotation(self, positions: Array) -> tuple[Array, Array]:
@@ -131,13 +137,13 @@ class Architecture:
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def frequencies(self) -> Array:
-        plain: Array = self.theta ** (-np.arange(0, self.size, 2, dtype=np.float64) / self.size)
-        if self.scaling is None:
+        plain: Array = self.rope_theta ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
+        if self.rope_scaling is None:
             return plain
-        low, high = float(self.scaling["low_freq_factor"]), float(self.scaling["high_freq_factor"])
-        turns = float(self.scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+        low, high = float(self.rope_scaling["low_freq_factor"]), float(self.rope_scaling["high_freq_factor"])
+        turns = float(self.rope_scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
         kept = np.clip((turns - low) / (high - low), 0, 1)
-        scaled: Array = plain * kept + plain / float(self.scaling["factor"]) * (1 - kept)
+        scaled: Array = plain * kept + plain / float(self.rope_scaling["factor"]) * (1 - kept)
         return scaled
 
 
@@ -168,17 +174,17 @@ def read_architecture(folder: Path) -> Architecture:
             multiple = f"a multiple of num_key_value_heads, {groups}"
             raise _unexpected(folder, "num_attention_heads", multiple, heads)
         return Architecture(
-            kind=kind,
-            words=words,
-            width=width,
-            layers=layers,
-            heads=heads,
-            groups=groups,
-            size=_size(folder, config, "head_dim", width // heads),
-            hidden=hidden,
-            eps=float(config["rms_norm_eps"]),
-            theta=float(config.get("rope_theta", 10000.0)),
-            scaling=_scaling(folder, config),
+            model_type=kind,
+            vocab_size=words,
+            hidden_size=width,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=groups,
+            head_dim=_size(folder, config, "head_dim", width // heads),
+            intermediate_size=hidden,
+            rms_norm_eps=float(config["rms_norm_eps"]),
+            rope_theta=float(config.get("rope_theta", 10000.0)),
+            rope_scaling=_scaling(folder, config),
             tied=bool(config.get("tie_word_embeddings", False)),
             bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
             head_norms=kind == "qwen3",
@@ -374,7 +380,7 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
         raise UsageError(
             f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
             "would be left out",
-            fix=f"take a model that is built like {FAMILIES[shape.kind]}",
+            fix=f"take a model that is built like {FAMILIES[shape.model_type]}",
         )
 
 

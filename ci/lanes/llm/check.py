@@ -22,8 +22,8 @@ from ci.lanes.llm.findings import READER_NAMES, figures_from
 from ci.lanes.llm.genie import KINDS, RECORD, contradictions, encoded, setting
 from ci.lanes.llm.judge import EXCUSED, choice_misses, close, misses
 from ci.lanes.llm.prompts import (
+    CONTINUED,
     PREFIX,
-    SAID,
     chat_text,
     has_template,
     load_tokenizer,
@@ -164,7 +164,7 @@ def check_model(options: CheckOptions) -> int:
         for name, default in LIMITS[record["precision"]].items()
     }
     log = Path.cwd() / LOG
-    with asking(setup_of("speak", log.parent, options.timeout), log) as ask:
+    with asking(setup_of("generate", log.parent, options.timeout), log) as ask:
         # Before the figures, which take the emulator's time.
         problems = (
             _tokenizer(config, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
@@ -201,7 +201,7 @@ def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -
         ours, genies = [tokens_of(tokenizer, text) for text in texts], encoded(copy, texts, timeout=timeout)
     if ours == genies:
         return []
-    return ["Genie's tokenizer reads tokenizer.json otherwise than tokenizers does"]
+    return ["Genie's tokenizer tokenizes otherwise than the tokenizers library"]
 
 
 def _of_each_kind(ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ def _choices(
     limits: Mapping[str, float],
 ) -> list[str]:
     """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
-    with limited(config, SAID) as copy:
+    with limited(config, CONTINUED) as copy:
         reply = ask(**{**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
     facts = {kind: reply[kind] for kind in KINDS}
     for kind, one in facts.items():

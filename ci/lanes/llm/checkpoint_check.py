@@ -17,7 +17,7 @@ from ci.lanes.llm.arrays import Sample
 from ci.lanes.llm.checkpoint_compile import on_cpu_name
 from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 from ci.lanes.llm.decoder import Decoder, load_decoder
-from ci.lanes.llm.genie import RECORD, speak
+from ci.lanes.llm.genie import RECORD, generate
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
 from ci.lanes.llm.measure import choices, figures_on, windows
 from ci.lanes.llm.reference import load_reference, require_rope
@@ -88,8 +88,8 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
 def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
     """Genie's choices after each prefix, by what float loses by them."""
     folder, prefixes = Path(order["model"]), order["prefixes"]
-    spoken = speak(Path(order["config"]), prefixes, timeout=order["timeout"])
-    return choices(read_architecture(folder), load_reference(folder), prefixes, spoken)
+    generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
+    return choices(read_architecture(folder), load_reference(folder), prefixes, generated)
 
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:

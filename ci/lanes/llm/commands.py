@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
-from ci.lanes.llm.genie import CONFIG, RECORD, require_short, require_sizes, setting, speak
+from ci.lanes.llm.genie import CONFIG, RECORD, generate, require_short, require_sizes, setting
 from ci.lanes.llm.prompts import (
     chat_text,
     load_tokenizer,
@@ -78,7 +78,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     # Quantizing holds a part as floats.
     weight = 2 if precision == "fp16" else 4
     parts = language.parts or (1 if through == "executorch" else parts_of(shape, weight))
-    most = 1 if through == "executorch" else shape.layers
+    most = 1 if through == "executorch" else shape.num_layers
     if parts > most:
         raise UsageError(f"--parts {parts}: expected at most {most} through {through}", fix=f"--parts {most}")
     return shape, {
@@ -107,8 +107,10 @@ def _precision(name: str, through: str) -> str:
 
 def parts_of(shape: Architecture, weight: int) -> int:
     """The fewest of which none is larger than PART, or than a layer with all words; `weight` in bytes."""
-    most = max(PART, max(shape.weights(shape.layers)) * weight)
-    return next(parts for parts in range(1, shape.layers + 1) if max(shape.weights(parts)) * weight <= most)
+    most = max(PART, max(shape.weights(shape.num_layers)) * weight)
+    return next(
+        parts for parts in range(1, shape.num_layers + 1) if max(shape.weights(parts)) * weight <= most
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,23 +136,24 @@ def run_model(prompt: Prompt) -> int:
     with limited(config, prompt.tokens) as copy:
         sys.stdout.write("" if prompt.chat else prompt.text)
         sys.stdout.flush()
-        heard, written = list[int](), 0
+        tokens_so_far, written = list[int](), 0
 
         def write(token: int) -> None:
             nonlocal written
-            heard.append(token)
-            text = tokenizer.decode(heard)
+            tokens_so_far.append(token)
+            text = tokenizer.decode(tokens_so_far)
             # The rest of a letter comes with the next token.
             if not text.endswith("\ufffd"):
                 sys.stdout.write(text[written:])
                 sys.stdout.flush()
                 written = len(text)
 
-        [spoken] = speak(copy, [tokens], timeout=prompt.timeout, heard=write)
-    sys.stdout.write(tokenizer.decode(list(spoken.tokens))[written:] + "\n")
-    rate = len(spoken.tokens) / spoken.seconds
+        [generated] = generate(copy, [tokens], timeout=prompt.timeout, on_token=write)
+    sys.stdout.write(tokenizer.decode(list(generated.tokens))[written:] + "\n")
+    rate = len(generated.tokens) / generated.seconds
     sys.stderr.write(
-        f"{len(spoken.tokens)} tokens, stopped by {spoken.stopped}; {rate:.1f} a second on the emulator\n"
+        f"{len(generated.tokens)} tokens, stopped by {generated.stopped};"
+        f" {rate:.1f} a second on the emulator\n"
     )
     return 0
 

@@ -35,36 +35,39 @@ class DecoderAttention(nn.Module):
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
         self.shape = shape
-        heads, groups = shape.heads * shape.size, shape.groups * shape.size
-        self.q_proj = nn.Linear(shape.width, heads, bias=shape.bias)
-        self.k_proj = nn.Linear(shape.width, groups, bias=shape.bias)
-        self.v_proj = nn.Linear(shape.width, groups, bias=shape.bias)
-        self.o_proj = nn.Linear(heads, shape.width, bias=False)
+        heads, groups = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, heads, bias=shape.bias)
+        self.k_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
+        self.v_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
+        self.o_proj = nn.Linear(heads, shape.hidden_size, bias=False)
         if shape.head_norms:
-            self.q_norm, self.k_norm = Norm(shape.size, shape.eps), Norm(shape.size, shape.eps)
+            self.q_norm, self.k_norm = (
+                Norm(shape.head_dim, shape.rms_norm_eps),
+                Norm(shape.head_dim, shape.rms_norm_eps),
+            )
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         shape, count = self.shape, x.shape[1]
-        q = self._split(self.q_proj(x), shape.heads)
-        k = self._split(self.k_proj(x), shape.groups)
-        v = self._split(self.v_proj(x), shape.groups)
+        q = self._split(self.q_proj(x), shape.num_heads)
+        k = self._split(self.k_proj(x), shape.num_kv_heads)
+        v = self._split(self.v_proj(x), shape.num_kv_heads)
         if shape.head_norms:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin).transpose(2, 3)
         every_key, every_value = torch.cat((keys, k), 3), torch.cat((values, v), 2)
-        each = shape.heads // shape.groups
+        each = shape.num_heads // shape.num_kv_heads
         # The heads of a group are rows of one product.
-        q = q.reshape(shape.groups, 1, each * count, shape.size)
+        q = q.reshape(shape.num_kv_heads, 1, each * count, shape.head_dim)
         places = mask.shape[-1]
-        scores = (q @ every_key * shape.size**-0.5).view(shape.groups, each, count, places) + mask
-        weights = torch.softmax(scores, -1).view(shape.groups, 1, each * count, places)
-        y = (weights @ every_value).view(shape.heads, count, shape.size).permute(1, 0, 2)
-        return self.o_proj(y.reshape(1, count, shape.heads * shape.size)), k, v
+        scores = (q @ every_key * shape.head_dim**-0.5).view(shape.num_kv_heads, each, count, places) + mask
+        weights = torch.softmax(scores, -1).view(shape.num_kv_heads, 1, each * count, places)
+        y = (weights @ every_value).view(shape.num_heads, count, shape.head_dim).permute(1, 0, 2)
+        return self.o_proj(y.reshape(1, count, shape.num_heads * shape.head_dim)), k, v
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.view(x.shape[1], heads, self.shape.size).permute(1, 0, 2).unsqueeze(1)
+        return x.view(x.shape[1], heads, self.shape.head_dim).permute(1, 0, 2).unsqueeze(1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -75,9 +78,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class FeedForward(nn.Module):
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.up_proj = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.down_proj = nn.Linear(shape.hidden, shape.width, bias=False)
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -87,9 +90,9 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape.width, shape.eps)
+        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = DecoderAttention(shape)
-        self.post_attention_layernorm = Norm(shape.width, shape.eps)
+        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = FeedForward(shape)
 
     def forward(
@@ -109,13 +112,13 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.count, self.context = shape, count, context
-        self.first, self.last = first, shape.layers if last is None else last
+        self.first, self.last = first, shape.num_layers if last is None else last
         self.layers = nn.ModuleDict({str(number): Layer(shape) for number in range(self.first, self.last)})
         if self.has_embedding:
-            self.embed_tokens = nn.Embedding(shape.words, shape.width)
+            self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         if self.has_head:
-            self.norm = Norm(shape.width, shape.eps)
-            self.lm_head = nn.Linear(shape.width, shape.words, bias=False)
+            self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
+            self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
 
     @property
     def has_embedding(self) -> bool:
@@ -123,7 +126,7 @@ class Decoder(nn.Module):
 
     @property
     def has_head(self) -> bool:
-        return self.last == self.shape.layers
+        return self.last == self.shape.num_layers
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, *cache: Tensor
@@ -162,12 +165,14 @@ class Decoder(nn.Module):
         x = (
             torch.zeros(1, count, dtype=torch.int32)
             if self.has_embedding
-            else torch.zeros(1, count, shape.width)
+            else torch.zeros(1, count, shape.hidden_size)
         )
         # Two tensors, because the exporter merges one that is passed twice.
-        cos, sin = (torch.zeros(1, 1, count, shape.size // 2) for _ in range(2))
+        cos, sin = (torch.zeros(1, 1, count, shape.head_dim // 2) for _ in range(2))
         cache = [
-            torch.zeros(shape.groups, 1, *((shape.size, past) if kind == "key" else (past, shape.size)))
+            torch.zeros(
+                shape.num_kv_heads, 1, *((shape.head_dim, past) if kind == "key" else (past, shape.head_dim))
+            )
             for _ in self.layers
             for kind in ("key", "value")
         ]

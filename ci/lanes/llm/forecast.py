@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ci.lanes.llm.architecture import Architecture
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.baseline import load_baseline
 from ci.pipeline.precision import written_name
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
 from provisioning.base.units import seconds, size
@@ -49,7 +49,7 @@ def forecast(
 ) -> CompileCost | None:
     """None for a precision that was not measured. The context costs the time to quantize by it; a binary is
     1 % larger at 4096 than at 512, as the cache is not in it."""
-    programs = load_baseline(baseline_path(SUITE, DEFAULT_PROFILE), "onnx").programs
+    programs = load_baseline(SUITE, DEFAULT_PROFILE, "onnx").programs
     measured = [programs.get(f"{case}/{written_name(precision)}/{CHIP}") for case in CASES]
     if None in measured:
         return None
@@ -57,7 +57,7 @@ def forecast(
 
     def cost_of(name: str) -> float:
         one, two, embedding, head = (float(getattr(each, name)) for each in measured)
-        return shape.layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
+        return shape.num_layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
 
     long = START + COMPILING * GRAPHS * cost_of("cpu_seconds")
     least, by_weight = MEMORY[precision]
@@ -66,8 +66,8 @@ def forecast(
         from ci.lanes.llm.measure import calibration_windows
 
         tokens = calibration_windows(context) * context
-        long += tokens * READING * (shape.layers * layer + words)
-        memory = max(memory, least + SCORE * shape.heads * context**2)
+        long += tokens * READING * (shape.num_layers * layer + words)
+        memory = max(memory, least + SCORE * shape.num_heads * context**2)
     return CompileCost(
         bytes=cost_of("context_bytes") * (1 if shared else GRAPHS),
         seconds=long,

@@ -32,7 +32,7 @@ KINDS = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class GeneratedText:
     """What Genie answered to one prompt."""
 
     tokens: tuple[int, ...]
@@ -65,7 +65,7 @@ def require_sizes(context: int, counts: Sequence[int]) -> None:
         if context <= 2 * count:
             longer = 2 * count + CONTEXT_BLOCK - 2 * count % CONTEXT_BLOCK
             raise UsageError(
-                f"prefill by {count} tokens in a context of {context}: Genie would speak nonsense",
+                f"prefill by {count} tokens in a context of {context}: Genie would generate nonsense",
                 fix=f"take prefill by {(context // 2 - 1) // BLOCK * BLOCK}, or a context of {longer}",
             )
 
@@ -108,7 +108,7 @@ def write_config(
         "mmap-budget": 0,
         "poll": False,
         "cpu-mask": "0x1",
-        "kv-dim": shape.size,
+        "kv-dim": shape.head_dim,
         "allow-async-init": False,
     }
     config = {
@@ -139,7 +139,11 @@ def write_config(
 
 def _words(shape: Architecture) -> dict[str, Any]:
     eos = shape.eos[0] if len(shape.eos) == 1 else list(shape.eos)
-    return {"n-vocab": shape.words, "bos-token": NONE if shape.bos is None else shape.bos, "eos-token": eos}
+    return {
+        "n-vocab": shape.vocab_size,
+        "bos-token": NONE if shape.bos is None else shape.bos,
+        "eos-token": eos,
+    }
 
 
 def _chip(soc: Soc) -> dict[str, Any]:
@@ -147,11 +151,11 @@ def _chip(soc: Soc) -> dict[str, Any]:
 
 
 def _rope(shape: Architecture) -> dict[str, Any]:
-    theta = int(shape.theta) if shape.theta == int(shape.theta) else shape.theta
-    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.size // 2, "rope-theta": theta}
-    if shape.scaling is not None:
+    theta = int(shape.rope_theta) if shape.rope_theta == int(shape.rope_theta) else shape.rope_theta
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.head_dim // 2, "rope-theta": theta}
+    if shape.rope_scaling is not None:
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = {name.replace("_", "-"): shape.scaling[name] for name in names}
+        scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in names}
         rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
     return rope
 
@@ -182,7 +186,7 @@ def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) ->
         f"{EXTENSION}: devices": _chip(soc),
         "context": {"size": context, **_words(shape)},
         "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
-        "engine.backend.QnnHtp": {"kv-dim": shape.size},
+        "engine.backend.QnnHtp": {"kv-dim": shape.head_dim},
         # Other samplers choose at random, so that nothing could be compared.
         "sampler": {"top-k": 1},
     }
@@ -194,19 +198,19 @@ def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) ->
     ]
 
 
-def speak(
+def generate(
     config: Path,
     prompts: Sequence[Sequence[int]],
     *,
     timeout: float,
-    heard: Callable[[int], None] = lambda token: None,
-) -> list[Spoken]:
+    on_token: Callable[[int], None] = lambda token: None,
+) -> list[GeneratedText]:
     """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
-    have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
-    token as it is said."""
-    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, heard)
+    have none. The process starts in the configuration's folder, where relative paths lead. `on_token` gets
+    each token as it comes."""
+    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, on_token)
     most = setting(config, "max-num-tokens")
-    return [_spoken(reply, most) for reply in replies]
+    return [_generated(reply, most) for reply in replies]
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
@@ -215,7 +219,7 @@ def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[
 
 
 def _replies(
-    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, heard: Callable[[int], None]
+    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, on_token: Callable[[int], None]
 ) -> list[dict[str, Any]]:
     _require_head_size(config)
     request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts})
@@ -248,7 +252,7 @@ def _replies(
                 process.stdin.close()
             for line in process.stdout:
                 if line.startswith('{"token":'):
-                    heard(json.loads(line)["token"])
+                    on_token(json.loads(line)["token"])
                 elif line.startswith(('{"tokens"', '{"encoded"')):
                     answers.append(line)
                 else:
@@ -279,10 +283,10 @@ def _require_head_size(config: Path) -> None:
         )
 
 
-def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:
+def _generated(reply: Mapping[str, Any], most: int) -> GeneratedText:
     tokens = tuple(reply["tokens"])
     stopped = "context" if reply["stopped"] == "context" else "length" if len(tokens) >= most else "eos"
-    return Spoken(tokens, stopped, reply["seconds"], reply["first_seconds"])
+    return GeneratedText(tokens, stopped, reply["seconds"], reply["first_seconds"])
 
 
 def refusal(output: str, how: str) -> CheckFailed:

@@ -44,7 +44,7 @@ class TextComparison:
     expected: tuple[int, ...]
     expected_stop: str
     found: tuple[int, ...]
-    """The spoken tokens; after an excused one, those spoken when float's token was forced."""
+    """The generated tokens; after an excused one, those generated when float's token was forced."""
     found_stop: str
     excused: list[FirstDifference] = field(default_factory=list)
     difference: FirstDifference | None = None
@@ -69,7 +69,7 @@ def compare_text(
     logits: Array,
     ends: Collection[int],
     most: int,
-    speak: Continue,
+    generate: Continue,
     excuses: Callable[[FirstDifference], bool] = lambda difference: difference.lost < NEAR_TIE,
 ) -> TextComparison:
     """Compare a text with float's. If it differs at a choice that `excuses`, float's token is forced and both
@@ -77,8 +77,8 @@ def compare_text(
     place, tokens, reason = 0, list[int](), ""
     comparison = TextComparison(tuple(prompt), tuple(expected), stopped, (), "")
     while True:
-        spoken, reason = speak(tuple(expected[:place]))
-        tokens = [*expected[:place], *spoken][:most]
+        generated, reason = generate(tuple(expected[:place]))
+        tokens = [*expected[:place], *generated][:most]
         if len(tokens) == most and reason == "eos":
             reason = "length"
         comparison.found, comparison.found_stop = tuple(tokens), reason

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
-from ci.lanes.llm.genie import KINDS, Spoken
+from ci.lanes.llm.genie import KINDS, GeneratedText
 from ci.lanes.llm.judge import NEAR_TIE, Continue, TextComparison, Window, compare_text, figures_of, window_of
-from ci.lanes.llm.prompts import SAID, load_tokenizer, read_text, tokens_of
+from ci.lanes.llm.prompts import CONTINUED, load_tokenizer, read_text, tokens_of
 from ci.lanes.llm.reference import ends_of, logits_of, text_of
 from ci.lanes.llm.suite import LlmRun
 from provisioning.base.commands import quoted
@@ -98,7 +98,7 @@ class ProgramFolders:
 
     def endless(self) -> Architecture:
         """One that speaks until the context is full."""
-        return replace(self.shape, eos=(self.shape.words - 1,))
+        return replace(self.shape, eos=(self.shape.vocab_size - 1,))
 
 
 class TokenReader(Protocol):
@@ -108,12 +108,14 @@ class TokenReader(Protocol):
 
 
 class Speaker(Protocol):
-    def __call__(self, prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> Sequence[Spoken]:
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], most: int, *, endless: bool
+    ) -> Sequence[GeneratedText]:
         """Answers to prompts without the token that begins a text."""
 
 
 def texts(
-    place: ProgramFolders, reference: Any, speak: Speaker
+    place: ProgramFolders, reference: Any, generate: Speaker
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Texts after prompts of every length, and one that fills the context, each beside float's text; and
     the model's speed, which says nothing about a device."""
@@ -125,7 +127,7 @@ def texts(
     ]
     prompts = [tuple(prompt) for _, _, _, prompt in plans]
     plans.append((True, 2 * place.context, place.endless().eos, stream[:1]))
-    spoken = dict(zip(prompts, speak(prompts, MOST, endless=False), strict=True))
+    generated = dict(zip(prompts, generate(prompts, MOST, endless=False), strict=True))
     rows = []
     for endless, most, ends, prompt in plans:
 
@@ -136,12 +138,12 @@ def texts(
             prompt: Sequence[int] = prompt,
         ) -> tuple[Sequence[int], str]:
             whole = (*prompt, *tokens)
-            one = None if endless else spoken.get(whole)
-            one = one or speak([whole], most, endless=endless)[0]
+            one = None if endless else generated.get(whole)
+            one = one or generate([whole], most, endless=endless)[0]
             return one.tokens, one.stopped
 
         rows.append(_as_row(place, beside_float(reference, place.shape, prompt, most, ends, again)))
-    every = [one for one in spoken.values() if len(one.tokens) > 1]
+    every = [one for one in generated.values() if len(one.tokens) > 1]
     later = sum(one.seconds - one.first_seconds for one in every)
     return rows, {
         "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
@@ -155,11 +157,11 @@ def beside_float(
     prompt: Sequence[int],
     most: int,
     ends: Sequence[int],
-    speak: Continue,
+    generate: Continue,
 ) -> TextComparison:
     """A text after a prompt, which lacks the token that begins a text, compared with float's."""
     expected = text_of(reference, [*shape.beginning, *prompt], most, ends, shape.context)
-    return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, speak)
+    return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, generate)
 
 
 def _as_row(place: ProgramFolders, comparison: TextComparison) -> dict[str, Any]:
@@ -208,15 +210,15 @@ def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
 
 
 def choices(
-    shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], spoken: Sequence[Spoken]
+    shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], generated: Sequence[GeneratedText]
 ) -> dict[str, dict[str, float]]:
     """What float loses by Genie's tokens after each prefix: by the first, which is prefill's choice, and by
     the second, which is decode's after the first."""
     regrets: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for prefix, one in zip(prefixes, spoken, strict=True):
-        said = one.tokens[:SAID]
+    for prefix, one in zip(prefixes, generated, strict=True):
+        said = one.tokens[:CONTINUED]
         # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
-        chosen = [(token,) for token in said] + [ends_of(reference)] * (len(said) < SAID)
+        chosen = [(token,) for token in said] + [ends_of(reference)] * (len(said) < CONTINUED)
         before = [*shape.beginning, *prefix]
         rows = logits_of(reference, [*before, *said])[len(before) - 1 :]
         for kind, row, tokens in zip(KINDS, rows, chosen, strict=False):

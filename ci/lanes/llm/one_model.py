@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import available_memory
@@ -45,7 +45,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
     calibration: Sequence[Sequence[int]] = field(default=())
 
     @classmethod
-    def of(cls, model: OneModel, how: Compiling) -> Self:
+    def of(cls, model: OneModel, how: Compiling) -> Checkpoint:
         if how.language is None:
             raise cls.not_taken(model)
         folder = Parser.user_folder() / model.typed
@@ -78,7 +78,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
     def do(self, plan: LlmPlan) -> Results:
         order, shape = self.order, self.shape
-        layers = f"{shape.layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
+        layers = f"{shape.num_layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
         cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
         expected = f": about {cost}" if cost and order["do"] == "compile" else ""
         sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")

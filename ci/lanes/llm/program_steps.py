@@ -15,7 +15,7 @@ import torch
 from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
 from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.decoder import load_decoder, require_halves, resized
-from ci.lanes.llm.genie import Spoken
+from ci.lanes.llm.genie import GeneratedText
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
 from ci.lanes.llm.measure import DECODE, PREFILL, ProgramFolders, TokenReader, figures, texts, windows
 from ci.lanes.llm.programs import (
@@ -33,7 +33,7 @@ from ci.lanes.llm.programs import (
     methods,
     quantized,
 )
-from ci.lanes.llm.reference import load_reference, spoken
+from ci.lanes.llm.reference import greedy_text, load_reference
 from ci.lanes.llm.suite import LlmRun
 
 PROGRAM = "hybrid_llama_qnn.pte"
@@ -74,7 +74,7 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     reference = load_reference(model)
     facts: dict[str, Any] = {"bytes": (into / PROGRAM).stat().st_size}
 
-    def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
+    def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[GeneratedText]:
         ends = place.endless().eos if endless else place.shape.eos
         return [answer(place, speaker, prompt, most, ends) for prompt in prompts]
 
@@ -167,7 +167,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     rows = partial(windows, folder, shape.beginning, text, context)
     write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
     shutil.copy(folder / "tokenizer.json", out)
-    name = upstream_name(folder, shape.kind)
+    name = upstream_name(folder, shape.model_type)
     version = f"--decoder_model_version {name} " if name else ""
     reader = (RUNNER if precision.startswith("16") else ALONE).format(precision=precision, version=version)
     readme = README.format(
@@ -191,7 +191,7 @@ def stateful_reader(place: ProgramFolders) -> TokenReader:
 
 def answer(
     place: ProgramFolders, reader: TokenReader, prompt: Sequence[int], most: int, ends: Collection[int]
-) -> Spoken:
+) -> GeneratedText:
     """What the program says, by Genie's measures."""
     began, times = time.monotonic(), list[float]()
 
@@ -201,5 +201,5 @@ def answer(
         return row
 
     reader.restart()
-    text = spoken(read, [*place.shape.beginning, *prompt], most, ends, place.context)
-    return Spoken(text.tokens, text.stopped, times[-1], times[0])
+    text = greedy_text(read, [*place.shape.beginning, *prompt], most, ends, place.context)
+    return GeneratedText(text.tokens, text.stopped, times[-1], times[0])

@@ -110,7 +110,7 @@ class Stateful(nn.Module):
         mask[:, -1] = 0
         self.register_buffer("mask", mask)
         # Places in the last dimension are a scatter that HTP refuses.
-        size = (decoder.shape.groups, 1, context - decoder.count, decoder.shape.size)
+        size = (decoder.shape.num_kv_heads, 1, context - decoder.count, decoder.shape.head_dim)
         for name in decoder.inputs[4:]:
             self.register_buffer(name, torch.zeros(size))
 
@@ -194,16 +194,16 @@ def metadata(
         "get_ar_len": count,
         "get_bos_id": shape.eos[0] if shape.bos is None else shape.bos,
         "get_eos_id": shape.eos[0],
-        "get_dim": shape.width,
-        "get_head_dim": shape.size,
+        "get_dim": shape.hidden_size,
+        "get_head_dim": shape.head_dim,
         "get_max_batch_size": 1,
         "get_max_seq_len": context,
         "get_max_context_len": context,
         "get_n_bos": len(shape.beginning),
         "get_n_eos": len(shape.eos),
-        "get_n_kv_heads": shape.groups,
-        "get_n_layers": shape.layers,
-        "get_vocab_size": shape.words,
+        "get_n_kv_heads": shape.num_kv_heads,
+        "get_n_layers": shape.num_layers,
+        "get_vocab_size": shape.vocab_size,
         "get_use_kv_cache": True,
         "get_kv_io_bit_width": 8 * np.dtype(logits.dtype).itemsize if logits else 32,
         **quantization,

@@ -14,7 +14,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 PREFIX = 20
-SAID = 2
+CONTINUED = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 RUN = 16
 """Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
@@ -35,9 +35,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 def require_tokenizer(folder: Path, shape: Architecture) -> None:
     highest = max(load_tokenizer(folder).get_vocab(with_added_tokens=True).values(), default=-1)
-    if not 0 <= highest < shape.words:
+    if not 0 <= highest < shape.vocab_size:
         raise UsageError(
-            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.words} words",
+            f"{folder}/tokenizer.json has tokens up to {highest}, and the model has {shape.vocab_size} words",
             fix="take tokenizer.json and weights of one model",
         )
 
@@ -113,7 +113,7 @@ def tokens_of(tokenizer: Any, text: str) -> list[int]:
 def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
     """Every third prefix takes more than one block of prefill, if the context has room for it."""
     longer = prefill + 8
-    lengths = (longer, PREFIX, PREFIX) if 1 + longer + SAID < context else (PREFIX,)
+    lengths = (longer, PREFIX, PREFIX) if 1 + longer + CONTINUED < context else (PREFIX,)
     return [lengths[index % len(lengths)] for index in range(count)]
 
 

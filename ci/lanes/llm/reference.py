@@ -51,7 +51,7 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
     no word near it."""
     import torch
 
-    positions, half = np.arange(context), shape.size // 2
+    positions, half = np.arange(context), shape.head_dim // 2
     theirs = model.model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)[None])
     errors = [
         np.abs(ours - each[0, :, :half].numpy()).max(1)
@@ -89,10 +89,10 @@ def text_of(model: Any, prompt: Sequence[int], most: int, ends: Collection[int],
         row: Array = result.logits[0, -1].numpy()
         return row
 
-    return spoken(read, prompt, most, ends, context)
+    return greedy_text(read, prompt, most, ends, context)
 
 
-def spoken(
+def greedy_text(
     read: Callable[[Sequence[int]], Array],
     prompt: Sequence[int],
     most: int,

@@ -10,9 +10,9 @@ from typing import Any
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.checkpoint_check import Compiled
 from ci.lanes.llm.checkpoint_compile import write_binaries
-from ci.lanes.llm.genie import CONFIG, KINDS, Spoken, require_sizes, speak, write_config
+from ci.lanes.llm.genie import CONFIG, KINDS, GeneratedText, generate, require_sizes, write_config
 from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, texts
-from ci.lanes.llm.prompts import SAID, prefix_lengths, prefixes_of
+from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of
 from ci.lanes.llm.reference import load_reference
 from ci.lanes.llm.suite import LlmRun
 
@@ -36,14 +36,14 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     for name, most, shape in (
         (CONFIG, MOST, place.shape),
         (ENDLESS, 2 * context, place.endless()),
-        (FEW, SAID, place.shape),
+        (FEW, CONTINUED, place.shape),
     ):
         write_config(into, shape, binaries, place.soc, context=context, most=most, name=name)
     reference = load_reference(model)
     facts: dict[str, Any] = {"bytes": sum(binary.stat().st_size for binary in binaries)}
 
-    def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[Spoken]:
-        return speak(into / (ENDLESS if endless else CONFIG), prompts, timeout=place.timeout)
+    def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[GeneratedText]:
+        return generate(into / (ENDLESS if endless else CONFIG), prompts, timeout=place.timeout)
 
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
@@ -52,6 +52,6 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         facts["figures"] = figures(place, reference, readers)
         stream = [token for row in place.rows("judged") for token in row[1:]]
         prefixes = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
-        spoken = speak(into / FEW, prefixes, timeout=place.timeout)
-        facts["choices"] = choices(place.shape, reference, prefixes, spoken)
+        generated = generate(into / FEW, prefixes, timeout=place.timeout)
+        facts["choices"] = choices(place.shape, reference, prefixes, generated)
     return facts

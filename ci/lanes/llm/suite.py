@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ci.pipeline.precision import precision_named, written_name
-from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds
+from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
 from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
@@ -80,8 +80,8 @@ class LlmRun(AnyRun):
         return self.precision != "fp16"
 
     @property
-    def effective_thresholds(self) -> Thresholds | None:
-        return None
+    def is_measured(self) -> bool:
+        return False
 
     @model_validator(mode="after")
     def _can_fail(self) -> LlmRun:

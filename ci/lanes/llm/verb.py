@@ -18,7 +18,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/llm.toml")
-    group = add_how(parser, accepts="")
+    group = add_how(parser, accepts=False)
     group.add_argument(
         "--keep", action="store_true", help="do all anew, and keep models and contexts in reports/llm"
     )

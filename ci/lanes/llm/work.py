@@ -138,7 +138,7 @@ class Generate(LanguageStep):
 
     kind = "llm"
     title = "texts"
-    workers = "speak"
+    workers = "generate"
     # A context is never the same to the bit.
     repeats = Repeats(changing=("speed.*",), figures={"bytes": 0.01})
 
@@ -147,7 +147,7 @@ class Generate(LanguageStep):
 
     def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         weights = str(self.models[program.name].facts["weights"])
-        return {"what": "speak", **_asked(program), "weights": weights, **self.basis(memo)}
+        return {"what": "generate", **_asked(program), "weights": weights, **self.basis(memo)}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY)
@@ -196,7 +196,7 @@ class CompileCheckpoint(LanguageStep):
         return executorch_environment(qnn_environment) if qnn_environment else environment()
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        kind = "lower" if self._lowers else "speak"
+        kind = "lower" if self._lowers else "generate"
         return setup_of(kind, self.plan.logs, self.plan.work.timeout, self.environment(own))
 
     def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:

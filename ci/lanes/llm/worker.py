@@ -14,7 +14,7 @@ from provisioning.base.errors import INTERNAL, ToolkitError
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
 COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
 LOWERING = ("ci.lanes.llm.programs",)
-NEEDED = {"train": READING, "speak": (*READING, *COMPILING), "lower": (*READING, *LOWERING)}
+NEEDED = {"train": READING, "generate": (*READING, *COMPILING), "lower": (*READING, *LOWERING)}
 """By the kind of work."""
 
 ORDERS = {
@@ -40,7 +40,7 @@ def start(work: str) -> Answer:
     make_exports_faster()
     for name in NEEDED[work]:
         importlib.import_module(name)
-    if work == "speak":
+    if work == "generate":
         importlib.import_module("ci.pipeline.qnn_provider").load()
     return reporting(facts_of, error_of)
 

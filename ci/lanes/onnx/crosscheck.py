@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.pipeline.baseline import baseline_path, load_baseline
+from ci.pipeline.baseline import load_baseline
 from ci.pipeline.precision import PRECISIONS, written_name
 from ci.pipeline.suite_file import read_suite
 from provisioning.base.findings import Finding, Report, Severity
@@ -88,7 +88,7 @@ def executorch_lane(
         names = _names(suite) & {counterpart(each) for each in programs if each.suite == suite}
         if not names:
             continue
-        baseline = load_baseline(baseline_path(suite, profile), LANE)
+        baseline = load_baseline(suite, profile, LANE)
         for name in names:
             lowered, emulated = (_row(rows[stage][0], name, suite) for stage in STAGES)
             agreed = baseline.of(name)

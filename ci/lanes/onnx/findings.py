@@ -124,7 +124,7 @@ def misses_of(program: OnnxProgram, result: Result) -> list[Missed]:
     """None of a case whose figures are held by the baseline."""
     if program.case.recorded:
         return []
-    return missed(program.run.effective_thresholds, context_of(result)["near"])
+    return missed(program.thresholds, context_of(result)["near"])
 
 
 def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.work import Result, empty_folder
@@ -151,7 +151,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
     fields = ("precision", "per_channel", "calibration", "options")
 
     @classmethod
-    def of(cls, model: OneModel, how: Compiling) -> Self:
+    def of(cls, model: OneModel, how: Compiling) -> OnnxModel:
         and_socs = how.and_socs
         if and_socs and len(model.selection.socs) > 1:
             raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")

@@ -46,12 +46,14 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     if suite:
         place, folder = os.path.relpath(place, suite.parent), search_path() / samples
         samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
+    calibrated = samples and precision_named(precision).quantized
+    more: dict[str, Any] = {"calibration": MOST} if calibrated else {}
     run = OnnxRun(
         precision=precision,
         socs=(selection.soc,),
         per_channel=model.per_channel,
         options=dict(options),
-        **({"calibration": MOST} if samples and precision_named(precision).quantized else {}),
+        **more,
     )
     case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,))
     return OnnxProgram(suite or search_path() / NO_SUITE, named.name, case, run, selection.soc)

@@ -20,7 +20,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/models.toml")
-    group = add_how(parser, accepts="thresholds in the suite, and manifests/baselines")
+    group = add_how(parser)
     group.add_argument(
         "--keep", action="store_true", help="compile all anew, and keep what is made in reports/onnx"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from ci.pipeline.flags import add_accept, add_work, host_selection, work_of
+from ci.pipeline.flags import add_accept, add_recheck, add_work, host_selection, work_of
 from ci.pipeline.options import Choice, WorkOptions
 from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import Selection, add_selection
@@ -45,6 +45,7 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
     add_work(how, "a test", cached=False)
     how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
+    add_recheck(how)
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
     how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
     how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")

@@ -97,19 +97,19 @@ class Judge:
                 self._surprise(stage, verdict)
             elif changes:
                 message = "; ".join(text for text, _ in changes)
-                again = self._again(stage, verdict, "--accept")
+                again = self.again(stage, verdict.test, "--accept")
                 stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
             elif entry:
                 absent = verdict.outcome in NOT_RUN
                 rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
                 message = f"not run: {entry.cause}" if absent else entry.cause
-                stage.add(rule, Severity.NOTE, verdict.test, message, self._again(stage, verdict))
+                stage.add(rule, Severity.NOTE, verdict.test, message, self.again(stage, verdict.test))
 
     def _surprise(self, stage: StageRun, verdict: UpstreamVerdict) -> None:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
         changes = [text for text, _ in self.changes(verdict)]
         reason = "; ".join([verdict.reason.rstrip("."), *changes])
-        fix = self._again(stage, verdict)
+        fix = self.again(stage, verdict.test)
         kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
         rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
         if verdict.fix:
@@ -121,17 +121,17 @@ class Judge:
         elif verdict.outcome == "passed":
             entry = self.ledger.entry(verdict.test, self.soc)
             message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
-            fix = self._again(stage, verdict, "--accept")
+            fix = self.again(stage, verdict.test, "--accept")
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
         elif expected != "passed":
             message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
-            fix = self._again(stage, verdict, "--accept")
+            fix = self.again(stage, verdict.test, "--accept")
         elif known := self._explanation(verdict):
             message, fix = f"{reason}. {known}", known.fix
         else:
             message = f"{reason} (nothing known matches its log)"
-            fix = f"read {log}, or {self._again(stage, verdict, '--keep')}"
+            fix = f"read {log}, or {self.again(stage, verdict.test, '--keep')}"
         stage.add(rule, Severity.ERROR, verdict.test, message, fix)
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
@@ -147,7 +147,7 @@ class Judge:
             if known and verdict.outcome != before and self.is_surprise(verdict):
                 changes.insert(0, f"was {before}, and is {verdict.outcome}: {verdict.reason}".rstrip(": "))
             if changes:
-                again = self._again(stage, verdict)
+                again = self.again(stage, verdict.test)
                 stage.add(rule, Severity.NOTE, verdict.test, "; ".join(changes), again)
         for test in self.gone(tests):
             removed = "removed: the suite does not have it any more"
@@ -158,9 +158,9 @@ class Judge:
         named = {each.test for each in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
         return sorted(named.difference(tests))
 
-    def _again(self, stage: StageRun, verdict: UpstreamVerdict, *flags: str) -> str:
+    def again(self, stage: StageRun, test: str, *flags: str) -> str:
         """The command that runs this test again."""
-        return self.command(stage, "-k", verdict.test.rpartition(".")[2], *flags)
+        return self.command(stage, "-k", test.rpartition(".")[2], *flags)
 
     def command(self, stage: StageRun, *flags: str) -> str:
         """For this suite, profile and chip."""

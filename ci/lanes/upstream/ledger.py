@@ -3,14 +3,12 @@ pass and what each of its parts gave when it was recorded (<profile>-<chip>.json
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
-import os
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -18,6 +16,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, Field
 
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
+from provisioning.base.accepted import Accepted, Values, load_accepted
+from provisioning.base.accepted import locked as locked_folder
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
@@ -174,19 +174,9 @@ def _joined(entries: Iterable[ExpectedTests]) -> tuple[ExpectedTests, ...]:
     return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
 
 
-@contextmanager
-def locked() -> Iterator[None]:
-    """Keep other runs from writing ledgers, records and the table. It locks the folder: a file would show up
-    in git."""
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(DIRECTORY, os.O_RDONLY)
-    try:
-        # On a file system without locks, one run at a time still works.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def locked() -> AbstractContextManager[None]:
+    """Keep other runs from writing ledgers, records and the table."""
+    return locked_folder(DIRECTORY)
 
 
 def ledger_path(suite: str, profile: str) -> Path:
@@ -260,26 +250,21 @@ class SuiteRecord:
         return SuiteRecord(self.measured, {test: row for test, row in self.tests.items() if test in names})
 
     def as_json(self) -> str:
-        by_version: dict[str, dict[str, RecordedTest]] = {self.measured: {}}
-        for test, row in sorted(self.tests.items()):
-            by_version.setdefault(row.measured, {})[test] = row
-        last = (
-            f'  "measured": {json.dumps(self.measured)},\n  "tests": {_rows(by_version.pop(self.measured))}'
-        )
-        older = ",\n".join(f"    {json.dumps(name)}: {_rows(rows)}" for name, rows in by_version.items())
-        fields = ['  "schema": 1', last, *([f'  "older": {{\n{older}\n  }}'] if older else [])]
-        return "{\n" + ",\n".join(fields) + "\n}\n"
+        rows = {test: _values_of(row, self.measured) for test, row in self.tests.items()}
+        return Accepted(Path()).updated({ALL_TESTS: {"measured": self.measured}, **rows}).as_text()
 
 
-def _rows(tests: Mapping[str, RecordedTest]) -> str:
-    rows = [
-        f"    {json.dumps(test)}: "
-        + json.dumps(
-            [round(row.seconds, 1), row.megabytes, *row.reasons, *map(_row_of, row.parts)], ensure_ascii=False
-        )
-        for test, row in tests.items()
-    ]
-    return "{\n" + ",\n".join(rows) + "\n  }"
+ALL_TESTS = "(all)"
+"""What is the same for all tests of a record."""
+
+
+def _values_of(row: RecordedTest, measured: str) -> Values:
+    return {
+        "cost": [round(row.seconds, 1), row.megabytes],
+        "reasons": list(row.reasons) or None,
+        "parts": [_row_of(part) for part in row.parts] or None,
+        "measured": row.measured if row.measured != measured else None,
+    }
 
 
 def _row_of(part: RecordedPart) -> list[Any]:
@@ -312,30 +297,28 @@ def record_path(suite: str, profile: str, soc: str) -> Path:
 
 def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> SuiteRecord:
     path = path or record_path(suite, profile, soc)
-    if not path.is_file():
-        return SuiteRecord()
+    rows = dict(load_accepted(path, AGAIN).subjects)
+    measured = str(rows.pop(ALL_TESTS, {}).get("measured", ""))
     try:
-        file = json.loads(path.read_text(encoding="utf-8"))
-        tests = {
-            str(test): RecordedTest(
-                float(seconds),
-                int(megabytes),
-                tuple(_part_of(*each) for each in rest if not isinstance(each, str)),
-                name,
-                tuple(each for each in rest if isinstance(each, str)),
-            )
-            for name, rows in {**file.get("older", {}), file["measured"]: file["tests"]}.items()
-            for test, (seconds, megabytes, *rest) in rows.items()
-        }
-        return SuiteRecord(str(file["measured"]), tests)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return SuiteRecord(measured, {test: _recorded_of(row, measured) for test, row in rows.items()})
+    except (ValueError, KeyError, TypeError) as error:
         raise ManifestError(
             path,
             "tests",
-            expected='{"test": [seconds, megabytes, reasons…, [result, dB, operators on the CPU]…]}',
+            expected="cost [seconds, megabytes] of each, and its reasons and [result, dB, …] of its parts",
             found=f"{type(error).__name__}: {error}",
-            fix="remove it; --accept writes it again",
+            fix=AGAIN,
         ) from error
+
+
+AGAIN = "remove it; --accept writes it again"
+
+
+def _recorded_of(values: Mapping[str, Any], measured: str) -> RecordedTest:
+    seconds, megabytes = values["cost"]
+    parts = tuple(_part_of(*part) for part in values.get("parts", ()))
+    reasons = tuple(map(str, values.get("reasons", ())))
+    return RecordedTest(float(seconds), int(megabytes), parts, str(values.get("measured", measured)), reasons)
 
 
 def _quoted(text: str) -> str:

@@ -1,99 +1,183 @@
-"""A test as a task of the engine: ask a worker to run it, and read the verdict from the result."""
+"""A test as a step of the pipeline: ask a worker to run it, and read the verdict from the result."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.trouble import of_text
-from ci.engine.work import Failure, Finished, Result
-from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
-from ci.lanes.upstream.ledger import GONE
-from ci.lanes.upstream.suite import UpstreamSuite
+from ci.engine.progress import Line
+from ci.engine.recheck import Repeats
+from ci.engine.trouble import InTrouble, of_text
+from ci.engine.work import Result
+from ci.engine.workers.child import WARM
+from ci.engine.workers.parent import Worker, WorkerDied, WorkerSpec
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
+from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from ci.pipeline.models.own_packages import OwnPackages
+from ci.pipeline.stage import WorkPlan
+from ci.pipeline.steps import Ask, Step
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
-
-def setup_of(suite: UpstreamSuite, environment: Mapping[str, str], logs: Path, timeout: float) -> WorkerSpec:
-    return WorkerSpec(
-        command=("-m", "ci.lanes.upstream.worker", suite.name, str(logs)),
-        environment=environment,
-        logs=logs,
-        timeout=timeout,
-        imports="the tests",
-        fix=f"run it as `nox -s {suite.stage}`, which installs what they need",
-        forks=True,
-    )
+RUNNER_MEMORY = 256 << 20
+"""Memory beside the worker's own."""
 
 
-def tests_of(worker: Worker) -> list[str]:
-    """All tests that a worker has collected."""
-    try:
-        reply = worker.ask({"do": "list"}, worker.setup.start_seconds)
-    except WorkerDied as gone:
-        raise EnvironmentLacking(
-            f"the tests could not be listed ({gone.how})", fix=worker.setup.fix
-        ) from gone
-    return [str(name) for name in reply["tests"]]
+class Workers:
+    """Starts workers. A worker that listed the tests and is warm is taken first."""
+
+    def __init__(self, setup: WorkerSpec, *, to_list_alone: bool) -> None:
+        self.setup, self._to_list_alone = setup, to_list_alone
+        self._idle: list[Worker] = []
+
+    def tests(self) -> tuple[list[str], Touched]:
+        """All that a worker has collected."""
+        worker = self._start(warm=not self._to_list_alone)
+        self._idle.append(worker)
+        try:
+            reply = worker.ask({"do": "list"}, self.setup.start_seconds)
+        except WorkerDied as gone:
+            message = f"the tests could not be listed ({gone.how})"
+            raise EnvironmentLacking(message, fix=self.setup.fix) from gone
+        if self._to_list_alone:
+            # It takes memory, and its suite's turn may be hours away.
+            self.close()
+        return [*map(str, reply["tests"])], Touched.of(worker.touched)
+
+    def take(self, count: int) -> Worker:
+        """For this many tests."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            # Warming up takes as long as it saves the first test.
+            return self._start(warm=count > 1)
+
+    def _start(self, *, warm: bool) -> Worker:
+        variables = {**self.setup.environment, WARM: "1" if warm else ""}
+        try:
+            return Worker(replace(self.setup, environment=variables))
+        except EnvironmentLacking:
+            if not warm:
+                raise
+            # The test that warms it up may end it. That test's own verdict says so.
+            return self._start(warm=False)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().end()
 
 
 @dataclass(frozen=True, slots=True)
-class TestTask:
-    """One test. Its scratch folder is kept if it failed, or if `keep`."""
+class UpstreamPlan(WorkPlan[Job]):
+    """The chosen tests with their costs, what they run on, and the expected results."""
 
-    name: str
-    memo: Memo
-    key: Mapping[str, Metric]
-    cost: Job
-    logs: Path
-    keep: bool
+    suite: UpstreamSuite
+    machinery: SuiteKeyContext
+    workers: Workers
+    judge: Judge
+    costs: Mapping[str, RecordedTest]
+    slots: int
+    tests: tuple[str, ...] = ()
+    """All that the suite has."""
+
+    def job(self, test: str) -> Job:
+        cost = self.costs.get(test, UNKNOWN)
+        return Job(test, cost.seconds, (cost.megabytes << 20) + RUNNER_MEMORY)
+
+
+WORDS = {
+    "passed": "passed",
+    "failed": "FAILED",
+    "dies": "DIES",
+    "wrong": "WRONG",
+    "crash": "CRASH",
+    "memory": "MEMORY",
+    "timeout": "TIMEOUT",
+    "bad_test": "bad test",
+    "absent": "absent",
+    "not_run": "not run",
+    "expected_failure": "expected",
+}
+
+FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
+
+
+@dataclass(frozen=True)
+class RunTest(Step[Job]):
+    """A surprise runs again each time, so that its log and files can be read; not with `resume`."""
+
+    leaves_files = remembers_all = True
+    # Messages have paths and figures of one run; cores are shared among as many workers as each run has.
+    repeats = Repeats(changing=("reason", "problems*", "parts.*.error"), figures={"parts.*_db": 0.01})
+    plan: UpstreamPlan
+    resume: bool = False
+    fail_fast: bool = False
 
     @property
-    def group(self) -> str:
-        return self.name
+    def kind(self) -> str:
+        return self.plan.suite.name
 
     @property
-    def log(self) -> Path:
-        return self.logs / f"{self.name}.log"
+    def title(self) -> str:
+        return f"{self.kind} tests"
 
-    def work(self, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:
-        scratch = self.logs / self.name
-        shutil.rmtree(scratch, ignore_errors=True)
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return self.plan.machinery.environment
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
+        return self.plan.workers.setup
+
+    def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
+        return self.plan.workers.take(count)
+
+    def key(self, program: Job, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {"test": program.name, **self.plan.machinery.key(memo.roots)}
+
+    def cost(self, program: Job) -> Job:
+        return program
+
+    def work(self, program: Job, ask: Ask) -> Mapping[str, Any]:
         began = time.monotonic()
         try:
-            reply = worker.ask(
-                {"do": "run", "test": self.name, "log": str(self.log), "scratch": str(scratch)}
-            )
+            reply = ask(do="run", test=program.name, scratch=str(ask.into))
         except WorkerDied as gone:
-            end = self.ended(gone, shared)
-            if gone.trouble(self.log) or gone.touched is None or not gone.is_own_crash:
+            if gone.trouble(ask.log) or gone.touched is None or not gone.is_own_crash:
                 raise
-            reply = _crash(self.name, end.message, time.monotonic() - began, gone.touched)
+            ask.touched |= Touched.of(gone.touched)
+            reply = _crash(program.name, gone.sentence(ask.log), time.monotonic() - began)
         # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
         errors = [*(each["what"] for each in reply["problems"]), *(part["error"] for part in reply["parts"])]
         if trouble := of_text("\n".join(errors)):
-            return Failure.of(trouble, self.log)
-        if not reply["problems"] and not self.keep:
-            shutil.rmtree(scratch, ignore_errors=True)
-        facts = {name: reply[name] for name in FACTS}
-        return Finished(facts, Touched.of(reply["touched"]), own=(self.logs,))
+            raise InTrouble(trouble)
+        if not reply["problems"] and not self.plan.work.keep:
+            shutil.rmtree(ask.into, ignore_errors=True)
+        return {name: reply[name] for name in FACTS}
 
-    def ended(self, gone: WorkerDied, shared: Mapping[str, Any]) -> Failure:
-        return Failure(gone.kind, gone.sentence(self.log), log=self.log)
+    def accepts(self, program: Job, result: Result) -> bool:
+        return self.resume or not self._is_surprise(program, result)
 
-    def refused(self, refused: Refused, shared: Mapping[str, Any]) -> Failure:
-        return Failure(refused.kind, refused.message, refused.fix, self.log)
+    def stops_after(self, program: Job, result: Result) -> bool:
+        return self.fail_fast and self._is_surprise(program, result)
+
+    def line(self, program: Job, result: Result) -> Line:
+        verdict, surprise = verdict_of(program.name, result), self._is_surprise(program, result)
+        note = "" if verdict.outcome == "passed" else verdict.reason
+        word = "MACHINE" if surprise and verdict.fix else WORDS[verdict.outcome]
+        return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
+
+    def _is_surprise(self, program: Job, result: Result) -> bool:
+        return self.plan.judge.is_surprise(verdict_of(program.name, result))
 
 
-def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) -> dict[str, Any]:
+def _crash(test: str, message: str, seconds: float) -> dict[str, Any]:
     """In the form of a worker's reply. The ledger decides whether it is expected, as of any other result."""
     return {
         "test": test,
@@ -105,23 +189,15 @@ def _crash(test: str, message: str, seconds: float, touched: Mapping[str, Any]) 
         "seconds": round(seconds, 3),
         "cpu_seconds": 0.0,
         "peak": 0,
-        "touched": dict(touched),
     }
-
-
-FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
-
-
-def blames_the_machine(result: Result | None) -> bool:
-    """Whether it says nothing about the test. Memory does: the worker's own limit is the same everywhere."""
-    failure = result and result.failure
-    return bool(failure and failure.blame == "machine" and failure.kind != "memory")
 
 
 def verdict_of(test: str, result: Result) -> UpstreamVerdict:
     if failure := result.failure:
         # A kill from outside is what the system does when memory runs out.
         kind = failure.kind if failure.kind in GONE else "memory"
+        # Memory says something about the test: the worker's own limit is the same everywhere.
+        of_machine = failure.blame == "machine" and failure.kind != "memory"
         return UpstreamVerdict(
             test,
             kind,
@@ -129,7 +205,7 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             (("", failure.message),),
             parts=(RecordedPart(kind),),
             seconds=result.seconds,
-            fix=failure.fix if blames_the_machine(result) else "",
+            fix=(failure.fix or "run it again") if of_machine else "",
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))

@@ -3,102 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
-from ci.engine.inputs import Roots, Touched
-from ci.engine.installed import ready_runner
-from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
-from ci.engine.memo import CachedResult, Memo
-from ci.engine.progress import Line, progress
-from ci.engine.work import Result, RunOptions, do
-from ci.engine.workers.child import WARM
-from ci.engine.workers.parent import Worker, WorkerSpec
+from ci.engine.jobs import parse_shard
+from ci.lanes.upstream.choice import memo_of, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.junit import junit_text
-from ci.lanes.upstream.ledger import NOT_RUN, UNKNOWN, Ledger, RecordedTest, load_ledger, load_record, locked
+from ci.lanes.upstream.ledger import locked
 from ci.lanes.upstream.operator_cells import OPERATORS
 from ci.lanes.upstream.operators_page import accept_table, write_table
-from ci.lanes.upstream.process import TestTask, blames_the_machine, setup_of, tests_of, verdict_of
-from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite, machinery, worker_environment
+from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
+from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.pipeline.expression import matcher
-from ci.pipeline.options import Choice, WorkOptions
+from ci.pipeline.options import Part
+from ci.pipeline.recheck import findings as recheck_findings
+from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.stage import machine_failed
+from ci.pipeline.steps import StepTask, run_tasks
 from provisioning.base import units
-from provisioning.base.commands import quoted, session
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.commands import quoted
+from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT, Selection
+from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.base.stage_run import StageRun
-from provisioning.environment import resolve
 
-RUNNER_MEMORY = 256 << 20
-"""Memory beside the worker's own."""
-
-START_SECONDS = 15.0
-"""A worker's start. Less work than this is not shared."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamPlan:
-    """What can be run, on what, and the expected results."""
-
-    suite: UpstreamSuite
-    machinery: SuiteKeyContext
-    setup: WorkerSpec
-    judge: Judge
-    costs: Mapping[str, RecordedTest]
-    slots: int
-
-    def job(self, test: str) -> Job:
-        cost = self.costs.get(test, UNKNOWN)
-        return Job(test, cost.seconds, (cost.megabytes << 20) + RUNNER_MEMORY)
-
-
-class Workers:
-    """Starts workers. A worker that listed the tests and is warm is taken first."""
-
-    def __init__(self, setup: WorkerSpec, *, to_list_alone: bool) -> None:
-        self._setup, self._to_list_alone = setup, to_list_alone
-        self._idle: list[Worker] = []
-
-    def tests(self) -> tuple[list[str], Touched]:
-        worker = self._start(warm=not self._to_list_alone)
-        self._idle.append(worker)
-        tests, touched = tests_of(worker), Touched.of(worker.touched)
-        if self._to_list_alone:
-            # It takes memory, and its suite's turn may be hours away.
-            self.close()
-        return tests, touched
-
-    def take(self, count: int) -> Worker:
-        """For this many tests."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            # Warming up takes as long as it saves the first test.
-            return self._start(warm=count > 1)
-
-    def _start(self, *, warm: bool) -> Worker:
-        variables = {**self._setup.environment, WARM: "1" if warm else ""}
-        try:
-            return Worker(replace(self._setup, environment=variables))
-        except EnvironmentLacking:
-            if not warm:
-                raise
-            # The test that warms it up may end it. That test's own verdict says so.
-            return self._start(warm=False)
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().end()
+Verdicts = Mapping[str, UpstreamVerdict]
+"""On the tests of a suite, by test."""
 
 
 def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str]) -> int:
@@ -111,15 +46,19 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
     stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
     with ExitStack() as started:
         if options.list_only:
-            for run in prepare(suites, options, environ, started):
-                _print_list(run.plan, run.chosen)
+            for plan in prepare(suites, options, environ, started):
+                _print_list(plan)
             return 0
         with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
-            runs = prepare(suites, options, environ, started)
-            done = [_measure(stage, run, options) for run in runs]
+            plans = prepare(suites, options, environ, started)
+            # Each suite is reported, and what it accepts is written, before the next one runs.
+            measured: Iterable[Verdicts] = (run_tests(plan, options) for plan in plans)
+            if part := options.work.recheck:
+                measured = _recheck(stage, plans, list(measured), part, options)
+            done = [_close(stage, plan, options, each) for plan, each in zip(plans, measured, strict=True)]
             # The committed table is about one profile.
             table = options.accept and selection.profile == DEFAULT_PROFILE
-            _write_tables(stage, runs, done, accept=table)
+            _write_tables(stage, plans, done, accept=table)
     return stage.close(
         selection.reports,
         lacking=machine_failed(stage.findings),
@@ -129,75 +68,33 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSuite:
-    """A suite whose tests are listed and chosen."""
-
-    plan: UpstreamPlan
-    workers: Workers
-    tests: Sequence[str]
-    chosen: Sequence[str]
-
-
-def prepare(
-    suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str], started: ExitStack
-) -> list[ListedSuite]:
-    """The suites with tests that the flags choose. All are listed before the first test runs, so that a
-    mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
-    selection, choice = options.selection, options.choice
-    plans = {suite.name: make_plan(suite, selection, options.work, environ) for suite in suites}
-    workers = {name: Workers(plan.setup, to_list_alone=len(suites) > 1) for name, plan in plans.items()}
-    for each in workers.values():
-        started.callback(each.close)
-    jobs = [Job(name) for name in plans]
-    slots = options.work.jobs or default_slots()
-
-    def line(name: str, tests: Sequence[str]) -> Line:
-        return Line("listed", f"{len(tests)} tests")
-
-    bar = progress("lists of tests", jobs, slots, line) if len(jobs) > 1 else nullcontext()
-    with bar as shown:
-        listed = run_jobs(
-            jobs,
-            lambda: FunctionSlot(lambda job: list_tests(plans[job.name], selection, workers[job.name])),
-            slots=slots,
-            observer=shown,
-        )
-    runs: list[ListedSuite] = []
-    unmatched = set(choice.words)
-    for name, plan in plans.items():
-        tests = listed[name]
-        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
-        chosen = choose(plan, choice, options.flows, options.sample, tests)
-        # A suite that has lost all its tests is no suite without a match.
-        if chosen or not tests:
-            runs.append(ListedSuite(plan, workers[name], tests, chosen))
-    if unmatched or not runs:
-        flags = [word for each in sorted(unmatched or choice.words) for word in ("-k", each)]
-        if not unmatched:
-            flags += ["--sample", options.sample] if options.sample is not None else []
-            flags += ["--shard", choice.shard] if choice.shard else []
-        version = plan.machinery.versions["executorch"]
-        raise UsageError(
-            f"no test of executorch {version} matches {quoted(*flags)}",
-            fix=session(plan.suite.stage, "--list"),
-        )
-    return runs
+def _recheck(
+    stage: StageRun,
+    plans: Sequence[UpstreamPlan],
+    measured: list[Verdicts],
+    part: Part,
+    options: UpstreamOptions,
+) -> list[Verdicts]:
+    """Do a part of the cached verdicts of all suites again; returns the verdicts after it."""
+    done = recheck([work for plan in plans for work in plan.cached], part)
+    stage.metrics |= metrics(done, part)
+    judges = {plan.suite.name: plan.judge for plan in plans}
+    stage.findings += recheck_findings(
+        done, stage.stage, lambda each: judges[each.step].again(stage, each.name)
+    )
+    return [run_tests(plan, options) for plan in plans] if done.different else measured
 
 
-def _measure(
-    stage: StageRun, run: ListedSuite, options: UpstreamOptions
-) -> tuple[Judge, Mapping[str, UpstreamVerdict]]:
-    plan, judge = run.plan, run.plan.judge
+def _close(
+    stage: StageRun, plan: UpstreamPlan, options: UpstreamOptions, verdicts: Verdicts
+) -> tuple[Judge, Verdicts]:
+    judge = plan.judge
     # What a suite without tests has lost stays recorded, and is an error.
-    updates = bool(run.tests) and options.accept
-    _announce(plan, has_record=updates or bool(judge.record.tests))
-    verdicts, unknown = run_tests(plan, run.chosen, run.workers, options)
-    if updates:
-        expected = [verdict for test, verdict in verdicts.items() if test not in unknown]
-        judge.note_changes(stage, expected, run.tests)
-        judge = judge.updated(expected, run.tests, plan.machinery.measured_with())
-    _report(stage, plan, judge, verdicts, run)
+    if plan.tests and options.accept:
+        expected = [verdict for verdict in verdicts.values() if not verdict.fix]
+        judge.note_changes(stage, expected, plan.tests)
+        judge = judge.updated(expected, plan.tests, plan.machinery.measured_with())
+    _report(stage, plan, judge, verdicts)
     return judge, verdicts
 
 
@@ -219,17 +116,11 @@ def _check(options: UpstreamOptions) -> None:
             )
 
 
-def _report(
-    stage: StageRun,
-    plan: UpstreamPlan,
-    judge: Judge,
-    verdicts: Mapping[str, UpstreamVerdict],
-    run: ListedSuite,
-) -> None:
+def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdicts) -> None:
     judge.findings(stage, verdicts.values())
     place, version = f"manifests/upstream/{plan.suite.name}", plan.machinery.versions["executorch"]
-    gone = judge.gone(run.tests)
-    if gone and not run.tests:
+    gone = judge.gone(plan.tests)
+    if gone and not plan.tests:
         # An update would not help: it keeps what is recorded.
         message = (
             f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
@@ -255,7 +146,7 @@ def _report(
             " compared",
             judge.command(stage, "--accept"),
         )
-    if missing := len(run.chosen) - len(verdicts):
+    if missing := len(plan.programs) - len(verdicts):
         stage.add(
             f"{rules_of(stage)}-stopped",
             Severity.NOTE,
@@ -267,7 +158,7 @@ def _report(
     counts: dict[str, int | float] = {
         **judge.counts(verdicts.values()),
         "not_reached": missing,
-        "selected": len(run.chosen),
+        "selected": len(plan.programs),
         "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
         "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
     }
@@ -284,8 +175,8 @@ def _report(
 
 def _write_tables(
     stage: StageRun,
-    runs: Sequence[ListedSuite],
-    done: Sequence[tuple[Judge, Mapping[str, UpstreamVerdict]]],
+    plans: Sequence[UpstreamPlan],
+    done: Sequence[tuple[Judge, Verdicts]],
     *,
     accept: bool,
 ) -> None:
@@ -296,174 +187,32 @@ def _write_tables(
     if accept:
         with locked():
             accept_table()
-    measured = runs[0].plan.machinery.measured_with()
+    measured = plans[0].machinery.measured_with()
     stage.artifacts += [Artifact.of("table", path) for path in write_table(tabled, measured)]
 
 
-def make_plan(
-    suite: UpstreamSuite, selection: Selection, work: WorkOptions, environ: Mapping[str, str]
-) -> UpstreamPlan:
-    """Everything except the list of tests, which may need a worker."""
-    suite.check(selection.soc)
-    qnn_environment = resolve(selection, environ)
-    qnn_environment.explain()
-    runner = ready_runner(environ, selection.reports)
-    slots = work.jobs or default_slots()
-    environment = worker_environment(qnn_environment, environ, runner, slots)
-    logs = Path(selection.reports, suite.folder).absolute()
-    record = load_record(suite.name, selection.profile, selection.soc)
-    usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
-    return UpstreamPlan(
-        suite=suite,
-        machinery=machinery(qnn_environment, environment, runner),
-        setup=setup_of(suite, environment, logs, work.timeout),
-        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
-        costs={**usual.tests, **record.tests},
-        slots=slots,
-    )
-
-
-def choose(
-    plan: UpstreamPlan, choice: Choice, flows: Sequence[str], sample: str | None, tests: Sequence[str]
-) -> list[str]:
-    """The tests that the flags name, sorted."""
-    matches = matcher(choice.words, whole=True)
-    starts = [f"[qnn_{flow}".removesuffix("_fp16") for flow in flows]
-    part = sample_of(sample, tests, plan.judge.ledger, plan.costs)
-    jobs = [plan.job(test) for test in part if matches(test) and (not starts or _of_flow(test, starts))]
-    return sorted(job.name for job in shard(jobs, *parse_shard(choice.shard or "1/1")))
-
-
-def _of_flow(test: str, flows: Sequence[str]) -> bool:
-    return any(f"{flow}{end}" in test for flow in flows for end in ("-", "]"))
-
-
-SAMPLE = 40
-"""Of so many measured tests, `--sample` has one."""
-
-
-UNMEASURED = ("bad_test", "no_kernel", *NOT_RUN)
-"""Results of parts that ran nothing, or compared nothing."""
-
-
-def sample_of(
-    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, RecordedTest]
-) -> Sequence[str]:
-    """The tests of `--sample`: the ledger's own choice, or some that measured something when they were
-    recorded. Of `--sample I/N`: every N-th of all tests; the N parts together are the whole.
-
-    A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
-    if part is None:
-        return tests
-    if part:
-        index, count = parse_shard(part, "--sample")
-        return [test for test in tests if _hash(test) % count == index - 1]
-    known = set(tests)
-    if own := [test for test in ledger.sample if test in known]:
-        return own
-    measuring = [test for test in tests if (row := recorded.get(test)) is None or _measured(row)]
-    return [test for test in measuring if _hash(test) % SAMPLE == 0] or measuring[:1]
-
-
-def _measured(row: RecordedTest) -> bool:
-    """A record without parts does not tell."""
-    return not row.parts or any(part.result not in UNMEASURED for part in row.parts)
-
-
-def _hash(test: str) -> int:
-    return int(sha256(test.encode()).hexdigest(), 16)
-
-
-def memo_of(plan: UpstreamPlan, selection: Selection, *, reuse: bool) -> Memo:
-    on = plan.machinery
-    roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": selection.store})
-    return Memo(selection.store, f"test_{plan.suite.name}", roots, environ=on.environment, reuse=reuse)
-
-
-def list_tests(plan: UpstreamPlan, selection: Selection, workers: Workers) -> list[str]:
-    """Every test of the suite, from memory or from a worker.
-
-    The list is no verdict, so --no-cache does not apply."""
-    memo = memo_of(plan, selection, reuse=True)
-    key = {"suite": plan.suite.name, **plan.machinery.key(memo.roots)}
-    answer = memo.find("the tests of the suite", key)
-    if not isinstance(answer, CachedResult):
-        tests, touched = workers.tests()
-        answer = memo.remember(
-            "the tests of the suite", key, {"tests": tests}, touched, own=(plan.judge.logs,)
-        )
-    return [str(name) for name in answer.result["tests"]]
-
-
-def run_tests(
-    plan: UpstreamPlan, chosen: Sequence[str], workers: Workers, options: UpstreamOptions
-) -> tuple[dict[str, UpstreamVerdict], set[str]]:
-    """The verdicts, remembered or new, and the tests of which the machine kept us from having one.
-
-    A surprise runs again each time, so that its log and files can be read; not with --resume."""
-    memo = memo_of(plan, options.selection, reuse=options.work.cache)
-    judge, keep = plan.judge, options.work.keep
-
-    def is_surprise(test: str, result: Result) -> bool:
-        return judge.is_surprise(verdict_of(test, result))
-
-    key = plan.machinery.key(memo.roots)
-    tasks = [TestTask(test, memo, {"test": test, **key}, plan.job(test), judge.logs, keep) for test in chosen]
-
-    def work(tasks: Sequence[TestTask]) -> dict[str, Result]:
-        worth = 1 + int(sum(task.cost.seconds for task in tasks) / START_SECONDS)
-        slots = min(plan.slots, worth)
-        return do(
-            tasks,
-            RunOptions(f"{plan.suite.name} tests", lambda threads, count: workers.take(count), slots),
-            accept=lambda test, result: options.resume or not is_surprise(test, result),
-            line=lambda test, result: _line(verdict_of(test, result), judge),
-            stop_after=lambda test, result: options.fail_fast and is_surprise(test, result),
-            remember_all=True,
-        )
-
-    results = work(tasks)
+def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
+    """The verdicts, cached or new."""
+    # What a suite without tests has lost stays recorded.
+    _announce(plan, has_record=(bool(plan.tests) and options.accept) or bool(plan.judge.record.tests))
+    step, memo = RunTest(plan, options.resume, options.fail_fast), memo_of(plan, reuse=options.work.cache)
+    environ = plan.machinery.environment
+    tasks = [StepTask(step, job, memo, step.key(job, memo, environ), plan.logs) for job in plan.programs]
+    results = run_tasks(step, tasks)
     # Once more: a kill from outside says nothing about a test.
-    if killed := [task for task in tasks if _was_killed(results.get(task.name))]:
-        results |= work(killed)
-    verdicts = {test: verdict_of(test, result) for test, result in results.items()}
-    return verdicts, {test for test, result in results.items() if blames_the_machine(result)}
+    failures = ((name, result.failure) for name, result in results.items())
+    if killed := {name for name, failure in failures if failure and failure.kind == "killed"}:
+        results |= run_tasks(step, [task for task in tasks if task.name in killed])
+    return {test: verdict_of(test, result) for test, result in results.items()}
 
 
-def _was_killed(result: Result | None) -> bool:
-    return bool(result and result.failure and result.failure.kind == "killed")
-
-
-WORDS = {
-    "passed": "passed",
-    "failed": "FAILED",
-    "dies": "DIES",
-    "wrong": "WRONG",
-    "crash": "CRASH",
-    "memory": "MEMORY",
-    "timeout": "TIMEOUT",
-    "bad_test": "bad test",
-    "absent": "absent",
-    "not_run": "not run",
-    "expected_failure": "expected",
-}
-
-
-def _line(verdict: UpstreamVerdict, judge: Judge) -> Line:
-    surprise = judge.is_surprise(verdict)
-    note = "" if verdict.outcome == "passed" else verdict.reason
-    word = "MACHINE" if surprise and verdict.fix else WORDS[verdict.outcome]
-    return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
-
-
-def _print_list(plan: UpstreamPlan, tests: Sequence[str]) -> None:
-    for test in tests:
-        cost = plan.costs.get(test)
-        entry = plan.judge.ledger.entry(test, plan.judge.soc)
-        length = f"{cost.seconds:7.1f} s" if cost else "        ?"
-        print(f"{length}  {test}" + (f"  [{entry.outcome}]" if entry else ""))
-    seconds = sum(plan.job(test).seconds for test in tests)
-    print(f"{len(tests)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
+def _print_list(plan: UpstreamPlan) -> None:
+    for job in plan.programs:
+        entry = plan.judge.ledger.entry(job.name, plan.judge.soc)
+        length = f"{job.seconds:7.1f} s" if job.name in plan.costs else "        ?"
+        print(f"{length}  {job.name}" + (f"  [{entry.outcome}]" if entry else ""))
+    seconds = sum(job.seconds for job in plan.programs)
+    print(f"{len(plan.programs)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 
 
 def _announce(plan: UpstreamPlan, *, has_record: bool) -> None:

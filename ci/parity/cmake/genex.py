@@ -70,8 +70,8 @@ class Expressions:
         known: dict[str, Callable[[], bool]] = {
             "BOOL": lambda: truth(joined) == "1",
             "NOT": lambda: joined == "0",
-            "AND": lambda: all(one == "1" for one in parameters),
-            "OR": lambda: any(one == "1" for one in parameters),
+            "AND": lambda: all(parameter == "1" for parameter in parameters),
+            "OR": lambda: any(parameter == "1" for parameter in parameters),
             "STREQUAL": lambda: parameters[0] == parameters[1],
             "EQUAL": lambda: int(parameters[0]) == int(parameters[1]),
             "IN_LIST": lambda: parameters[0] in ",".join(parameters[1:]).split(";"),
@@ -90,7 +90,7 @@ class Expressions:
                 raise Unevaluable(f"$<{name}>, for {VARIABLES[name]} is not set")
             if not parameters:
                 return value
-            return "1" if value.upper() in (one.upper() for one in parameters) else "0"
+            return "1" if value.upper() in (parameter.upper() for parameter in parameters) else "0"
         constants = {
             "SEMICOLON": ";",
             "COMMA": ",",

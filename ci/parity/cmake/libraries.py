@@ -73,7 +73,7 @@ class _Reader:
                 if event.args[1:2] == ("ALIAS",) and len(event.args) > 2:
                     self.aliases[event.args[0]] = event.args[2]
         order = {name: position for position, name in enumerate(self.declared)}
-        for target in sorted(self.trace.targets, key=lambda one: order.get(one["NAME"], len(order))):
+        for target in sorted(self.trace.targets, key=lambda target: order.get(target["NAME"], len(order))):
             if target["TYPE"] != "UTILITY":
                 self.result.libraries[target["NAME"]] = self._library(target)
         for event in self.trace.events:
@@ -111,7 +111,9 @@ class _Reader:
         event = next(iter(own or adding or events), None)
         if event is None:
             # Within a generator expression, or a list that is one argument.
-            event = next((one for one in self.trace.events if any(text in arg for arg in one.args)), None)
+            event = next(
+                (event for event in self.trace.events if any(text in arg for arg in event.args)), None
+            )
         if event is None:
             return self._declaration(target)
         line = self._line(event, element)
@@ -121,7 +123,7 @@ class _Reader:
         return self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or event.place
 
     def _place_of_flag(self, target: str, flag: str) -> TreePlace:
-        """Of one of several in a text: CMAKE_CXX_FLAGS, or the target's COMPILE_FLAGS."""
+        """The place of one of several flags in a text: CMAKE_CXX_FLAGS, or the target's COMPILE_FLAGS."""
         for event in self.trace.events:
             if (
                 not {target, "CMAKE_CXX_FLAGS"}.isdisjoint(event.args)
@@ -155,7 +157,7 @@ class _Reader:
         files = self._scoped(target, "SOURCES")
         sets = self._elements(target, "HEADERS")
         scope = "PUBLIC" if target["INTERFACE_HEADER_SETS"] else "PRIVATE"
-        for element, text, scope in [*files, *((one, text, scope) for one, text in sets)]:
+        for element, text, scope in [*files, *((element, text, scope) for element, text in sets)]:
             self._add_file(library, element, text, scope, folder)
         for element, text, scope in self._scoped(target, "LINK_LIBRARIES"):
             if not element.startswith(("-", "::@")) and not posixpath.isabs(element):
@@ -163,7 +165,7 @@ class _Reader:
                 library.dependencies.append(NamedItem(linked, self._place(name, element, text), scope))
         directory = [] if kind == "interface" else self._elements(target, "DEFINITIONS")
         own = self._scoped(target, "COMPILE_DEFINITIONS")
-        for element, text, scope in [*own, *((one, text, "PRIVATE") for one, text in directory)]:
+        for element, text, scope in [*own, *((element, text, "PRIVATE") for element, text in directory)]:
             library.definitions.append(NamedItem(element, self._place(name, element, text), scope))
         library.standard = self._standard(target)
         for element, text, scope in self._scoped(target, "COMPILE_OPTIONS"):
@@ -191,7 +193,7 @@ class _Reader:
         requested = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
         if not requested:
             return None
-        number = max(requested, key=lambda one: int(one) % 98)
+        number = max(requested, key=lambda standard: int(standard) % 98)
         name, place = target["NAME"], self._declaration(target["NAME"])
         for event in self.trace.events:
             everywhere = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
@@ -208,8 +210,8 @@ class _Reader:
         names = {element for element, _ in own}
         interface = target["TYPE"] == "INTERFACE_LIBRARY"
         return [
-            *((one, text, "PUBLIC" if one in both else "PRIVATE") for one, text in own if not interface),
-            *((one, text, "INTERFACE") for one, text in handed if interface or one not in names),
+            *((item, text, "PUBLIC" if item in both else "PRIVATE") for item, text in own if not interface),
+            *((item, text, "INTERFACE") for item, text in handed if interface or item not in names),
         ]
 
     def _elements(
@@ -234,7 +236,7 @@ class _Reader:
                     place = self._place(target["NAME"], whole, whole)
                     self._trouble(NotEvaluated(place, _plain(whole), f"{target['NAME']} needs {error}"))
                 continue
-            elements += [(one, whole) for one in split(value) if one and UNKNOWN not in one]
+            elements += [(element, whole) for element in split(value) if element and UNKNOWN not in element]
         if text:
             place = self._place(target["NAME"], text, text)
             self._trouble(NotEvaluated(place, _plain(text), "a generator expression is not closed"))
@@ -266,11 +268,11 @@ class _Reader:
             if event.args[0] == "GLOB_RECURSE":
                 folder, _, last = path.rpartition("/")
                 fits = glob_regex(last).fullmatch
-                matched = {one for one in self.tree.under(folder) if fits(posixpath.basename(one))}
+                matched = {path for path in self.tree.under(folder) if fits(posixpath.basename(path))}
             else:
                 matched = set(self.tree.match(path))
-            for one in matched:
-                self.written.setdefault(posixpath.basename(one), event.place)
+            for file in matched:
+                self.written.setdefault(posixpath.basename(file), event.place)
             shown = pattern.removeprefix(f"{SOURCE}/")
             self.result.globs.append(Glob(shown, event.folder, event.place, frozenset(matched)))
 
@@ -293,7 +295,7 @@ class _Reader:
         for kind, elements in parts:
             if kind == "WORKING_DIRECTORY" and elements:
                 folders.append(in_tree(elements[0], event.folder) or "")
-        needed = [one for kind, elements in parts if kind.endswith("DEPENDS") for one in elements]
+        needed = [element for kind, elements in parts if kind.endswith("DEPENDS") for element in elements]
         for kind, elements in parts:
             if kind == "COMMAND" and elements:
                 inputs = dict(self._inputs([*needed, *elements], folders, event))
@@ -318,7 +320,7 @@ class _Reader:
 
 
 def _plain(text: str) -> str:
-    """Without the paths of our copy."""
+    """The text without the paths of our copy."""
     return text.replace(f"{SOURCE}/", "").replace(f"{BINARY}/", "")
 
 

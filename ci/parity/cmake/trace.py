@@ -110,6 +110,8 @@ class ConfigureInput:
     outside: tuple[str, ...] = ()
     targets: frozenset[str] = frozenset()
     """Targets that other projects define."""
+    seconds: float = MOST_SECONDS
+    size: int = MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class ExecutedCommand:
     command: str
     args: tuple[str, ...]
     file: str
-    """Of the tree; empty for the project around it."""
+    """A file of the tree; empty for the project around it."""
     line: int
     folder: str
     """The directory that its relative paths begin in."""
@@ -249,8 +251,8 @@ def _configured(
             includes = [path for path in project.includes if path in texts]
             settings = _settings(work, project, declared, includes)
             variant.write_text("\n".join(settings) + "\n", encoding="utf-8")
-            running.append(_start(cmake, work, number, variant))
-        _wait(running)
+            running.append(_start(cmake, work, number, variant, project))
+        _wait(running, projects)
         return tuple(
             _read(process, work, number, tree, project)
             for number, (process, project) in enumerate(zip(running, projects, strict=True))
@@ -341,12 +343,14 @@ def _bracket(value: str) -> str:
     return f"[{equals}[{value}]{equals}]"
 
 
-def _start(cmake: Path, work: Path, number: int, variant: Path) -> subprocess.Popen[bytes]:
+def _start(
+    cmake: Path, work: Path, number: int, variant: Path, project: ConfigureInput
+) -> subprocess.Popen[bytes]:
     home = work / f"home{number}"
     home.mkdir()
     environment = {"HOME": str(home), "LC_ALL": "C", "PATH": os.defpath}
     # Limits of the system hold even if this process is killed and cannot stop what it began.
-    limits = f"ulimit -t {2 * round(MOST_SECONDS)}; ulimit -f {MOST_BYTES // 512}"
+    limits = f"ulimit -t {2 * round(project.seconds)}; ulimit -f {project.size // 512}"
     with (work / f"errors{number}").open("wb") as errors:
         return subprocess.Popen(
             [
@@ -366,13 +370,13 @@ def _start(cmake: Path, work: Path, number: int, variant: Path) -> subprocess.Po
         )
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait(running: Sequence[subprocess.Popen[bytes]], projects: Sequence[ConfigureInput]) -> None:
     """Wait until all have ended. One that takes too long is stopped."""
-    deadline = time.monotonic() + MOST_SECONDS
+    started = time.monotonic()
     try:
-        for process in running:
+        for process, project in zip(running, projects, strict=True):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, started + project.seconds - time.monotonic()))
     finally:
         for process in running:
             _stop(process)
@@ -439,7 +443,9 @@ def _read(
     trace.troubles += _errors(errors, tree, local, project)
     if not trace.ended and not trace.troubles:
         place = trace.events[-1].place if trace.events else TreePlace(project.entries[0], 1)
-        why = f"CMake was stopped after {MOST_SECONDS:.0f} s or {MOST_BYTES >> 20} MB: a loop without end?"
+        why = (
+            f"CMake was stopped after {project.seconds:.0f} s or {project.size >> 20} MB: a loop without end?"
+        )
         trace.troubles.append(NotEvaluated(place, place.file, why))
     return trace
 

@@ -54,7 +54,7 @@ class SignerFailed(CheckFailed):
 
 
 class Unexpected(SignerFailed):
-    """It says that it did, and its file is not what we expect of it."""
+    """elfsigner says that it signed, and its file is not what we expect of it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -74,7 +74,7 @@ class Consent:
 
     store: Path
     version: str
-    """Of the Hexagon SDK, for the record."""
+    """The Hexagon SDK's version, for the record."""
     accepted: Mapping[str, str] = field(default_factory=dict)
     """Hashes of texts that the user accepted beforehand, each with the means: the flag or the variable."""
     ask: Callable[[str], bool] | None = None
@@ -366,7 +366,7 @@ def _output(command: Sequence[str]) -> str | None:
 
 
 def plain_environment() -> dict[str, str]:
-    """For a tool that signs: what any program needs to run, proxies, and nothing else of ours."""
+    """Variables for a tool that signs: what any program needs to run, proxies, and nothing else of ours."""
     return {
         name: value
         for name, value in os.environ.items()

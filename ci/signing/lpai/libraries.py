@@ -29,7 +29,7 @@ ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 class NeededLibrary(Model):
     component: Literal["qnn-sdk", "hexagon-sdk", "executorch-source"]
     path: str
-    """Below the component's root, with {lpai} and {arch}; `*` matches the highest version there is."""
+    """A path below the component's root, with {lpai} and {arch}; `*` matches the highest version."""
     direct: bool = False
 
     @property
@@ -45,7 +45,7 @@ class ElfsignerTable(Model):
     signed_name: str
     test_signature_name: str
     answer: str
-    """To a question that the user accepted."""
+    """The answer to a question that the user accepted."""
     source: Annotated[tuple[str, ...], Field(min_length=1)]
 
 

@@ -278,9 +278,9 @@ def _elfsigner(
     below = tuple(map(int, table.python_below.split(".")))
     python = interpreter(options.python, below)
     accepted = {
-        one.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
-        for one in licences.named((), os.environ)
-        if one.startswith(f"{Consent.LICENCE}-")
+        licence.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
+        for licence in licences.named((), os.environ)
+        if licence.startswith(f"{Consent.LICENCE}-")
     }
     consent = Consent(
         store=selection.store,

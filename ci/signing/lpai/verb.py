@@ -20,7 +20,7 @@ EXAMPLES = """\
 
 OVERLAY = Path("dist/overlay")
 TARGET = "aarch64-linux"
-"""Its SDK tree holds the Hexagon libraries and needs no compiler beside it."""
+"""The target whose SDK tree holds the Hexagon libraries and needs no compiler beside it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.build_id import build_ids
-from provisioning.compat import STEPS, Build, Measured, Pair, Step
+from provisioning.compat import PASSED, STEPS, Build, Pair
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile, soc_named
@@ -76,15 +76,13 @@ def report_builds(
         raise UnknownName(
             f"--build {unknown[0]}: manifests/compat.toml has no such build", unknown[0], versions
         )
-    installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
     beside = f"executorch {release.version} with " if release else ""
-    if release:
-        installed["executorch"] = release.version
+    executorch = release.version if release else _installed("executorch")
+    others = {name: _installed(name) for name in ("torch", "torchao")}
     soc = (*selection.named_socs, table.soc)[0]
     soc_named(soc)
     flags = ["--profile", table.profile, "--store", str(selection.store), *flags]
     pinned = profile.components[QNN_SDK]
-    measured = compat.load_measured()
     for build in table.builds:
         if only and build.qnn not in only:
             continue
@@ -94,19 +92,11 @@ def report_builds(
         folder = Path(selection.reports).absolute() / "compat"
         folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
         steps = measure(soc, variables(environ, sdk), folder, flags)
-        pair = Pair(
-            **installed,
-            qnn=build.qnn,
-            build_id=build.build_id,
-            package=f"{build.package} {build.version}",
-            soc=soc,
-            works=all(step.result == "passed" for step in steps.values()),
-            steps=steps,
-        )
+        values = {**others, "package": f"{build.package} {build.version}", **steps}
+        pair = Pair(executorch, build.qnn, build.build_id, soc, values)
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
         # Written after each build, so that an interrupted run keeps what it measured.
-        measured = measured.with_pair(pair)
-        replace_text(compat.path(), measured.as_json())
+        compat.accept_pair(pair)
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.glob("*.log"))]
         stage.metrics[f"{beside}{build.qnn}"] = "works" if pair.works else "broken"
         if not pair.works:
@@ -124,7 +114,7 @@ def report_builds(
             )
     if lane := profile.onnx.get("onnxruntime-qnn"):
         stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
-    replace_text(PAGE, page(measured))
+    replace_text(PAGE, page())
     stage.artifacts.append(Artifact.of("compat", compat.path()))
 
 
@@ -135,9 +125,9 @@ def variables(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
     return {**others, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(sdk / "lib" / HOST_LIBRARIES)}
 
 
-def log_of(steps: Mapping[str, Step]) -> str:
+def log_of(steps: Mapping[str, str]) -> str:
     """The log of the first step that failed."""
-    failed = next(name for name in STEPS if steps[name].result == "failed")
+    failed = next(name for name in STEPS if steps.get(name, PASSED) != PASSED)
     return {"device": "device", "lower": LOWER, "run": RUN}[failed.partition("_")[0]]
 
 
@@ -161,13 +151,12 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
     return tree.root
 
 
-def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequence[str]) -> dict[str, Step]:
-    """Run every step in order. A step that depends on a failed one counts as not reached.
+def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequence[str]) -> dict[str, str]:
+    """Run every step in order; returns PASSED or the error of each that depends on no failed one.
 
     The device is requested in a process of its own; the ExecuTorch lane lowers and runs the programs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    steps = dict.fromkeys(STEPS, Step(result="not_reached"))
     answer = probe.ask(soc, variables)
     (folder / "device.log").write_text(
         "\n".join([f"step: {answer.step}", *answer.detail.split("; "), ""]), encoding="utf-8"
@@ -176,13 +165,13 @@ def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequenc
         raise EnvironmentLacking(
             f"nothing can be measured for {soc}: {answer.detail}", fix="choose another --soc"
         )
-    steps["device"] = _step("" if answer.made_device else answer.detail.partition("; ")[0] or answer.step)
     if not answer.made_device:
-        return steps
+        return {"device": answer.detail.partition("; ")[0] or answer.step}
+    steps = {"device": PASSED}
     lowered, ran = (run_lane(stage, soc, variables, folder, flags) for stage in (LOWER, RUN))
     for scheme in SCHEMES:
         steps[f"lower_{scheme}"] = step_of(lowered, scheme, soc)
-        if steps[f"lower_{scheme}"].result == "passed":
+        if steps[f"lower_{scheme}"] == PASSED:
             steps[f"run_{scheme}"] = step_of(ran, scheme, soc)
     return steps
 
@@ -204,15 +193,15 @@ def run_lane(
     return report
 
 
-def step_of(report: Report, scheme: str, soc: str) -> Step:
+def step_of(report: Report, scheme: str, soc: str) -> str:
     name = f"{CASE}/{scheme}/{soc}"
     errors = [f for f in report.findings if f.subject == name and f.severity is Severity.ERROR]
     if errors:
-        return _step(first_line(errors[0].message))
+        return first_line(errors[0].message)
     programs = report.metrics.get("programs")
     row = programs.get(name) if isinstance(programs, dict) else None
     passed = isinstance(row, dict) and row.get("verdict") == "pass"
-    return _step("" if passed else f"{report.stage} has no verdict of {name}")
+    return PASSED if passed else f"{report.stage} has no verdict of {name}"
 
 
 def first_line(message: str) -> str:
@@ -221,21 +210,21 @@ def first_line(message: str) -> str:
     return re.sub(r"(?<![\w.])/\S+/", "…/", line)[:200]
 
 
-def page(measured: Measured | None = None) -> str:
+def page() -> str:
     """docs/upgrades.md, with the table of pairs."""
-    return with_table(PAGE, "measured pairs", table_of(measured or compat.load_measured()))
+    return with_table(PAGE, "measured pairs", table_of(compat.load_measured()))
 
 
-def table_of(measured: Measured) -> str:
+def table_of(measured: Sequence[Pair]) -> str:
     """A row for each executorch, a column for each QNN; then the first error of what does not work."""
-    pairs = {(pair.executorch, pair.qnn): pair for pair in measured.pairs}
-    builds = sorted({pair.qnn for pair in measured.pairs}, key=Version)
+    pairs = {(pair.executorch, pair.qnn): pair for pair in measured}
+    builds = sorted({pair.qnn for pair in measured}, key=Version)
     rows = [f"| executorch | {' | '.join(f'QNN {qnn}' for qnn in builds)} |"]
     rows.append("| --- |" + " --- |" * len(builds))
-    for executorch in sorted({pair.executorch for pair in measured.pairs}, key=Version):
+    for executorch in sorted({pair.executorch for pair in measured}, key=Version):
         cells = [_cell(pairs.get((executorch, qnn))) for qnn in builds]
         rows.append(f"| {executorch} | {' | '.join(cells)} |")
-    errors = dict.fromkeys(pair.error for pair in measured.pairs if pair.error)
+    errors = dict.fromkeys(pair.error for pair in measured if pair.error)
     return "\n".join([*rows, "", *(f"- {error}" for error in errors)]).rstrip("\n") + "\n"
 
 
@@ -243,10 +232,6 @@ def _cell(pair: Pair | None) -> str:
     if pair is None:
         return "–"
     return "works" if pair.works else f"**no**: {pair.error.partition(': ')[0]}"
-
-
-def _step(error: str) -> Step:
-    return Step(result="failed" if error else "passed", error=error)
 
 
 def _installed(package: str) -> str:

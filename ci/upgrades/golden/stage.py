@@ -4,8 +4,8 @@ results.
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packaging.version import Version
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ci.artifacts.compiled_onnx import read_model
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
 from ci.upgrades.compare.stage import chosen, environment_of
+from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import logged
 from provisioning.base.diagnosis import nearest
 from provisioning.base.documents import Model
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text, with_table
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 
-MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
+MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "accepted" / "golden.json"
 PAGE = ROOT / "docs" / "upgrades.md"
 TABLES: Mapping[Lane, str] = {
     "onnx": "measured contexts",
@@ -53,7 +54,8 @@ class Golden(Model):
     least_sqnr_db: float = Field(gt=0)
 
 
-class RuntimeResult(Model):
+@dataclass(frozen=True, slots=True)
+class RuntimeResult:
     """One program of one maker on one runtime."""
 
     result: Result
@@ -61,21 +63,17 @@ class RuntimeResult(Model):
     """The runtime's message, if it refused the program."""
 
 
-class MakerResult(Model):
+@dataclass(frozen=True, slots=True)
+class MakerResult:
     sha256: str
     """The digest of the context or the .pte."""
-    runtimes: dict[str, RuntimeResult]
+    runtimes: Mapping[str, RuntimeResult]
 
 
-class GoldenFile(Model):
-    schema_: Literal[1] = Field(default=1, alias="schema")
-    programs: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
-    """Program → the build that made it → each runtime's result."""
-    executorch: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
-    """The same for .pte files: the executorch version that made it → the version whose runtime ran it."""
+Results = Mapping[str, Mapping[str, MakerResult]]
+"""By program, and by the version that made it; each result is by the version whose runtime ran it."""
 
-    def lane(self, name: Lane) -> dict[str, dict[str, MakerResult]]:
-        return self.programs if name == "onnx" else self.executorch
+_SUBJECT = re.compile(r"(?P<lane>\S+) (?P<program>\S+) made by (?P<maker>\S+) on (?P<runtime>\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +82,15 @@ class Runtime:
     variables: Mapping[str, str]
 
 
-def load_measured() -> GoldenFile:
-    try:
-        return GoldenFile.model_validate_json(MEASURED.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return GoldenFile(schema=1)
-    except ValidationError as error:
-        raise ManifestError(
-            MEASURED,
-            "(content)",
-            expected="what this command wrote",
-            found=f"{error.error_count()} differences",
-            fix="nox -s test_golden -- --accept",
-        ) from error
+def rows_of(lane: Lane, results: Results) -> dict[str, Values]:
+    rows: dict[str, Values] = {}
+    for program, makers in results.items():
+        for maker, maker_result in makers.items():
+            made = f"{lane} {program} made by {maker}"
+            rows[made] = {"sha256": maker_result.sha256}
+            for runtime, met in maker_result.runtimes.items():
+                rows[f"{made} on {runtime}"] = {"result": met.result, "message": met.message or None}
+    return rows
 
 
 def measure_all(
@@ -202,35 +196,30 @@ def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:
     sys.stderr.write(f"{program} of {maker}: {words}\n")
 
 
-def judge(
-    stage: StageRun,
-    results: Mapping[str, Mapping[str, MakerResult]],
-    agreed: Mapping[str, Mapping[str, MakerResult]],
-) -> None:
+def judge(stage: StageRun, lane: Lane, results: Results, agreed: Mapping[str, Values]) -> None:
     """An error for a program that ran before and does not any more, that a runtime no older than itself does
     not run, or that a runtime refuses for another reason than its own age."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
     for program, makers in results.items():
         for maker, maker_result in makers.items():
-            known = agreed.get(program, {}).get(maker)
             for runtime, met in maker_result.runtimes.items():
                 counts[met.result] += 1
-                before = known.runtimes.get(runtime) if known else None
+                before = agreed.get(f"{lane} {program} made by {maker} on {runtime}")
                 if finding := _judged(f"{program} of {maker} on {runtime}", maker, runtime, before, met):
                     stage.findings.append(finding)
     stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in results.items()}}
 
 
 def _judged(
-    subject: str, maker: str, runtime: str, before: RuntimeResult | None, met: RuntimeResult
+    subject: str, maker: str, runtime: str, before: Values | None, met: RuntimeResult
 ) -> Finding | None:
     if met.result == "same":
-        if before is None or before.result == "same":
+        if before is None or before.get("result") == "same":
             return None
-        message = f"it runs now, and before it {_words(before)}"
+        message = f"it runs now, and before it {_words(before.get('result'), before.get('message', ''))}"
         return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --accept")
-    if before is not None and before.result == "same":
-        message = f"it ran before, and now it {_words(met)}"
+    if before is not None and before.get("result") == "same":
+        message = f"it ran before, and now it {_words(met.result, met.message)}"
         fix = "compile the program again with the new build, or stay with the old runtime"
         return Finding("golden-lost", Severity.ERROR, subject, message, fix)
     if met.result == "differs":
@@ -248,8 +237,8 @@ def _judged(
     return None
 
 
-def _words(met: RuntimeResult) -> str:
-    return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
+def _words(result: Metric, message: Metric) -> str:
+    return f"is refused: {message}" if result == "refused" else f"differs: {message}"
 
 
 def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> None:
@@ -316,37 +305,29 @@ def sqnr(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
     return figures.get("sqnr_db", EXACT_DB) if figures.get("agreement", 1) == 1 else -math.inf
 
 
-def write(agreed: GoldenFile, results: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
-    programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in results}
-    for name, makers in results.items():
-        for maker, maker_result in makers.items():
-            before = programs.setdefault(name, {}).get(maker)
-            runtimes = {**(before.runtimes if before else {}), **maker_result.runtimes}
-            programs[name][maker] = MakerResult(sha256=maker_result.sha256, runtimes=runtimes)
-    measured = agreed.model_copy(update={"programs" if lane == "onnx" else "executorch": programs})
-    text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
-    replace_text(MEASURED, text)
-    replace_text(PAGE, with_table(PAGE, TABLES[lane], table_of(programs)))
+def write(lane: Lane, results: Results) -> None:
+    """Programs that are measured no more are dropped."""
+
+    def change(before: Accepted) -> Accepted:
+        own, measured = f"{lane} ", tuple(f"{lane} {program} " for program in results)
+        kept = before.only(lambda subject: not subject.startswith(own) or subject.startswith(measured))
+        return kept.updated(rows_of(lane, results))
+
+    replace_text(PAGE, with_table(PAGE, TABLES[lane], table_of(lane, accept(MEASURED, change).subjects)))
 
 
-def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
+def table_of(lane: Lane, subjects: Mapping[str, Values]) -> str:
     """One row a maker, one column a runtime: the worst of all programs."""
-    makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
-    measured = [(maker, maker_result) for each in programs.values() for maker, maker_result in each.items()]
-    runtimes = sorted({name for _, maker_result in measured for name in maker_result.runtimes}, key=Version)
+    met: dict[tuple[str, str], set[Metric]] = {}
+    for subject, values in subjects.items():
+        if (named := _SUBJECT.fullmatch(subject)) and named["lane"] == lane:
+            met.setdefault((named["maker"], named["runtime"]), set()).add(values.get("result"))
+    runtimes = sorted({runtime for _, runtime in met}, key=Version)
     lines = ["| made by | " + " | ".join(f"on {name}" for name in runtimes) + " |"]
     lines.append("| --- |" + " --- |" * len(runtimes))
-    order: Sequence[Result] = ("refused", "differs", "same")
-    marks = {"same": "runs", "differs": "**differs**", "refused": "refused"}
-    for maker in makers:
-        cells = []
-        for runtime in runtimes:
-            met = [
-                maker_result.runtimes[runtime].result
-                for name, maker_result in measured
-                if name == maker and runtime in maker_result.runtimes
-            ]
-            worst = next((result for result in order if result in met), None)
-            cells.append(marks[worst] if worst else "not measured")
+    marks = {"refused": "refused", "differs": "**differs**", "same": "runs"}
+    for maker in sorted({maker for maker, _ in met}, key=Version):
+        of_maker = [met.get((maker, runtime), set()) for runtime in runtimes]
+        cells = [next((marks[each] for each in marks if each in mine), "not measured") for mine in of_maker]
         lines.append(f"| {maker} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

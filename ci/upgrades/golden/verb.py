@@ -17,7 +17,7 @@ EXAMPLES = """\
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
   nox -s test_golden -- --lane executorch
   nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
-  nox -s test_golden -- --accept          agree to what was measured: manifests/golden.json, docs/upgrades.md
+  nox -s test_golden -- --accept          agree to what was measured
 """
 
 
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="context binaries by QNN builds, or .pte files by executorch versions [%(default)s]",
     )
     repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
-    add_accept(parser, "manifests/golden.json and docs/upgrades.md")
+    add_accept(parser, "manifests/accepted/golden.json and docs/upgrades.md")
     parser.add_argument(
         "--keep",
         type=Path,
@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upgrades.golden import executorch, stage
+    from provisioning.base.accepted import load_accepted
     from provisioning.base.documents import load
     from provisioning.base.findings import Artifact, Severity
     from provisioning.base.stage_run import StageRun
@@ -55,14 +56,15 @@ def run(args: argparse.Namespace) -> int:
     kept = args.keep.absolute() if args.keep else None
     run = StageRun.as_typed("test_golden", selection.profile, selection.target)
     with run.reported(selection.reports, "golden-not-measured"):
-        golden, agreed = load(stage.MANIFEST, stage.Golden), stage.load_measured()
+        golden, agreed = load(stage.MANIFEST, stage.Golden), load_accepted(stage.MEASURED)
         folder = Path(selection.reports).absolute() / "golden"
         shutil.rmtree(folder, ignore_errors=True)
         measure_all = stage.measure_all if args.lane == "onnx" else executorch.measure_all
         versions = args.qnn or args.executorch
         results = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
-        stage.judge(run, results, results if args.accept else agreed.lane(args.lane))
+        before = stage.rows_of(args.lane, results) if args.accept else agreed.subjects
+        stage.judge(run, args.lane, results, before)
         run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
         if args.accept and not any(finding.severity is Severity.ERROR for finding in run.findings):
-            stage.write(agreed, results, args.lane)
+            stage.write(args.lane, results)
     return run.close(selection.reports)

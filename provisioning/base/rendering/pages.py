@@ -48,7 +48,7 @@ def _environment(folder: Path) -> Environment:
         auto_reload=False,
     )
     filters = (one_line, plural, size, breakable, digest)
-    environment.filters |= {each.__name__: each for each in filters}
+    environment.filters |= {function.__name__: function for function in filters}
     return environment
 
 

@@ -57,7 +57,7 @@ def worst(reports: Iterable[Report]) -> Outcome:
 def headline(reports: Sequence[Report]) -> str:
     """The result of all reports in one line. It counts the stages that were to run."""
     verdicts = [verdict(report) for report in reports]
-    wanted = [each for each in verdicts if each not in NO_MATTER]
+    wanted = [verdict for verdict in verdicts if verdict not in NO_MATTER]
     if not wanted:
         return "no stage has reported"
     bad = len(wanted) - wanted.count("pass")

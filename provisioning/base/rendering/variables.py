@@ -27,12 +27,12 @@ def as_json(variables: Mapping[str, str]) -> str:
 
 
 def dotenv(variables: Mapping[str, str]) -> str:
-    """For python-dotenv with its default settings."""
+    """Lines for python-dotenv with its default settings."""
     return "".join(f"{name}={_dotenv_value(name, value)}\n" for name, value in variables.items())
 
 
 def github(variables: Mapping[str, str]) -> str:
-    """For the file that GITHUB_ENV names."""
+    """Lines for the file that GITHUB_ENV names."""
     blocks: list[str] = []
     for name, value in variables.items():
         delimiter = _delimiter(_text("github", name, value))
@@ -41,7 +41,7 @@ def github(variables: Mapping[str, str]) -> str:
 
 
 def docker(variables: Mapping[str, str]) -> str:
-    """For `docker run --env-file`, which takes the rest of a line as it is."""
+    """Lines for `docker run --env-file`, which takes the rest of a line as it is."""
     lines: list[str] = []
     for name, value in variables.items():
         line = f"{name}={_text('docker', name, value)}"

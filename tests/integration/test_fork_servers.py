@@ -82,7 +82,7 @@ serve(int(sys.argv[1]), start, forks=True)
 COMMAND = """
 import json, sys
 from pathlib import Path
-from tests.unit.test_fork_servers import spec_of
+from tests.integration.test_fork_servers import spec_of
 from ci.engine.workers.parent import Worker
 
 workers = [Worker(spec_of(Path(sys.argv[1]))) for _ in range(2)]

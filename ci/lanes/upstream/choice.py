@@ -1,0 +1,186 @@
+"""Which tests of which suites a run takes: lists asked of workers, and what the flags choose of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from ci.engine.inputs import Roots
+from ci.engine.installed import ready_runner
+from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
+from ci.engine.memo import CachedResult, Memo
+from ci.engine.progress import Line, progress
+from ci.engine.workers.parent import WorkerSpec
+from ci.lanes.upstream.flags import UpstreamOptions
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, load_ledger, load_record
+from ci.lanes.upstream.process import UpstreamPlan, Workers
+from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
+from ci.pipeline.expression import matcher
+from ci.pipeline.options import Choice
+from provisioning.base.commands import quoted, session
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
+from provisioning.environment import resolve
+
+START_SECONDS = 15.0
+"""A worker's start. Less work than this is not shared."""
+
+
+def prepare(
+    suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str], started: ExitStack
+) -> list[UpstreamPlan]:
+    """The suites with tests that the flags choose. All are listed before the first test runs, so that a
+    mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
+    choice = options.choice
+    alone = len(suites) > 1
+    plans = {suite.name: make_plan(suite, options, environ, to_list_alone=alone) for suite in suites}
+    for plan in plans.values():
+        started.callback(plan.workers.close)
+    jobs = [Job(name) for name in plans]
+    slots = options.work.jobs or default_slots()
+
+    def line(name: str, tests: Sequence[str]) -> Line:
+        return Line("listed", f"{len(tests)} tests")
+
+    bar = progress("lists of tests", jobs, slots, line) if len(jobs) > 1 else nullcontext()
+    with bar as shown:
+        listed = run_jobs(
+            jobs,
+            lambda: FunctionSlot(lambda job: list_tests(plans[job.name])),
+            slots=slots,
+            observer=shown,
+        )
+    runs: list[UpstreamPlan] = []
+    unmatched = set(choice.words)
+    for name, plan in plans.items():
+        tests = listed[name]
+        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
+        chosen = choose(plan, choice, options.flows, options.sample, tests)
+        # A suite that has lost all its tests is no suite without a match.
+        if chosen or not tests:
+            slots = min(plan.slots, 1 + int(sum(job.seconds for job in chosen) / START_SECONDS))
+            work = replace(plan.work, jobs=slots)
+            runs.append(replace(plan, programs=tuple(chosen), tests=tuple(tests), work=work))
+    if unmatched or not runs:
+        flags = [word for each in sorted(unmatched or choice.words) for word in ("-k", each)]
+        if not unmatched:
+            flags += ["--sample", options.sample] if options.sample is not None else []
+            flags += ["--shard", choice.shard] if choice.shard else []
+        version = plan.machinery.versions["executorch"]
+        raise UsageError(
+            f"no test of executorch {version} matches {quoted(*flags)}",
+            fix=session(plan.suite.stage, "--list"),
+        )
+    return runs
+
+
+def make_plan(
+    suite: UpstreamSuite, options: UpstreamOptions, environ: Mapping[str, str], *, to_list_alone: bool
+) -> UpstreamPlan:
+    """Everything except the list of tests, which may need a worker."""
+    selection, work = options.selection, options.work
+    suite.check(selection.soc)
+    qnn_environment = resolve(selection, environ)
+    qnn_environment.explain()
+    runner = ready_runner(environ, selection.reports)
+    slots = work.jobs or default_slots()
+    environment = worker_environment(qnn_environment, environ, runner, slots)
+    logs = Path(selection.reports, suite.folder).absolute()
+    record = load_record(suite.name, selection.profile, selection.soc)
+    usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
+    setup = WorkerSpec(
+        command=("-m", "ci.lanes.upstream.worker", suite.name, str(logs)),
+        environment=environment,
+        logs=logs,
+        timeout=work.timeout,
+        imports="the tests",
+        fix=f"run it as `nox -s {suite.stage}`, which installs what they need",
+        forks=True,
+    )
+    return UpstreamPlan(
+        programs=(),
+        selection=selection,
+        work=work,
+        logs=logs,
+        suite=suite,
+        machinery=machinery(qnn_environment, environment, runner),
+        workers=Workers(setup, to_list_alone=to_list_alone),
+        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
+        costs={**usual.tests, **record.tests},
+        slots=slots,
+    )
+
+
+def choose(
+    plan: UpstreamPlan, choice: Choice, flows: Sequence[str], sample: str | None, tests: Sequence[str]
+) -> list[Job]:
+    """The tests that the flags name, sorted."""
+    matches = matcher(choice.words, whole=True)
+    starts = [f"[qnn_{flow}".removesuffix("_fp16") for flow in flows]
+    part = sample_of(sample, tests, plan.judge.ledger, plan.costs)
+    jobs = [plan.job(test) for test in part if matches(test) and (not starts or _of_flow(test, starts))]
+    return sorted(shard(jobs, *parse_shard(choice.shard or "1/1")), key=lambda job: job.name)
+
+
+def _of_flow(test: str, flows: Sequence[str]) -> bool:
+    return any(f"{flow}{end}" in test for flow in flows for end in ("-", "]"))
+
+
+SAMPLE = 40
+"""Of so many measured tests, `--sample` has one."""
+
+
+UNMEASURED = ("bad_test", "no_kernel", *NOT_RUN)
+"""Results of parts that ran nothing, or compared nothing."""
+
+
+def sample_of(
+    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, RecordedTest]
+) -> Sequence[str]:
+    """The tests of `--sample`: the ledger's own choice, or some that measured something when they were
+    recorded. Of `--sample I/N`: every N-th of all tests; the N parts together are the whole.
+
+    A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
+    if part is None:
+        return tests
+    if part:
+        index, count = parse_shard(part, "--sample")
+        return [test for test in tests if _hash(test) % count == index - 1]
+    known = set(tests)
+    if own := [test for test in ledger.sample if test in known]:
+        return own
+    measuring = [test for test in tests if (row := recorded.get(test)) is None or _measured(row)]
+    return [test for test in measuring if _hash(test) % SAMPLE == 0] or measuring[:1]
+
+
+def _measured(row: RecordedTest) -> bool:
+    """A record without parts does not tell."""
+    return not row.parts or any(part.result not in UNMEASURED for part in row.parts)
+
+
+def _hash(test: str) -> int:
+    return int(sha256(test.encode()).hexdigest(), 16)
+
+
+def memo_of(plan: UpstreamPlan, *, reuse: bool) -> Memo:
+    on, store = plan.machinery, plan.selection.store
+    roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": store})
+    return Memo(store, f"test_{plan.suite.name}", roots, environ=on.environment, reuse=reuse)
+
+
+def list_tests(plan: UpstreamPlan) -> list[str]:
+    """Every test of the suite, from memory or from a worker.
+
+    The list is no verdict, so --no-cache does not apply."""
+    memo = memo_of(plan, reuse=True)
+    key = {"suite": plan.suite.name, **plan.machinery.key(memo.roots)}
+    answer = memo.find("the tests of the suite", key)
+    if not isinstance(answer, CachedResult):
+        tests, touched = plan.workers.tests()
+        answer = memo.remember("the tests of the suite", key, {"tests": tests}, touched, own=(plan.logs,))
+    return [str(name) for name in answer.result["tests"]]

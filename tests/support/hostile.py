@@ -1,0 +1,153 @@
+"""Small files that would cost a careless reader their size squared: lists and places that are shared."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import onnx
+from onnx import helper
+
+from tests.support.elves import X86_64, elf_header, program_header
+from tests.support.onnx_models import model_of
+from tests.support.programs import numbers_of, table_of, tables_of
+
+
+def shared_plans(count: int) -> bytes:
+    """A program of as many plans as each has values, inputs, operators and instructions: one of each."""
+    builder = flatbuffers.Builder(1 << 16)
+    sizes = numbers_of(builder, [8] * count, builder.PrependInt32, 4)
+    tensor = table_of(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
+    value = table_of(builder, {0: ("Uint8", 5), 1: ("offset", tensor)})
+    operator = table_of(builder, {0: ("offset", builder.CreateString("a" * count))})
+    kernel = table_of(builder, {0: ("Uint8", 1), 1: ("offset", table_of(builder, {}))})
+    chain = table_of(builder, {2: ("offset", _same(builder, kernel, count))})
+    plan = {
+        0: ("offset", builder.CreateString("m" * count)),
+        2: ("offset", _same(builder, value, count)),
+        3: ("offset", numbers_of(builder, [0] * count, builder.PrependInt32, 4)),
+        4: ("offset", numbers_of(builder, [0] * count, builder.PrependInt32, 4)),
+        5: ("offset", _same(builder, chain, count)),
+        6: ("offset", _same(builder, operator, count)),
+    }
+    builder.Finish(
+        table_of(builder, {1: ("offset", _same(builder, table_of(builder, plan), count))}),
+        file_identifier=b"ET12",
+    )
+    return bytes(builder.Output())
+
+
+def shared_context(count: int, segments: int = 1) -> bytes:
+    """A program whose delegates all have one context of many graphs, or overlapping ones."""
+    data = b"".join(b"PICKLE/1/graph%07d\0" % number for number in range(count))
+    builder = flatbuffers.Builder(1 << 16)
+    name = builder.CreateString("QnnBackend")
+    delegates = []
+    for number in range(count):
+        reference = table_of(builder, {0: ("Int8", 1), 1: ("Uint32", number % segments)})
+        delegates.append(table_of(builder, {0: ("offset", name), 1: ("offset", reference)}))
+    plan = table_of(
+        builder, {0: ("offset", builder.CreateString("m")), 7: ("offset", tables_of(builder, delegates))}
+    )
+    places = [
+        table_of(builder, {0: ("Uint64", number), 1: ("Uint64", len(data) - number)})
+        for number in range(segments)
+    ]
+    fields = {1: ("offset", tables_of(builder, [plan])), 4: ("offset", tables_of(builder, places))}
+    whole = table_of(builder, fields)
+    builder.Pad(24)
+    builder.Finish(whole, file_identifier=b"ET12")
+    content = bytearray(builder.Output())
+    content[8:32] = b"eh00" + struct.pack("<IQQ", 24, len(content), len(content))
+    return bytes(content) + data
+
+
+def overlapping_contexts(count: int) -> bytes:
+    return shared_context(count, segments=count)
+
+
+def shared_events(count: int) -> bytes:
+    """A trace of as many runs as each has events: one of each."""
+    builder = flatbuffers.Builder(1 << 16)
+    profiled = table_of(builder, {0: ("offset", builder.CreateString("e" * count)), 7: ("Uint64", 9)})
+    event = table_of(builder, {0: ("offset", profiled)})
+    run = table_of(builder, {3: ("offset", _same(builder, event, count))})
+    builder.Finish(table_of(builder, {1: ("offset", _same(builder, run, count))}), file_identifier=b"ED00")
+    return bytes(builder.Output())
+
+
+def overlapping_members(count: int, size: int | None = None) -> bytes:
+    """A DLC whose members are all the same bytes."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("model", bytes(12) + b"NETD" + bytes(size or 400 * count))
+        (first,) = archive.infolist()
+        for number in range(count):
+            other = copy(first)
+            other.filename = f"m{number:04}"
+            archive.filelist.append(other)
+    return stream.getvalue()
+
+
+def many_members(count: int) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for number in range(count):
+            archive.writestr(f"{number}", b"")
+    return stream.getvalue()
+
+
+def shared_file(folder: Path, count: int) -> Path:
+    """A compiled model whose nodes all name one file, by different names."""
+    nodes = []
+    for number in range(count):
+        name = "./" * number + "context.bin"
+        nodes.append(
+            helper.make_node(
+                "EPContext", ["x"], ["y"], embed_mode=0, ep_cache_context=name.encode(), main_context=1
+            )
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "context.bin").write_bytes(b"v2.49.40.260810104044" + bytes(20 * count))
+    onnx.save(model_of(nodes), str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+def empty_fields(count: int) -> bytes:
+    """A compiled model in which everything is as short as it can be."""
+    node = b"\x22\x09EPContext" + b"\x2a\x00" * count
+    inputs = b"\x5a\x00" * count
+    graph = b"\x0a" + _varint(len(node)) + node + b"\x0a\x00" * count + inputs
+    return b"\x72\x00" * count + b"\x3a" + _varint(len(graph)) + graph
+
+
+def nested_names(count: int) -> bytes:
+    """A library that needs as many others as a name has letters: each name is the end of the one before."""
+    names = b"\0" + b"n" * count + b"\0"
+    at = 64 + 2 * 56
+    entries = [(1, 1 + number) for number in range(count)]
+    dynamic = b"".join(struct.pack("<QQ", *each) for each in (*entries, (5, at), (10, len(names)), (0, 0)))
+    size = at + len(names) + len(dynamic)
+    headers = (
+        elf_header(X86_64, 0, 2, wide=True)
+        + program_header(1, 0, size, 5, 0x1000, wide=True)
+        + program_header(2, at + len(names), len(dynamic), 6, 8, wide=True)
+    )
+    return headers + names + dynamic
+
+
+def _same(builder: Any, offset: int, count: int) -> int:
+    return tables_of(builder, [offset] * count)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
