@@ -208,7 +208,7 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
     code, rows = toys(tmp_path)
     assert code == 0 and [(row["width"], row["cached"]) for row in rows.values()] == [(5, True)]
     (program,) = Toy.suites.programs_of(suite)
-    assert program.thresholds.sqnr_db
+    assert program.thresholds and program.thresholds.sqnr_db
 
 
 GOOD = ("net2 or net3 or net4",)
