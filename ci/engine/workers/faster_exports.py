@@ -18,15 +18,18 @@ from typing import Any
 
 
 def make_exports_faster() -> None:
-    with contextlib.suppress(ImportError):
-        _collect_operators_once()
-        _override_operators_from_memory()
-        _share_node_sources()
-        _compile_sources_once()
-        _write_code_when_it_is_asked_for()
-        _check_dynamic_shapes_where_there_are_some()
-        _read_options_once()
-        _seek_trained_norms_only_where_they_can_be()
+    for each in (
+        _collect_operators_once,
+        _override_operators_from_memory,
+        _share_node_sources,
+        _compile_sources_once,
+        _write_code_when_it_is_asked_for,
+        _check_dynamic_shapes_where_there_are_some,
+        _read_options_once,
+        _seek_trained_norms_only_where_they_can_be,
+    ):
+        with contextlib.suppress(ImportError):
+            each()
 
 
 def _collect_operators_once() -> None:
