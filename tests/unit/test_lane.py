@@ -214,9 +214,13 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
 GOOD = ("net2 or net3 or net4",)
 
 
-def rechecked(folder: Path, part: Part = Part("100%")) -> tuple[int, dict[str, Finding], dict[str, Any]]:  # noqa: B008
+def rechecked(
+    folder: Path,
+    part: Part = Part("100%"),  # noqa: B008
+    words: tuple[str, ...] = GOOD,
+) -> tuple[int, dict[str, Finding], dict[str, Any]]:
     """The exit code, the findings by rule, and what the report says of it."""
-    code, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), words=GOOD)
+    code, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), words=words)
     report = Report.read(folder / "reports/test_toy.json")
     detail = report.metrics["recheck"]
     assert isinstance(detail, dict)
@@ -274,6 +278,22 @@ def test_a_stale_file_is_found(tmp_path: Path) -> None:
     code, findings, _ = rechecked(tmp_path)
     assert code == 1 and "program" in findings["cache-differs"].message
     assert rechecked(tmp_path)[0] == 0
+
+
+def test_bytes_that_are_others_each_time_are_no_difference_and_a_changed_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As QNN leaves what memory held between a constant's values."""
+    long, padded = '"x" * 9000', '"x" * 8996 + os.urandom(2).hex()'
+    plain = WORKER
+    for text in (padded, long):
+        worker = plain.replace('"x" * order["width"]', text).replace("import sys", "import os, sys")
+        monkeypatch.setitem(globals(), "WORKER", worker)
+        toys(tmp_path, words=("net2",), work=WorkOptions(jobs=1, cache=False))
+        assert rechecked(tmp_path, words=("net2",))[:2] == (0, {})
+    alter_file(entry_of(tmp_path, 2), "program", b"y" + b"x" * 8999)
+    code, findings, _ = rechecked(tmp_path, words=("net2",))
+    assert code == 1 and "program" in findings["cache-differs"].message
 
 
 def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) -> None:
