@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -48,6 +49,8 @@ class Caller:
     socs: str = ""
     keeps_programs: bool = False
     """Whether it wants the programs that passed."""
+    call: str = ""
+    """Names this call of the gate: another one in the same workflow has another name."""
 
     def suites_of(self, row: CiJob) -> tuple[str, ...]:
         """The suites of another lane that the row runs in place of ours."""
@@ -71,6 +74,15 @@ class Caller:
             return ""
         return "it is about the toolkit, and not named in stages" if row.own else ""
 
+
+INPUTS = (
+    *("QNN_CI_OCCASION", "QNN_CI_STAGES", "QNN_CI_PROFILE", "QNN_CI_SOC", "QNN_CI_SUITE", "QNN_CI_TAGS"),
+    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH", "QNN_CI_KEEP_PROGRAMS"),
+)
+"""What a call of gate.yml says of its work."""
+
+READABLE = 60
+"""At most so many characters of a call's name are for people."""
 
 Matrix = Callable[[int, tuple[str, ...], str], list[dict[str, Any]]]
 """`nox -s matrix`: at most so many shards, its other flags and the chips give its entries."""
@@ -119,6 +131,8 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
         jobs += mine
     for name, why in reasons.items():
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
+    begin = artifact_name("reports", caller.call)
+    sys.stdout.write(f"artifacts begin with {begin}: a second call with equal inputs cannot upload its own\n")
     if not jobs:
         raise UsageError(
             "no job is left to run",
@@ -127,7 +141,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}
+    outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile), "artifacts": begin}
     remembers = saves(environ) and any(job["remembers"] for job in jobs)
     set_outputs({**outputs, "remembers": str(remembers).lower()}, environ)
     return 0
@@ -164,7 +178,17 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
+        call=call_name(environ),
     )
+
+
+def call_name(environ: Mapping[str, str]) -> str:
+    """Readable at first, then a digest of all inputs that two calls of the gate can differ in."""
+    values = [_several(environ, name) for name in INPUTS]
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
+    suites = [Path(suite).stem for suite in _several(environ, "QNN_CI_SUITE")]
+    readable = artifact_name(environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE, *suites)
+    return f"{readable[:READABLE].rstrip('-')}-{digest}"
 
 
 def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -262,14 +286,12 @@ def jobs_of(
     elif row.shards > 1:
         names = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
         parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in names]
-    mine = caller.suites if row.suite or row.replaces else ()
-    suites = [Path(suite).stem for suite in caller.suites_of(row) or mine]
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
     recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
-            "artifact": artifact_name("reports", caller.profile, *suites, name, shard.replace("/", " of ")),
+            "artifact": artifact_name("reports", caller.call, name, shard.replace("/", " of ")),
             "stage": row.stage,
             "arguments": f"{arguments}{keep}{recheck}".strip(),
             "minutes": row.minutes,
@@ -295,7 +317,7 @@ def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
 
 
 def artifact_name(*parts: str) -> str:
-    """A name that differs between two calls of the gate in one workflow, for two profiles or suites."""
+    """In the characters that every system takes in a file's name."""
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
