@@ -49,6 +49,10 @@ class Caller:
     socs: str = ""
     keeps_programs: bool = False
     """Whether it wants the programs that passed."""
+    shards: int = 0
+    """At most so many jobs for a stage of its suite, in place of the table's number."""
+    minutes: int = 0
+    """After which a job of its suite ends, in place of the table's number."""
     call: str = ""
     """Names this call of the gate: another one in the same workflow has another name."""
 
@@ -80,6 +84,9 @@ INPUTS = (
     *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH", "QNN_CI_KEEP_PROGRAMS"),
 )
 """What a call of gate.yml says of its work."""
+
+MOST_MINUTES = 6 * 60
+"""GitHub ends a job of its own runners then."""
 
 READABLE = 60
 """At most so many characters of a call's name are for people."""
@@ -122,7 +129,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     flags = suite_flags(occasion, base if changed is not None else "", caller)
     shards = functools.cache(lambda most: matrix(most, tuple(flags), caller.socs))
     if not stages.strip():
-        merge(chosen, reasons, shards)
+        merge(chosen, reasons, lambda most: shards(caller.shards or most))
     jobs = []
     for name, row in chosen.items():
         mine = list(jobs_of(name, row, occasion, caller, flags, shards))
@@ -142,6 +149,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
     outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile), "artifacts": begin}
+    outputs["runs-on"] = runners_of(environ)
     remembers = saves(environ) and any(job["remembers"] for job in jobs)
     set_outputs({**outputs, "remembers": str(remembers).lower()}, environ)
     return 0
@@ -178,8 +186,36 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
+        shards=_number(environ, "QNN_CI_SHARDS", "shards", 100),
+        minutes=_number(environ, "QNN_CI_MINUTES", "minutes", MOST_MINUTES),
         call=call_name(environ),
     )
+
+
+def _number(environ: Mapping[str, str], variable: str, name: str, most: int) -> int:
+    text = environ.get(variable) or "0"
+    if not text.isdecimal() or int(text) > most:
+        raise UsageError(
+            f"gate.yml's input {name}: {in_line(text)}",
+            fix=f"give it a number from 1 to {most}, or leave it out",
+        )
+    return int(text)
+
+
+def runners_of(environ: Mapping[str, str]) -> str:
+    """QNN_CI_RUNS_ON as JSON of a label, or of a list of labels."""
+    text = environ.get("QNN_CI_RUNS_ON") or '"ubuntu-24.04"'
+    try:
+        labels = json.loads(text)
+    except ValueError:
+        labels = None
+    every = labels if isinstance(labels, list) else [labels]
+    if not every or not all(isinstance(label, str) and label.strip() for label in every):
+        raise UsageError(
+            f"gate.yml's input runs-on is neither a text nor a list of texts: {in_line(text)}",
+            fix='runs-on: \'"ubuntu-24.04"\' or runs-on: \'["self-hosted", "linux"]\'',
+        )
+    return json.dumps(labels)
 
 
 def call_name(environ: Mapping[str, str]) -> str:
@@ -280,12 +316,13 @@ def jobs_of(
         skipped = [part for stage, _ in caller.others for part in ("--skip", stage)]
         parts = [("", shlex.join(["--target", row.targets, *flags, *skipped]))]
     elif own := caller.suites_of(row):
-        parts = [("", shlex.join(_flags_of(own, caller.tags)))]
+        parts = _in_shards(shlex.join(_flags_of(own, caller.tags)), caller.shards)
     elif row.suite:
-        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(row.suite)]
-    elif row.shards > 1:
-        names = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
-        parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in names]
+        most = caller.shards or row.suite
+        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(most)]
+    else:
+        parts = _in_shards(row.arguments, row.shards)
+    theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
     recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
@@ -294,7 +331,7 @@ def jobs_of(
             "artifact": artifact_name("reports", caller.call, name, shard.replace("/", " of ")),
             "stage": row.stage,
             "arguments": f"{arguments}{keep}{recheck}".strip(),
-            "minutes": row.minutes,
+            "minutes": (caller.minutes if theirs else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,
             "runner": row.runner,
@@ -304,6 +341,14 @@ def jobs_of(
             "root": row.root,
             "remembers": row.remembers,
         }
+
+
+def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
+    """The name and the arguments of each job."""
+    if shards <= 1:
+        return [("", arguments)]
+    names = [f"{index}/{shards}" for index in range(1, shards + 1)]
+    return [(f" {shard}", f"{arguments} --shard {shard}".strip()) for shard in names]
 
 
 def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
