@@ -28,7 +28,7 @@ def make_exports_faster() -> None:
         _read_options_once,
         _seek_trained_norms_only_where_they_can_be,
     ):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, AttributeError):
             each()
 
 
