@@ -109,7 +109,7 @@ def _check_headers(
         resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
     except EnvironmentLacking as lacking:
         raise EnvironmentLacking(
-            f"{message}; give --profile {OFFICIAL_PROFILE}, of which {lacking.message}", fix=lacking.fix
+            f"{message}, and {OFFICIAL_PROFILE} has them; {lacking.message}", fix=lacking.fix
         ) from lacking
     raise EnvironmentLacking(message, fix=f"--profile {OFFICIAL_PROFILE}")
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FILES = ("srcs", "src", "headers", "exported_headers", "raw_headers", "public_headers")
 DEPENDENCIES = ("deps", "exported_deps", "runtime_deps", "fbcode_deps", "fbcode_exported_deps")
+_INCLUDED = frozenset({"headers", "exported_headers"})
+"""Attributes whose files have the library's namespace before their names."""
 FLAGS = ("preprocessor_flags", "exported_preprocessor_flags", "compiler_flags", "exported_compiler_flags")
 
 MOST_SECONDS = 10.0
@@ -452,11 +454,16 @@ class _Evaluation:
         if not isinstance(name, str):
             raise ValueError(f"{kind}() without a name")
         place = self._place(stack, name)
-        library = Library(f"//{self.package}:{name}", kind, place)
+        library = Library(f"//{self.package}:{name}", kind, place, self.package)
         declared = {library.name} if arguments.get("define_static_target") is False else twins(library.name)
         self.side.declared |= declared
         namespace = arguments.get("header_namespace")
-        library.namespace = namespace if isinstance(namespace, str) else ""
+        if isinstance(namespace, str):
+            library.namespace = self._place_of_attribute(library, "header_namespace")
+        else:
+            namespace = self.package
+        for attribute in _INCLUDED & arguments.keys():
+            self._name_headers(library, namespace, arguments[attribute], stack)
         for attribute, value in arguments.items():
             for label, text in _labels_within(attribute, value):
                 self.side.labels.append(NamedItem(self._label(label), self._place(stack, text)))
@@ -490,20 +497,18 @@ class _Evaluation:
             self._not_understood(place, library.name, why)
 
     def _attribute(self, library: Library, attribute: str, value: object, stack: str) -> None:
+        scope = "PUBLIC" if attribute.startswith("exported_") else "PRIVATE"
         if attribute in FILES:
             for path in self._elements(library, attribute, _files_of(value)):
                 self._add_file(library, path, stack)
-            for alias, path in _renamed(value, library.namespace):
-                full = normal(posixpath.join(self.package, path))
-                library.renamed[alias] = NamedItem(full, self._place(stack, path))
         elif attribute in DEPENDENCIES:
             for label in self._elements(library, attribute, value):
-                item = NamedItem(self._label(label), self._place(stack, label))
+                item = NamedItem(self._label(label), self._place(stack, label), scope)
                 library.dependencies.append(item)
                 self.side.labels.append(item)
         elif attribute in FLAGS:
             for flag in self._elements(library, attribute, value):
-                library.add_flag(flag, self._place(stack, flag))
+                library.add_flag(flag, self._place(stack, flag), scope)
         elif attribute == "resources":
             if isinstance(value, dict):
                 # The keys of a Python library are the files; those of a C++ library are the names, the values
@@ -523,6 +528,13 @@ class _Evaluation:
         elif _UNKNOWN_FILES.search(attribute) or _UNKNOWN_DEPENDENCIES.search(attribute):
             why = f"{library.name} has {attribute}, which is not understood here"
             self._not_understood(library.place, attribute, why)
+
+    def _name_headers(self, library: Library, namespace: str, value: object, stack: str) -> None:
+        for name, path in _named(value):
+            full = normal(posixpath.join(self.package, path))
+            included = normal(posixpath.join(namespace, name))
+            if included not in (full, posixpath.join(self.rules.namespace, full)):
+                library.included[included] = NamedItem(full, self._place_of_file(stack, path, full))
 
     def _elements(self, library: Library, attribute: str, value: object) -> Iterator[str]:
         for text in _texts(attribute, value):
@@ -630,17 +642,17 @@ def _files_of(value: object) -> object:
     return [element[0] if isinstance(element, (list, tuple)) and element else element for element in elements]
 
 
-def _renamed(value: object, namespace: str) -> Iterator[tuple[str, str]]:
-    """The files of a dict from name to file that are included by a name that is not the end of their path."""
-    pairs = cast("MappingOf[object, object]", value) if isinstance(value, dict) else {}
-    for name, path in pairs.items():
+def _named(value: object) -> Iterator[tuple[str, str]]:
+    """The names and paths of headers: a list, or a dict from name to path."""
+    if isinstance(value, dict):
+        pairs = [*cast("MappingOf[object, object]", value).items()]
+    else:
+        pairs = [(path, path) for path in _elements_of(value)]
+    for name, path in pairs:
         if not isinstance(name, str) or not isinstance(path, str) or _is_label(path):
             continue
-        if path.startswith(_UNKNOWN_BRANCH):
-            continue
-        included = posixpath.join(namespace, name)
-        if not f"/{path}".endswith(f"/{included}"):
-            yield included, path
+        if not path.startswith(_UNKNOWN_BRANCH):
+            yield name, path
 
 
 def _is_label(text: str) -> bool:

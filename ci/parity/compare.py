@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.differences import Findings
-from ci.parity.mapping import MACROS, MappedPair, Variant
+from ci.parity.mapping import MACROS, MappedPair, Mapping, Scope, Variant
 from ci.parity.model import (
     SCHEMAS,
     GeneratingRule,
@@ -33,20 +33,23 @@ OF_THEIR_OWN = frozenset({"module", "executable"})
 """CMake's kinds of target that are part of no other: a pair's pattern does not match them."""
 
 
-def reached(side: Side, library: Library) -> list[NamedItem]:
-    """Files that a library gets from those it links: their PUBLIC and INTERFACE files, recursively."""
-    files: list[NamedItem] = []
+def linked(side: Side, library: Library) -> Iterator[Library]:
+    """The libraries of which a library gets what they hand on: those it links, and what these hand on."""
     pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
     seen = {library.name}
     while pending:
-        name = pending.pop()
-        other = side.libraries.get(name)
+        name = _twin_of(side, pending.pop())
+        other = side.libraries.get(name) or side.outside.get(name)
         if name in seen or other is None:
             continue
         seen.add(name)
-        files += [item for item in other.files if item.scope != "PRIVATE"]
+        yield other
         pending += [item.name for item in other.dependencies if item.scope != "PRIVATE"]
-    return files
+
+
+def reached(side: Side, library: Library) -> list[NamedItem]:
+    """Files that a library gets from those it links."""
+    return [item for other in linked(side, library) for item in other.files if item.scope != "PRIVATE"]
 
 
 def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
@@ -57,27 +60,47 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
         _missing_files(findings, name, side)
     if buck.failed or cmake.stopped:
         findings.incomplete = True
-    pairs = findings.mapping.pairs_of(
-        name, [library.name for library in cmake.libraries.values() if library.kind not in OF_THEIR_OWN]
-    )
+    mapping = findings.mapping
+    free = [
+        library.name
+        for library in cmake.libraries.values()
+        if library.kind not in OF_THEIR_OWN and mapping.scope.part(library.folder) == mapping.scope.root
+    ]
+    renamed = _renamed_targets(mapping, mapping.resolved(free, {}), buck, cmake)
+    resolved = mapping.resolved(free, {old: library.name for old, library in renamed.items()})
+    pairs = [pair for pair in resolved if name in pair.variants]
     if not cmake.stopped:
-        for pair in pairs:
-            if not any(package_of(label) in buck.failed for label in pair.buck):
-                _targets_exist(findings, name, pair, buck, cmake)
-                _files(findings, name, pair, buck, cmake)
-                if pair.dependencies:
-                    _dependencies(findings, name, pair, pairs, buck, cmake)
-                    _dependencies_within(findings, name, pair, buck, cmake)
-                _flags(findings, name, pair, buck, cmake)
-                _platforms(findings, variant, pair, buck)
-    _unmapped(findings, name, buck, cmake)
-    elsewhere = {label for pair in findings.mapping.pairs for label in pair.buck}
+        evaluated = [
+            pair for pair in pairs if not any(package_of(label) in buck.failed for label in pair.buck)
+        ]
+        for pair in evaluated:
+            _targets_exist(findings, name, pair, renamed, buck, cmake)
+        # What follows from a target that is missing says nothing new.
+        complete = [pair for pair in evaluated if not _missing_targets(pair, buck, cmake)]
+        findings.incomplete = findings.incomplete or complete != pairs
+        nodes = {
+            target: f"pair {pair.name}" if pair in complete else ""
+            for pair in pairs
+            for target in (*pair.buck, *pair.cmake)
+        }
+        nodes |= {old: nodes.get(library.name, "") for old, library in renamed.items()}
+        for pair in complete:
+            _files(findings, name, pair, buck, cmake)
+            if pair.dependencies:
+                _dependencies(findings, name, pair, nodes, buck, cmake)
+                _dependencies_within(findings, name, pair, buck, cmake)
+            _flags(findings, name, pair, pairs, buck, cmake)
+            _standards(findings, name, pair, buck, cmake)
+            _platforms(findings, variant, pair, buck)
+    _unmapped(findings, name, resolved, buck, cmake)
+    elsewhere = {label for pair in resolved for label in pair.buck}
     here = {label for pair in pairs for label in pair.buck}
     _compiled_twice(findings, name, buck, leave_out=elsewhere - here)
     _compiled_twice(findings, name, cmake, leave_out=set())
     _compiled_again(findings, name, cmake)
     _heavy(findings, name, buck)
-    _renamed(findings, name, buck)
+    if not cmake.stopped:
+        _includes(findings, name, buck, cmake)
 
 
 def tree(
@@ -191,13 +214,60 @@ def _missing_files(findings: Findings, variant: str, side: Side) -> None:
         findings.report("parity-missing-file", item.place, item.name, item.place.file, variant)
 
 
-def _targets_exist(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
-    position = [one.name for one in findings.mapping.pairs].index(pair.name)
+def _renamed_targets(
+    mapping: Mapping, pairs: Sequence[MappedPair], buck: Side, cmake: Side
+) -> dict[str, Library]:
+    """By its old name, what a pair's one missing target is now called.
+
+    It is the library that the mapping does not name and that compiles most of what the pair lacks."""
+    renamed: dict[str, Library] = {}
+    for pair in pairs:
+        both = (pair.buck, buck), (pair.cmake, cmake)
+        for (names, side), (others, other) in (both, both[::-1]):
+            gone = [name for name in names if name not in side.libraries]
+            lacking = _compiled(_of(other, others)) - _compiled(_of(side, names))
+            for library in side.libraries.values() if len(gone) == 1 else ():
+                own = _compiled([library])
+                if library.name not in mapping.named and 2 * len(own & lacking) > len(own | lacking):
+                    renamed[gone[0]] = library
+    return renamed
+
+
+def _compiled(libraries: Iterable[Library]) -> set[str]:
+    return {item.name for library in libraries for item in library.compiled}
+
+
+def _missing_targets(pair: MappedPair, buck: Side, cmake: Side) -> list[tuple[str, str]]:
+    """Names that a build does not declare, each with the build."""
+    both = ("Buck", pair.buck, buck), ("CMake", pair.cmake, cmake)
+    return [(name, build) for build, names, side in both for name in names if name not in side.libraries]
+
+
+def _targets_exist(
+    findings: Findings,
+    variant: str,
+    pair: MappedPair,
+    renamed: MappingOf[str, Library],
+    buck: Side,
+    cmake: Side,
+) -> None:
+    rule, mapped = "parity-target-missing", findings.mapping.pairs
+    position = [one.name for one in mapped].index(pair.name)
     place = TreePlace(findings.source.name, findings.source.line("pairs", position))
-    for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
-        for name in names:
-            if name not in side.libraries:
-                findings.report("parity-target-missing", place, name, pair.name, variant, build=build)
+    for name, build in _missing_targets(pair, buck, cmake):
+        findings.report(rule, place, name, pair.name, variant, build=build)
+    for name in (*mapped[position].buck, *mapped[position].cmake):
+        if library := renamed.get(name):
+            build = "Buck" if name.startswith("//") else "CMake"
+            findings.report(
+                rule,
+                library.place,
+                name,
+                pair.name,
+                variant,
+                message=f"{build} declares no {name}: was it renamed to {library.name}?",
+                fix=f"write {library.name} in {place}, or give it its old name",
+            )
 
 
 def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
@@ -219,28 +289,32 @@ def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
         item.name for name in pair.cmake if name in cmake.libraries for item in cmake.libraries[name].includes
     ]
     for path in sorted(in_buck.keys() - in_cmake.keys()):
-        if is_header(path) and any(folder in ("", "..") or path.startswith(f"{folder}/") for folder in reach):
+        if is_header(path) and any(not folder or path.startswith(f"{folder}/") for folder in reach):
             continue
         library = _which_has(buck, pair.buck, path)
         findings.report("parity-missing-in-cmake", in_buck[path], path, pair.name, variant, library=library)
 
 
 def _which_has(side: Side, names: Iterable[str], path: str) -> str:
-    libraries = [library for name in names if (library := side.libraries.get(name))]
-    return next(one.name for one in libraries if any(item.name == path for item in one.files))
+    return next(one.name for one in _of(side, names) if any(item.name == path for item in one.files))
 
 
 def _native(side: Side, names: Iterable[str]) -> Iterator[NamedItem]:
-    for name in names:
-        if library := side.libraries.get(name):
-            yield from (item for item in library.files if is_native(item.name))
+    for library in _of(side, names):
+        yield from (item for item in library.files if is_native(item.name))
 
 
 def _dependencies(
-    findings: Findings, variant: str, pair: MappedPair, pairs: Sequence[MappedPair], buck: Side, cmake: Side
+    findings: Findings,
+    variant: str,
+    pair: MappedPair,
+    nodes: MappingOf[str, str],
+    buck: Side,
+    cmake: Side,
 ) -> None:
-    of_pairs = {name: f"pair {pair.name}" for pair in pairs for name in (*pair.buck, *pair.cmake)}
-    one_sided = {entry.name for entry in findings.mapping.dependencies if not (entry.buck and entry.cmake)}
+    """`nodes` are the pairs that targets belong to; empty for those that cannot be compared."""
+    left_out = {entry.name for entry in findings.mapping.dependencies if not (entry.buck and entry.cmake)}
+    left_out |= {"", f"pair {pair.name}"}
     sides: list[dict[str, NamedItem]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, NamedItem] = {}
@@ -248,11 +322,12 @@ def _dependencies(
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
                 known = _twin_of(side, item.name)
-                node = of_pairs.get(known) or findings.node_of(known)
+                node = nodes.get(known)
+                node = findings.node_of(known) if node is None else node
                 if node is None:
                     rule = "parity-dependency-unmapped"
                     findings.report(rule, item.place, item.name, pair.name, variant, build=build)
-                elif node != f"pair {pair.name}" and node not in one_sided:
+                elif node not in left_out:
                     linked.setdefault(node, item)
         sides.append(linked)
     in_buck, in_cmake = sides
@@ -315,42 +390,32 @@ def _dependencies_within(findings: Findings, variant: str, pair: MappedPair, buc
             )
 
 
-def _flags(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
-    buck_libraries = [buck.libraries[name] for name in pair.buck if name in buck.libraries]
-    cmake_libraries = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
+def _flags(
+    findings: Findings, variant: str, pair: MappedPair, pairs: Sequence[MappedPair], buck: Side, cmake: Side
+) -> None:
+    buck_libraries, cmake_libraries = _of(buck, pair.buck), _of(cmake, pair.cmake)
     if not buck_libraries or not cmake_libraries:
         return
-    compared = findings.mapping.flags.options
-    for rule, ours, theirs in (
-        (
-            "parity-definition-differs",
-            [item for library in buck_libraries for item in library.definitions],
-            [item for library in cmake_libraries for item in library.definitions],
-        ),
-        (
-            "parity-option-differs",
-            [item for library in buck_libraries for item in library.options if _any_of(item.name, compared)],
-            [item for library in cmake_libraries for item in library.options if _any_of(item.name, compared)],
-        ),
+    scope, paired = findings.mapping.scope, {name for one in pairs for name in (*one.buck, *one.cmake)}
+    for rule, kind, compared in (
+        ("parity-definition-differs", "definitions", ("*",)),
+        ("parity-option-differs", "options", findings.mapping.flags.options),
     ):
-        here, there = first_places(ours), first_places(theirs)
+        here, there = (
+            first_places(
+                item
+                for library in libraries
+                for item in (
+                    *getattr(library, kind),
+                    *(_handed_on(scope, side, library, kind, paired) if pair.dependencies else ()),
+                )
+                if _any_of(item.name, compared)
+            )
+            for side, libraries in ((buck, buck_libraries), (cmake, cmake_libraries))
+        )
         for name in sorted(here.keys() ^ there.keys()):
             place = here.get(name) or there[name]
             findings.report(rule, place, name, pair.name, variant, **_has_and_lacks(name in here))
-    standard = next((library.standard for library in buck_libraries if library.standard), None)
-    other = next((library.standard for library in cmake_libraries if library.standard), None)
-    if standard and other and standard.name != other.name:
-        everywhere = standard.place.file == ".buckconfig"
-        findings.report(
-            "parity-standard-differs",
-            other.place if everywhere else standard.place,
-            standard.name,
-            pair.name,
-            variant,
-            buck=standard.place,
-            other=other.name,
-            cmake=other.place,
-        )
     whole = (
         [library.whole for library in buck_libraries if library.whole],
         [library.whole for library in cmake_libraries if library.whole],
@@ -359,6 +424,50 @@ def _flags(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
         place = (whole[0] or whole[1])[0]
         rule = "parity-whole-archive-differs"
         findings.report(rule, place, "link_whole", pair.name, variant, **_has_and_lacks(bool(whole[0])))
+
+
+def _handed_on(
+    scope: Scope, side: Side, library: Library, kind: str, paired: set[str]
+) -> Iterator[NamedItem]:
+    """The `definitions` or `options` that a library gets from libraries of no pair."""
+    for other in linked(side, library):
+        for item in getattr(other, kind) if other.name not in paired else ():
+            # What one project says of another's library is for itself alone.
+            near = scope.part(item.place.file) == scope.part(library.folder)
+            if item.scope != "PRIVATE" and (near or other.name in side.libraries):
+                yield item
+
+
+def _standards(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
+    """The standard that each source of both is compiled by."""
+    by_file = [
+        {
+            item.name: standard
+            for library in libraries
+            if (standard := library.standard)
+            for item in library.compiled
+        }
+        for libraries in (_of(buck, pair.buck), _of(cmake, pair.cmake))
+    ]
+    for path in sorted(by_file[0].keys() & by_file[1].keys()):
+        ours, theirs = by_file[0][path], by_file[1][path]
+        if ours.name != theirs.name:
+            # Where .buckconfig says it for all, the line to look at is CMake's.
+            place = theirs.place if ours.place.file == ".buckconfig" else ours.place
+            findings.report(
+                "parity-standard-differs",
+                place,
+                ours.name,
+                pair.name,
+                variant,
+                buck=ours.place,
+                other=theirs.name,
+                cmake=theirs.place,
+            )
+
+
+def _of(side: Side, names: Iterable[str]) -> list[Library]:
+    return [library for name in names if (library := side.libraries.get(name))]
 
 
 def _has_and_lacks(buck_has_it: bool) -> dict[str, str]:
@@ -431,7 +540,7 @@ def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     names = findings.mapping.buck.names
     build_files = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in names}
     tops = {folder.partition("/")[0] for folder in build_files}
-    for item in {item.name: item for side in bucks for item in side.labels}.values():
+    for item in {(item.name, item.place.file): item for side in bucks for item in side.labels}.values():
         package, _, name = item.name.removeprefix("//").partition(":")
         if not item.name.startswith("//") or item.name.startswith("//:") or package in failed:
             continue
@@ -469,22 +578,16 @@ def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
             findings.report("parity-package-missing", TreePlace(path, 1), path, "tree", **words)
 
 
-def _unmapped(findings: Findings, variant: str, buck: Side, cmake: Side) -> None:
-    pairs = findings.mapping.pairs
+def _unmapped(findings: Findings, variant: str, pairs: Sequence[MappedPair], buck: Side, cmake: Side) -> None:
     mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
-    patterns = [name for pair in pairs for name in pair.cmake if "*" in name]
     patterns_alone = [name for alone in findings.mapping.alone for name in (*alone.buck, *alone.cmake)]
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
             native = any(
                 is_native(item.name) and findings.mapping.scope.holds(item.name) for item in library.files
             )
-            if library.name in mapped or not native or _any_of(library.name, patterns_alone):
-                continue
-            free = side is cmake and library.kind not in OF_THEIR_OWN
-            if free and any(fnmatchcase(library.name, pattern) for pattern in patterns):
-                continue
-            findings.report("parity-unmapped-target", library.place, library.name, build, variant)
+            if native and library.name not in mapped and not _any_of(library.name, patterns_alone):
+                findings.report("parity-unmapped-target", library.place, library.name, build, variant)
 
 
 def _compiled_twice(findings: Findings, variant: str, side: Side, leave_out: set[str]) -> None:
@@ -526,9 +629,32 @@ def _heavy(findings: Findings, variant: str, buck: Side) -> None:
                     findings.report(heavy, item.place, item.name, library.name, variant, reason=rule.reason)
 
 
-def _renamed(findings: Findings, variant: str, buck: Side) -> None:
+def _includes(findings: Findings, variant: str, buck: Side, cmake: Side) -> None:
+    """Headers that Buck gives out by a name that none of CMake's include directories gives them."""
+    folders = {item.name for library in cmake.libraries.values() for item in library.includes}
     for library in buck.libraries.values():
-        for alias, item in library.renamed.items():
+        wrong = {
+            alias: item
+            for alias, item in library.included.items()
+            if not any(posixpath.join(folder, alias) == item.name for folder in folders)
+        }
+        headers = sum(is_header(item.name) for item in library.files)
+        if len(wrong) == headers > 1:
+            # One cause: the namespace, or that there is none.
+            alias, item = next(iter(wrong.items()))
+            place, what = library.namespace or library.place, "header_namespace"
+            findings.report(
+                "parity-header-renamed",
+                place,
+                what,
+                library.name,
+                variant,
+                message=f"{library.name} gives {item.name} out as {alias}, and so all its {headers} headers,"
+                " by names that CMake does not give them",
+                fix="correct the header_namespace; without one it is the package's path",
+            )
+            continue
+        for alias, item in wrong.items():
             rule = "parity-header-renamed"
             findings.report(rule, item.place, item.name, library.name, variant, alias=alias)
 

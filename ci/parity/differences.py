@@ -13,6 +13,8 @@ from ci.engine.rule_texts import parity_texts
 from ci.parity.mapping import Mapping
 from ci.parity.model import TreePlace
 
+ROOTS = ("parity-not-evaluated", "parity-target-missing")
+"""Rules whose findings explain others, and so come first."""
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
 """Rules that find a file that Buck lacks."""
 
@@ -130,7 +132,9 @@ class Findings:
         for difference in kept:
             if old := renamed_from(difference.what, kept):
                 difference.message += f"; {old} is named and gone: was it renamed?"
-        return tuple(sorted(kept, key=lambda item: (item.place, item.rule, item.what)))
+        return tuple(
+            sorted(kept, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
+        )
 
     def _stale(self, used: set[int]) -> Iterator[Difference]:
         for position, entry in enumerate(self.mapping.deliberate):

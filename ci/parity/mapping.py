@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from collections.abc import Mapping as MappingOf
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -40,7 +41,11 @@ class Scope(Model):
         return (self.root, *self.also)
 
     def holds(self, path: str) -> bool:
-        return path.startswith(tuple(f"{root}/" for root in self.roots))
+        return self.part(path) is not None
+
+    def part(self, path: str) -> str | None:
+        """The root that a file or a directory is below; None outside them."""
+        return next((root for root in self.roots if f"{path}/".startswith(f"{root}/")), None)
 
 
 class Load(Model):
@@ -69,6 +74,8 @@ class Buck(Model):
     """Rule functions that declare a library of files."""
     other_rules: tuple[str, ...]
     """Rule functions whose files are compiled into no library: they must exist, and labels may name them."""
+    namespace: str = ""
+    """What includes have before the path of a header in the tree."""
     fields: dict[str, str | bool] = Field(default_factory=dict)
     """Constants of the struct of rules."""
     texts: tuple[str, ...] = ()
@@ -244,25 +251,30 @@ class Mapping(Model):
                 raise ValueError(f"pair {pair.name} like one of {sorted(own)}, not {pair.like!r}")
         return self
 
-    def pairs_of(self, variant: str, libraries: Iterable[str]) -> tuple[MappedPair, ...]:
-        """The pairs of a variant, patterns replaced by which of CMake's libraries they stand for."""
-        named: set[str] = set()
+    @property
+    def named(self) -> set[str]:
+        """Every target that an entry names."""
         entries: tuple[MappedPair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
-        for entry in entries:
-            named.update(entry.cmake)
-        free = sorted(set(libraries) - named)
+        return {name for entry in entries for name in (*entry.buck, *entry.cmake)}
+
+    def resolved(self, libraries: Iterable[str], renamed: MappingOf[str, str]) -> tuple[MappedPair, ...]:
+        """The pairs with the new names of renamed targets, and patterns replaced by which of CMake's
+        libraries they stand for."""
+        free = sorted(set(libraries) - self.named - set(renamed.values()))
         return tuple(
             pair.model_copy(
                 update={
+                    "buck": tuple(renamed.get(name, name) for name in pair.buck),
                     "cmake": tuple(
                         library
                         for name in pair.cmake
-                        for library in ([label for label in free if fnmatchcase(label, name)] or [name])
-                    )
+                        for library in (
+                            [label for label in free if fnmatchcase(label, name)] or [renamed.get(name, name)]
+                        )
+                    ),
                 }
             )
             for pair in self.pairs
-            if variant in pair.variants
         )
 
 

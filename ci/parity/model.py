@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".S")
 HEADER_SUFFIXES = (".h", ".hh", ".hpp", ".inc")
 PYTHON_SUFFIXES = (".py", ".pyi")
+_DRAFTS = {"1z": "17", "2a": "20", "2b": "23", "2c": "26"}
+"""What compilers called a standard before it had its number."""
 SCHEMAS = (".fbs", ".idl")
 """Files of which code is generated."""
 
@@ -31,7 +33,7 @@ class NamedItem:
     name: str
     place: TreePlace
     scope: str = "PRIVATE"
-    """CMake's: PUBLIC and INTERFACE ones reach whoever links the library."""
+    """PUBLIC and INTERFACE ones (Buck's exported ones) reach whoever links the library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,14 @@ class Library:
     name: str
     kind: str
     place: TreePlace
+    folder: str
+    """The directory of the tree that declares it."""
     files: list[NamedItem] = field(default_factory=list)
     dependencies: list[NamedItem] = field(default_factory=list)
-    renamed: dict[str, NamedItem] = field(default_factory=dict)
-    """Headers that are included by a name that is not the end of their path."""
-    namespace: str = ""
-    """Buck's `header_namespace`, before the names of headers."""
+    included: dict[str, NamedItem] = field(default_factory=dict)
+    """Buck's headers by the name that they are included by, where this is not their path in the tree."""
+    namespace: TreePlace | None = None
+    """Where Buck's `header_namespace` is; None where it is the package's path."""
     definitions: list[NamedItem] = field(default_factory=list)
     """Preprocessor definitions, `NAME` or `NAME=VALUE`, without `-D`."""
     options: list[NamedItem] = field(default_factory=list)
@@ -75,8 +79,8 @@ class Library:
         """A flag of the compiler: a definition, the standard or another option."""
         if flag.startswith("-D"):
             self.definitions.append(NamedItem(flag[2:].strip(), place, scope))
-        elif flag.startswith("-std="):
-            self.standard = NamedItem(re.sub(r"\D+", "", flag), place)
+        elif match := re.fullmatch(r"-std=(?:c|gnu)\+\+(\w+)", flag):
+            self.standard = NamedItem(_DRAFTS.get(match[1], match[1]), place)
         else:
             self.options.append(NamedItem(flag, place, scope))
 
@@ -114,6 +118,8 @@ class Side:
     """One build system's view of the tree for one variant."""
 
     libraries: dict[str, Library] = field(default_factory=dict)
+    outside: dict[str, Library] = field(default_factory=dict)
+    """CMake's libraries of other projects, with what the tree's files say that they hand on."""
     generated: list[GeneratingRule] = field(default_factory=list)
     named: list[NamedItem] = field(default_factory=list)
     """Files in rules that compile nothing: `genrule`, `export_file`, `filegroup`, resources."""

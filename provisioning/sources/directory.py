@@ -79,7 +79,7 @@ def _check(component: str, path: Path, where: str, variable: str) -> None:
     listing = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
     hint = f"; {archive} in it is not unpacked" if archive and right is None else ""
     raise EnvironmentLacking(
-        f"{where}: is not the root of a {component}: expected {_landmark_words(component)} in it, "
+        f"{where}: is not the root of {component}: expected {_landmark_words(component)} in it, "
         f"found {listing}{hint}",
         fix=_export(variable, right),
     )

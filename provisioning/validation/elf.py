@@ -9,6 +9,7 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
+from provisioning.base.rendering.text import plural
 from provisioning.components import ANDROID_NDK
 from provisioning.elf import HEXAGON, Elf, highest_version
 from provisioning.loadable import Demands, Wrong, complaints
@@ -204,7 +205,8 @@ def android_ndk(context: Context) -> Iterator[Problem]:
     pinned = pin.version.rpartition(".")[2]
     for (release, build), places in noted.items():
         if build != pinned:
-            others = f", as are {len(places) - 1} others" if len(places) > 1 else ""
+            more = len(places) - 1
+            others = f", as {'are' if more > 1 else 'is'} {plural(more, 'other')}" if more else ""
             yield Problem(
                 places[0],
                 f"is built by NDK {release} ({build}){others}; profile {context.profile.name} pins"

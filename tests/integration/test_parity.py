@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -89,11 +90,74 @@ def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     assert one.what == "pybind11::lto"
 
 
-def test_a_target_that_is_renamed_is_missing() -> None:
-    files = _with(RUNTIME_BUCK, {'"_android_build"': '"_android"'})
-    assert {one.what for one in differences(files, "parity-target-missing")} == {
-        "//backends/qualcomm/runtime:runtime_android_build"
-    }
+def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
+    """A target of CMake under another name, wherever it is named."""
+    files = miniature_tree.files()
+    for path in paths:
+        files[path] = re.sub(rf"(?<![\w/]){old}(?![\w/.])", new, files[path])
+    return files
+
+
+@pytest.mark.parametrize(
+    ("files", "file", "old", "new"),
+    [
+        (
+            _with_renamed_target("wrappers", "qnn_wrappers", TOP_CMAKE, WRAPPERS_CMAKE),
+            *(TOP_CMAKE, "wrappers", "qnn_wrappers"),
+        ),
+        (
+            *(_with(RUNTIME_BUCK, {'"_android_build"': '"_android"'}), RUNTIME_BUCK),
+            *("//backends/qualcomm/runtime:runtime_android_build", "runtime_android"),
+        ),
+        (
+            _with_renamed_target("qnn_llama_runner", "qnn_llm_runner", f"{LLAMA}/CMakeLists.txt"),
+            *(f"{LLAMA}/CMakeLists.txt", "qnn_llama_runner", "qnn_llm_runner"),
+        ),
+    ],
+)
+def test_a_target_that_is_renamed_is_one_finding_where_the_new_name_is(
+    files: dict[str, str], file: str, old: str, new: str
+) -> None:
+    [one] = checked(files).differences
+    assert (one.rule, one.place.file, one.what) == ("parity-target-missing", file, old)
+    assert new in one.message
+
+
+def test_where_a_renamed_target_is_still_named_is_one_finding_a_file_after_it() -> None:
+    files = _with(WRAPPERS_BUCK, {'name = "wrappers"': 'name = "qnn_wrappers"'})
+    assert [(one.rule, one.place.file) for one in checked(files).differences] == [
+        ("parity-target-missing", WRAPPERS_BUCK),
+        ("parity-label-missing", PYTHON_BUCK),
+        ("parity-label-missing", RUNTIME_BUCK),
+    ]
+
+
+def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
+    files = miniature_tree.files()
+    del files[WRAPPERS_BUCK], files[f"{QUALCOMM}/aot/wrappers/BUCK"]
+    found = checked(files).differences
+    assert {one.rule for one in found} == {"parity-target-missing"}, found
+
+
+OPERATORS = f"{EXAMPLES}/operators/Operator.cpp"
+
+
+def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
+    at, path = "add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)\n", f"{EXAMPLES}/CMakeLists.txt"
+    library = (
+        "find_program(generator gen)\n"
+        "add_library(full_portable_ops_lib STATIC ${EXECUTORCH_ROOT}/kernels/portable.cpp)\n"
+        "target_link_libraries(full_portable_ops_lib PRIVATE executorch portable_kernels)\n"
+        "target_compile_options(full_portable_ops_lib PUBLIC -fno-exceptions)\n"
+    )
+    files = _with(path, {at: library + at}) | {"kernels/portable.cpp": "// kernel\n"}
+    assert checked(files).differences == ()
+    # With a file of the examples it is a library that the mapping does not know.
+    more = "target_sources(full_portable_ops_lib PRIVATE operators/Operator.cpp)\n"
+    files = _with(path, {at: library + more + at})
+    files |= {"kernels/portable.cpp": "// kernel\n", OPERATORS: "// operator\n"}
+    [one] = checked(files).differences
+    assert (one.rule, one.what) == ("parity-unmapped-target", "full_portable_ops_lib")
 
 
 def test_a_function_of_the_project_above_is_known() -> None:
@@ -106,6 +170,47 @@ def test_a_function_of_the_project_above_is_known() -> None:
     assert (one.rule, one.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
 
 
+NAMESPACE = '        header_namespace = "pal",\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "text"),
+    [
+        (RUNTIME_BUCK, NAMESPACE, "", 'name = "pal"'),
+        (RUNTIME_BUCK, NAMESPACE, NAMESPACE.replace("pal", "platform"), 'header_namespace = "platform"'),
+        (WRAPPERS_BUCK, "        platforms", f"{NAMESPACE}        platforms", 'header_namespace = "pal"'),
+    ],
+)
+def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
+    path: str, old: str, new: str, text: str
+) -> None:
+    files = _with(path, {old: new})
+    [one] = checked(files).differences
+    assert (one.rule, one.place.file) == ("parity-header-renamed", path)
+    assert text in files[path].split("\n")[one.place.line - 1]
+
+
+def test_a_namespace_that_spells_the_packages_path_is_silent() -> None:
+    namespace = f'        header_namespace = "executorch/{QUALCOMM}/aot/wrappers",\n'
+    files = _with(WRAPPERS_BUCK, {"        platforms": f"{namespace}        platforms"})
+    assert checked(files).differences == ()
+
+
+def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_further() -> None:
+    name, flags = '        name = "schema",\n', '        exported_preprocessor_flags = ["-DHANDED=1"],\n'
+    files = _with(f"{QUALCOMM}/targets.bzl", {name: name + flags})
+    files[TOP_CMAKE] += "target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"
+    # Buck's logging exports the schema; CMake's links it PRIVATE.
+    [one] = checked(files).differences
+    assert (one.rule, one.where) == ("parity-definition-differs", "wrappers")
+
+
+def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
+    files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
+    places = {(one.rule, one.place.file) for one in checked(files).differences}
+    assert places == {("parity-standard-differs", f"{path}/CMakeLists.txt") for path in (QUALCOMM, EXAMPLES)}
+
+
 def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     files = miniature_tree.files()
     files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
@@ -116,6 +221,7 @@ def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
 LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
+OF_CXX = "target_compile_options(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions>)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 SDK = 'qnn_third_party_dep("api"),'
 FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
@@ -175,6 +281,10 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -fno-exceptions)\n"),
         *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
     ),
+    "e, a flag of CMake alone, for one language": (
+        *(TOP_CMAKE, LINK, f"{LINK}{OF_CXX}"),
+        *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
+    ),
     "e, a flag of every target of CMake": (
         *(
             TOP_CMAKE,
@@ -194,6 +304,22 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "e, another standard in CMake": (
         *(TOP_CMAKE, "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
         *("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
+    ),
+    "e, a standard of one library of a pair": (
+        *(TOP_CMAKE, LINK, f"{LINK}set_target_properties(qnn_graph PROPERTIES CXX_STANDARD 20)\n"),
+        *("parity-standard-differs", TOP_CMAKE, "qnn_graph PROPERTIES CXX_STANDARD 20"),
+    ),
+    "e, a standard that one library of a pair asks for": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_features(utils PRIVATE cxx_std_23)\n"),
+        *("parity-standard-differs", TOP_CMAKE, "utils PRIVATE cxx_std_23"),
+    ),
+    "e, a definition that a library of no pair hands on": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"),
+        *("parity-definition-differs", TOP_CMAKE, "HANDED=1"),
+    ),
+    "e, a definition that another project's library hands on": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(executorch_core INTERFACE CORE=1)\n"),
+        *("parity-definition-differs", TOP_CMAKE, "CORE=1"),
     ),
     "e, link_whole of Buck alone": (
         *(TOP_CMAKE, "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n", ""),

@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 
 from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import ConfigureInput
+from ci.parity.cmake.trace import UNKNOWN, ConfigureInput
 from ci.parity.compare import reached
 from ci.parity.model import Library, NamedItem, Side
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.parity_cases import tree_of
 from tests.support.scripts import script
 
-SOURCES = ("a.cpp", "b.cpp", "c.cpp", "sub/d.cpp", "sub/e.h")
-VARIABLES = {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GIVEN": "1"}
+SOURCES = ("a.cpp", "b.cpp", "c.c", "c.cpp", "sub/d.cpp", "sub/e.h")
+VARIABLES = {
+    "CMAKE_SYSTEM_NAME": "Linux",
+    "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+    "CMAKE_C_COMPILER_ID": "Clang",
+    "GIVEN": "1",
+}
 
 LIBRARIES = (
     "add_library(x a.cpp b.cpp)",
@@ -73,6 +78,14 @@ TROUBLES = (
     ("file(READ nowhere.txt s)", "file()"),
     ("file(GLOB s /usr/include/*.h)", "/usr/include/*.h"),
     ("add_library(x $<TARGET_FILE:outer::one>)", "$<TARGET_FILE:outer::one>"),
+    (
+        "add_library(x a.cpp)\ntarget_compile_options(x PRIVATE $<$<CXX_COMPILER_VERSION:9>:-fno-rtti>)",
+        "$<$<CXX_COMPILER_VERSION:9>:-fno-rtti>",
+    ),
+    (
+        "add_compile_definitions($<TARGET_PROPERTY:outer::one,NAME>)\nadd_library(x a.cpp)",
+        "$<TARGET_PROPERTY:outer::one,NAME>",
+    ),
     ("include(nowhere)", "include()"),
     ("target_sources(elsewhere PRIVATE a.cpp)", "target_sources()"),
     ("message(FATAL_ERROR stop)", "message(FATAL_ERROR)"),
@@ -192,6 +205,33 @@ def test_what_a_library_is_built_with_has_its_line_and_scope() -> None:
     assert x.standard and (x.standard.name, x.standard.place.line) == ("17", 1)
 
 
+LANGUAGES = """\
+add_library(x a.cpp c.c)
+add_library(y a.cpp)
+foreach(name x y)
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions> $<$<COMPILE_LANGUAGE:C>:-std=c11>)
+  target_compile_definitions(${name} PRIVATE
+    $<$<COMPILE_LANG_AND_ID:C,GNU,Clang>:OF_C> OF_$<COMPILE_LANGUAGE>)
+endforeach()
+"""
+
+
+def test_a_flag_for_one_language_counts_where_the_library_has_sources_of_it() -> None:
+    [side] = sides(LANGUAGES)
+    assert side.troubles == []
+    named = {
+        name: {item.name for item in [*library.options, *library.definitions]}
+        for name, library in side.libraries.items()
+    }
+    assert named == {
+        "x": {"-fno-exceptions", "-std=c11", "OF_C", "OF_CXX"},
+        "y": {"-fno-exceptions", "OF_CXX"},
+    }
+    # The standard of C is another matter.
+    assert side.libraries["x"].standard is None
+
+
 def test_another_standard_generated_files_and_where_a_file_was_written() -> None:
     y = _library("y")
     # CMake takes the newer of the two.
@@ -209,6 +249,23 @@ def test_another_standard_generated_files_and_where_a_file_was_written() -> None
 def test_a_named_file_that_is_not_there_is_missing_and_an_empty_glob_is_known() -> None:
     assert [(item.name, item.place.line) for item in flags().missing] == [("0/p/nowhere.cpp", 28)]
     assert [(glob.pattern, glob.matched) for glob in flags().globs] == [("0/p/none/*.cpp", frozenset())]
+
+
+UNKNOWNS = """\
+find_path(where z.h)
+file(GLOB found ${where}/*.cpp)
+add_library(x a.cpp ${found})
+add_custom_command(OUTPUT z.h COMMAND ${where}/tool ${where}/z.fbs)
+set(CMAKE_CXX_FLAGS "-DWHERE=${where} -march=${where}")
+message(FATAL_ERROR "${where} is wrong")
+"""
+
+
+def test_what_is_unknown_names_no_file_no_flag_and_is_not_shown() -> None:
+    [side] = sides(UNKNOWNS)
+    assert side.troubles
+    assert (side.missing, side.globs) == ([], [])
+    assert UNKNOWN not in repr(side)
 
 
 def test_without_a_cmake_the_environment_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:

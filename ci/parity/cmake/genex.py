@@ -10,8 +10,9 @@ VARIABLES = {
     "CONFIG": "CMAKE_BUILD_TYPE",
     "CXX_COMPILER_ID": "CMAKE_CXX_COMPILER_ID",
     "C_COMPILER_ID": "CMAKE_C_COMPILER_ID",
+    "COMPILE_LANGUAGE": "COMPILE_LANGUAGE",
 }
-"""Expressions that ask for a variable."""
+"""Expressions that ask for a variable; COMPILE_LANGUAGE is set for each language of a target's sources."""
 
 FALSE = frozenset({"", "0", "FALSE", "OFF", "N", "NO", "IGNORE", "NOTFOUND"})
 
@@ -76,6 +77,10 @@ class Expressions:
             "EQUAL": lambda: int(parameters[0]) == int(parameters[1]),
             "IN_LIST": lambda: parameters[0] in ",".join(parameters[1:]).split(";"),
             "TARGET_EXISTS": lambda: self.is_target(joined),
+            "COMPILE_LANG_AND_ID": lambda: (
+                self._value("COMPILE_LANGUAGE", parameters[:1]) == "1"
+                and self._value(f"{parameters[0]}_COMPILER_ID", parameters[1:]) == "1"
+            ),
         }
         try:
             if name == "IF":

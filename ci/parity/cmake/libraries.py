@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ci.parity.cmake import genex, words
 from ci.parity.cmake.trace import (
-    BINARY,
     DECLARING,
     SOURCE,
     UNKNOWN,
@@ -16,6 +15,7 @@ from ci.parity.cmake.trace import (
     ExecutedCommand,
     Trace,
     in_tree,
+    plain,
     traces,
 )
 from ci.parity.cmake.unknowns import unknowns
@@ -57,7 +57,8 @@ class _Reader:
         self.generated: set[str] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, ExecutedCommand] = {}
-        self.expressions = genex.Expressions(project.variables, self._is_target)
+        self.languages = {"CXX"}
+        """Those of the current target's sources."""
 
     def side(self) -> Side:
         for event in self.trace.events:
@@ -74,7 +75,9 @@ class _Reader:
                     self.aliases[event.args[0]] = event.args[2]
         order = {name: position for position, name in enumerate(self.declared)}
         for target in sorted(self.trace.targets, key=lambda target: order.get(target["NAME"], len(order))):
-            if target["TYPE"] != "UTILITY":
+            if target["IMPORTED"] == "TRUE":
+                self.result.outside[target["NAME"]] = self._library(target)
+            elif target["TYPE"] != "UTILITY":
                 self.result.libraries[target["NAME"]] = self._library(target)
         for event in self.trace.events:
             library = self.result.libraries.get(event.args[0]) if event.args else None
@@ -152,13 +155,14 @@ class _Reader:
     def _library(self, target: Mapping[str, str]) -> Library:
         name = target["NAME"]
         kind = target["TYPE"].removesuffix("_LIBRARY").lower()
-        library = Library(name, kind, self._declaration(name))
         folder = in_tree(target["SOURCE_DIR"], "") or ""
+        library = Library(name, kind, self._declaration(name), folder)
         files = self._scoped(target, "SOURCES")
         sets = self._elements(target, "HEADERS")
         scope = "PUBLIC" if target["INTERFACE_HEADER_SETS"] else "PRIVATE"
         for element, text, scope in [*files, *((element, text, scope) for element, text in sets)]:
             self._add_file(library, element, text, scope, folder)
+        self.languages = {"C" if item.name.endswith(".c") else "CXX" for item in library.compiled} or {"CXX"}
         for element, text, scope in self._scoped(target, "LINK_LIBRARIES"):
             if not element.startswith(("-", "::@")) and not posixpath.isabs(element):
                 linked = self.aliases.get(element, element)
@@ -171,7 +175,8 @@ class _Reader:
         for element, text, scope in self._scoped(target, "COMPILE_OPTIONS"):
             library.add_flag(element, self._place(name, element, text), scope)
         for flag in () if kind == "interface" else f"{target['FLAGS']} {target['COMPILE_FLAGS']}".split():
-            library.add_flag(flag, self._place_of_flag(name, flag))
+            if UNKNOWN not in flag:
+                library.add_flag(flag, self._place_of_flag(name, flag))
         for element, text, scope in self._scoped(target, "INCLUDE_DIRECTORIES"):
             path = in_tree(element, folder)
             if path is not None and (path in self.tree.directories or not path):
@@ -195,10 +200,12 @@ class _Reader:
             return None
         number = max(requested, key=lambda standard: int(standard) % 98)
         name, place = target["NAME"], self._declaration(target["NAME"])
+        folder = in_tree(target["SOURCE_DIR"], "") or ""
         for event in self.trace.events:
-            everywhere = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
+            around = not event.folder or f"{folder}/".startswith(f"{event.folder}/")
+            sets = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
             own = name in event.args and {"CXX_STANDARD", f"cxx_std_{number}"} & {*event.args}
-            if everywhere or own:
+            if (sets and around) or own:
                 place = event.place
         return NamedItem(number, place)
 
@@ -230,17 +237,27 @@ class _Reader:
             ):
                 continue
             try:
-                value = self.expressions.evaluate(whole) if "$<" in whole else whole
+                values = self._values(whole) if "$<" in whole else split(whole)
             except genex.Unevaluable as error:
-                if name.endswith(("SOURCES", "LINK_LIBRARIES", "HEADERS")):
-                    place = self._place(target["NAME"], whole, whole)
-                    self._trouble(NotEvaluated(place, _plain(whole), f"{target['NAME']} needs {error}"))
+                if name.endswith("INCLUDE_DIRECTORIES"):
+                    continue  # Those of the tree are plain paths; others are of other projects.
+                place = self._place(target["NAME"], whole, whole)
+                self._trouble(NotEvaluated(place, plain(whole), f"{target['NAME']} needs {error}"))
                 continue
-            elements += [(element, whole) for element in split(value) if element and UNKNOWN not in element]
+            elements += [(element, whole) for element in values if element and UNKNOWN not in element]
         if text:
             place = self._place(target["NAME"], text, text)
-            self._trouble(NotEvaluated(place, _plain(text), "a generator expression is not closed"))
+            self._trouble(NotEvaluated(place, plain(text), "a generator expression is not closed"))
         return elements
+
+    def _values(self, text: str) -> list[str]:
+        """The elements for any language of the target: Buck's flags are for all sources of a library."""
+        variables = self.project.variables
+        values: dict[str, None] = {}
+        for language in sorted(self.languages):
+            expressions = genex.Expressions({**variables, "COMPILE_LANGUAGE": language}, self._is_target)
+            values |= dict.fromkeys(split(expressions.evaluate(text)))
+        return list(values)
 
     def _is_target(self, name: str) -> bool:
         return name in self.declared or name in self.project.targets
@@ -258,7 +275,7 @@ class _Reader:
                 position = patterns.index(option)
                 del patterns[position : position + 2]
         for pattern in patterns:
-            if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS"):
+            if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS") or UNKNOWN in pattern:
                 continue
             path = in_tree(pattern, event.folder)
             if path is None:
@@ -300,7 +317,7 @@ class _Reader:
             if kind == "COMMAND" and elements:
                 inputs = dict(self._inputs([*needed, *elements], folders, event))
                 program = re.sub(r"^\$<TARGET_FILE:([^<>]+)>$", r"\1", elements[0])
-                command = (program, *map(_plain, elements[1:]))
+                command = tuple(map(plain, (program, *elements[1:])))
                 self.result.generated.append(GeneratingRule(tuple(inputs.values()), command, event.place))
 
     def _inputs(
@@ -317,11 +334,6 @@ class _Reader:
                     yield path, item
                 elif path.endswith(SCHEMAS) and path not in self.generated:
                     self.result.missing.append(item)
-
-
-def _plain(text: str) -> str:
-    """The text without the paths of our copy."""
-    return text.replace(f"{SOURCE}/", "").replace(f"{BINARY}/", "")
 
 
 def split(value: str) -> list[str]:

@@ -75,10 +75,11 @@ function(qnn_ci_target)
 endfunction()
 function(qnn_ci_targets folder)
   get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
+  get_property(imported DIRECTORY "${folder}" PROPERTY IMPORTED_TARGETS)
   # CMake hands these on to the targets only when it generates.
   get_property(definitions DIRECTORY "${folder}" PROPERTY COMPILE_DEFINITIONS)
   get_directory_property(flags DIRECTORY "${folder}" DEFINITION CMAKE_CXX_FLAGS)
-  foreach(target IN LISTS targets)
+  foreach(target IN LISTS targets imported)
 @PROPERTIES@
     set(sets ${value_HEADER_SETS} ${value_INTERFACE_HEADER_SETS})
     set(headers "")

@@ -38,6 +38,7 @@ MOST_ROUNDS = 8
 
 PROPERTIES = (
     "TYPE",
+    "IMPORTED",
     "SOURCE_DIR",
     "SOURCES",
     "INTERFACE_SOURCES",
@@ -476,7 +477,7 @@ def _errors(
         # The tree's own first file is replaced by the project around it.
         inside = [place for place in inside if place.file != "CMakeLists.txt"]
         place = inside[0] if inside else TreePlace(project.entries[0], 1)
-        why = " ".join(local(body).split())
+        why = " ".join(plain(local(body)).split())
         unknown = re.match(r'Unknown CMake command "(\w+)"', why)
         if unknown:
             what = f"{unknown[1]}()"
@@ -487,13 +488,18 @@ def _errors(
         yield NotEvaluated(place, what, f"CMake stops: {why}")
 
 
+def plain(text: str) -> str:
+    """The text as a reader knows it: without the paths of our copy, and without our word for the unknown."""
+    return text.replace(f"{SOURCE}/", "").replace(f"{BINARY}/", "").replace(UNKNOWN, "(unknown)")
+
+
 def _tree_path(file: str) -> str:
     return normal(file.removeprefix(f"{SOURCE}/"))
 
 
 def in_tree(text: str, folder: str) -> str | None:
-    """The path in the tree for a path of a command in this folder; None if it is outside the tree."""
-    if not text or "\0" in text:
+    """The path in the tree for a path of a command in this folder; None if it is outside or unknown."""
+    if not text or "\0" in text or UNKNOWN in text:
         return None
     full = posixpath.normpath(posixpath.join(SOURCE, folder, text))
     if full == SOURCE:
