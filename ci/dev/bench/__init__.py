@@ -34,6 +34,9 @@ BENCHMARKS = {
         "ci.dev.bench.gate",
         "the gate's models, cold and unchanged, against a script that does them in turn",
     ),
+    "caching": Verb(
+        "ci.dev.bench.caching", "what watching and remembering the gate's models costs, and where time goes"
+    ),
     "runner": Verb("ci.dev.bench.runner", "start to first output against a bare Module-based program"),
     "onnx": Verb("ci.dev.bench.onnx", "the ONNX suite against the same steps one after another"),
     "validate": Verb(

@@ -19,7 +19,7 @@ from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 
 COLD, CACHED, PLAIN = "ours, cold", "ours, nothing changed", "plain unittest"
-AIMS = (Aim(COLD, PLAIN, 1.9), Aim(CACHED, 5.0))
+AIMS = (Aim(COLD, PLAIN, 2.7), Aim(CACHED, 1.0))
 
 QUICK = 6
 
