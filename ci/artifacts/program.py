@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import struct
 from collections import Counter
@@ -19,7 +20,7 @@ from ci.artifacts.bounds import OBJECT, Budget, Malformed
 from ci.artifacts.flatbuffer import Reader, Table, Tables
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file
+from provisioning.base.files import hash_file, open_regular
 from provisioning.build_id import BUILD_ID
 
 T_co = TypeVar("T_co", covariant=True)
@@ -176,7 +177,7 @@ def digest_without_time(path: Path) -> str:
 def first_bytes(path: Path) -> bytes:
     """The bytes that identify a file's kind; empty for an unreadable file, whose reader reports why."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(16)
     except OSError:
         return b""
@@ -184,10 +185,11 @@ def first_bytes(path: Path) -> bytes:
 
 def bytes_of(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
-        return path.read_bytes()
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > LARGEST:
+                raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
+            return stream.read()
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}", fix="name a file that is there, and that you may read"

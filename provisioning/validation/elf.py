@@ -50,7 +50,7 @@ def elf_readable(context: Context) -> Iterator[Problem]:
         raise NotApplicable("there is no library")
     for library in context.libraries:
         if library.elf is None and library.pe is None:
-            yield Problem(library.place, library.unreadable)
+            yield Problem(library.place, library.unreadable, library.fix)
         elif library.elf is not None and library.elf.beyond_end:
             yield Problem(
                 library.place,
@@ -204,7 +204,9 @@ def android_ndk(context: Context) -> Iterator[Problem]:
     pinned = pin.version.rpartition(".")[2]
     for (release, build), places in noted.items():
         if build != pinned:
-            others = f", as are {len(places) - 1} others" if len(places) > 1 else ""
+            others = {1: "", 2: f", as is {places[-1]}"}.get(
+                len(places), f", as are {len(places) - 1} others"
+            )
             yield Problem(
                 places[0],
                 f"is built by NDK {release} ({build}){others}; profile {context.profile.name} pins"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_a_damaged_file_is_bad_and_no_error_of_ours(tmp_path: Path, name: str, c
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckFailed):
         inspect(tmp_path / name)
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.pte")
+    with pytest.raises(UsageError):
+        inspect(tmp_path / "model.pte")
 
 
 @pytest.mark.parametrize(
