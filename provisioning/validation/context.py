@@ -53,6 +53,11 @@ class Library:
         return self.path.name
 
     @property
+    def own_name(self) -> str:
+        """The SONAME, or the name in a DLL's exports; empty if it has none."""
+        return self.elf.soname if self.elf else self.pe.own_name if self.pe else ""
+
+    @property
     def directory(self) -> str:
         """The directory under lib/, `hexagon-v75`; empty for a file that is elsewhere."""
         match = re.match(r"lib/([^/]+)/", self.place)

@@ -93,6 +93,21 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
             yield Problem(library.place, ", ".join(known), severity=severity)
 
 
+@rule("library-name", Need.LIBRARIES)
+def library_name(context: Context) -> Iterator[Problem]:
+    named = [library for library in context.libraries if library.own_name]
+    if not named:
+        raise NotApplicable("no library names itself")
+    for library in named:
+        other = tables.libraries().other_name(library.name, library.own_name, of_qnn=bool(library.build_ids))
+        if other:
+            yield Problem(
+                library.place,
+                f"calls itself {other}: it is another library, or was renamed",
+                severity=_severity(context, library.name),
+            )
+
+
 @rule("needed-resolved", Need.LIBRARIES)
 def needed_resolved(context: Context) -> Iterator[Problem]:
     libraries = _libraries(context)

@@ -176,6 +176,9 @@ def _without_backend(bench: Bench) -> None:
         Misfit(
             "arch", lambda b: skel(79, BUILD).write(b.sdk / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so")
         ),
+        Misfit(
+            "name", lambda b: qnn("libQnnHtpV79Stub.so").write(b.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so")
+        ),
         Misfit("machine", lambda b: _runner(b, needed=[])),
         Misfit("needed", lambda b: _runner(b, machine=AARCH64, needed=["libc++_shared.so"])),
         Misfit("backend", _without_backend),
