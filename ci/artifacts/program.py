@@ -37,6 +37,10 @@ QNN_OPTIONS = "qnn_compile_spec"
 CONTAINER, TIME_SIZE = b"\xcd\xab\x78\x56", 8
 """How the data of a QNN delegate begins: this, the time at which it was made, and the context's size."""
 
+CONTAINER_SIZE = 256
+CONTEXT_MARK = bytes.fromhex("00000002 00000003 00000000 00000001")
+"""How context binaries of QNN 2.49 to 2.51 begin. At byte 24 follow where the data begins, and its size."""
+
 TENSOR = 5
 KERNEL_CALL, DELEGATE_CALL = 1, 2
 
@@ -208,7 +212,21 @@ def parse(data: bytes) -> CompiledProgram | ContextStrings:
     return context
 
 
+def require_whole(data: memoryview) -> None:
+    """Raises Malformed for a context binary, alone or in a delegate, that ends before its header says so."""
+    if data[: len(CONTAINER)] == CONTAINER:
+        data = data[CONTAINER_SIZE:]
+    mark = bytes(data[: len(CONTEXT_MARK)])
+    if not mark or not CONTEXT_MARK.startswith(mark):
+        return
+    size = sum(struct.unpack_from("<QQ", data, 24)) if len(data) >= 40 else 40
+    if size > len(data):
+        raise Malformed(f"a context binary of {size:,} bytes that is cut short at {len(data):,}")
+
+
 def context_of(data: memoryview, budget: Budget) -> ContextStrings:
+    require_whole(data)
+
     def names(pattern: re.Pattern[bytes]) -> tuple[str, ...]:
         return tuple(sorted(name.decode() for name in budget.distinct(pattern, data)))
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ci.signing import inspection
 from provisioning import catalogue as catalogues
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT, Selection, reports_path, store_path
 from provisioning.environment import resolve
 from tests.support import chains, windows
@@ -256,3 +257,14 @@ def test_a_bundle_is_the_folder_that_an_application_ships(sdks: dict[str, Path],
     assert names >= {"QnnHtp.dll", "QnnHtpV73Stub.dll", "libQnnHtpV73Skel.so", "libqnnhtpv73.cat"}
     assert names >= {"model_ctx.onnx", "model_qnn.bin", "manifest.json", "onnxruntime_providers_qnn.dll"}
     assert "bundle-model-sdk error" in rules("--profile", "wheels-2.37")[1]
+    context = model.with_name("model_qnn.bin")
+    record = {"model": model.name, "files": {file.name: hash_file(file) for file in (model, context)}}
+    model.with_suffix(".json").write_text(json.dumps(record))
+    assert rules()[0] == 0
+    whole = context.read_bytes()
+    for content in (whole[:-10], whole[:10], whole + b"\0"):
+        context.write_bytes(content)
+        assert rules() == (1, {"bundle error"})
+    model.with_suffix(".json").unlink()
+    context.write_bytes(b"<html>")
+    assert rules() == (1, {"bundle error"})
