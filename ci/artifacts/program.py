@@ -221,7 +221,7 @@ def require_whole(data: memoryview) -> None:
         return
     size = sum(struct.unpack_from("<QQ", data, 24)) if len(data) >= 40 else 40
     if size > len(data):
-        raise Malformed(f"a context binary of {size:,} bytes that is cut short at {len(data):,}")
+        raise Malformed(f"a context binary of at least {size:,} bytes that is cut short at {len(data):,}")
 
 
 def context_of(data: memoryview, budget: Budget) -> ContextStrings:
