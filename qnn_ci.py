@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
-from ci.pipeline.compile_flags import CHECKPOINT, ONNX, lane_of  # noqa: E402
+from ci.pipeline.compile_flags import LANES, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402
@@ -39,10 +39,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
     if verb in ("compare", "test_golden"):
         return "ci", command_line.parsed(CI[verb], arguments).lane
     if verb in ONE_MODEL:
-        lane = lane_of(command_line.parsed(CI[verb], arguments).model, folder)
-        if lane == CHECKPOINT and verb == "compile":
-            return "ci", "llm"
-        return "ci", "onnx" if lane == ONNX else "executorch"
+        return "ci", LANES[lane_of(command_line.parsed(CI[verb], arguments).model, folder)].environment
     if verb == "bench":
         return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)

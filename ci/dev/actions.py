@@ -14,7 +14,7 @@ HEAD = """\
 """
 
 _USES = re.compile(r"^\s*(?:- )?uses:\s*(?P<name>[^\s@$]+)@(?P<commit>\S+)(?:\s+#\s*(?P<version>\S+))?", re.M)
-_RUNNER = re.compile(r"^\s*runs-on:\s*(\S+)", re.M)
+_RUNNER = re.compile(r"^\s*(?:runs-on|default):.*?\b(ubuntu-[\w.]+)", re.M)
 _PYTHON = re.compile(r"^  python-version:\n(?:    .*\n)*?    default: \"(\S+)\"", re.M)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +14,7 @@ from pathlib import Path
 from ci.engine.inputs import Digests, key_of
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.files import hash_file
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, outputs_path
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
@@ -47,7 +49,20 @@ def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> d
     }
     if digests:
         digests.save()
-    return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": key_of(dict(hashes))}
+    return {"build_id": _build_of(htp, hashes[htp.name], store), "libraries": key_of(dict(hashes))}
+
+
+def _build_of(library: Path, digest: str, store: Path | None) -> str:
+    """The QNN build that a library of 98 MB names; a store remembers it by the library's digest."""
+    kept = store / "cache" / "memo" / "builds" / digest[:2] / f"{digest}.json" if store else None
+    if kept:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(kept.read_text(encoding="utf-8"))["build"])
+    build = ", ".join(build_ids(library)) or "unknown"
+    if kept:
+        with contextlib.suppress(OSError):
+            replace_text(kept, json.dumps({"build": build}))
+    return build
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -48,6 +49,12 @@ class Caller:
     socs: str = ""
     keeps_programs: bool = False
     """Whether it wants the programs that passed."""
+    shards: int = 0
+    """At most so many jobs for a stage of its suite, in place of the table's number."""
+    minutes: int = 0
+    """After which a job of its suite ends, in place of the table's number."""
+    call: str = ""
+    """Names this call of the gate: another one in the same workflow has another name."""
 
     def suites_of(self, row: CiJob) -> tuple[str, ...]:
         """The suites of another lane that the row runs in place of ours."""
@@ -71,6 +78,18 @@ class Caller:
             return ""
         return "it is about the toolkit, and not named in stages" if row.own else ""
 
+
+INPUTS = (
+    *("QNN_CI_OCCASION", "QNN_CI_STAGES", "QNN_CI_PROFILE", "QNN_CI_SOC", "QNN_CI_SUITE", "QNN_CI_TAGS"),
+    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH", "QNN_CI_KEEP_PROGRAMS"),
+)
+"""What a call of gate.yml says of its work."""
+
+MOST_MINUTES = 6 * 60
+"""GitHub ends a job of its own runners then."""
+
+READABLE = 60
+"""At most so many characters of a call's name are for people."""
 
 Matrix = Callable[[int, tuple[str, ...], str], list[dict[str, Any]]]
 """`nox -s matrix`: at most so many shards, its other flags and the chips give its entries."""
@@ -110,7 +129,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     flags = suite_flags(occasion, base if changed is not None else "", caller)
     shards = functools.cache(lambda most: matrix(most, tuple(flags), caller.socs))
     if not stages.strip():
-        merge(chosen, reasons, shards)
+        merge(chosen, reasons, lambda most: shards(caller.shards or most))
     jobs = []
     for name, row in chosen.items():
         mine = list(jobs_of(name, row, occasion, caller, flags, shards))
@@ -119,6 +138,8 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
         jobs += mine
     for name, why in reasons.items():
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
+    begin = artifact_name("reports", caller.call)
+    sys.stdout.write(f"artifacts begin with {begin}: a second call with equal inputs cannot upload its own\n")
     if not jobs:
         raise UsageError(
             "no job is left to run",
@@ -127,7 +148,8 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}
+    outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile), "artifacts": begin}
+    outputs["runs-on"] = runners_of(environ)
     remembers = saves(environ) and any(job["remembers"] for job in jobs)
     set_outputs({**outputs, "remembers": str(remembers).lower()}, environ)
     return 0
@@ -164,7 +186,45 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
+        shards=_number(environ, "QNN_CI_SHARDS", "shards", 100),
+        minutes=_number(environ, "QNN_CI_MINUTES", "minutes", MOST_MINUTES),
+        call=call_name(environ),
     )
+
+
+def _number(environ: Mapping[str, str], variable: str, name: str, most: int) -> int:
+    text = environ.get(variable) or "0"
+    if not text.isdecimal() or int(text) > most:
+        raise UsageError(
+            f"gate.yml's input {name}: {in_line(text)}",
+            fix=f"give it a number from 1 to {most}, or leave it out",
+        )
+    return int(text)
+
+
+def runners_of(environ: Mapping[str, str]) -> str:
+    """QNN_CI_RUNS_ON as JSON of a label, or of a list of labels."""
+    text = environ.get("QNN_CI_RUNS_ON") or '"ubuntu-24.04"'
+    try:
+        labels = json.loads(text)
+    except ValueError:
+        labels = None
+    every = labels if isinstance(labels, list) else [labels]
+    if not every or not all(isinstance(label, str) and label.strip() for label in every):
+        raise UsageError(
+            f"gate.yml's input runs-on is neither a text nor a list of texts: {in_line(text)}",
+            fix='runs-on: \'"ubuntu-24.04"\' or runs-on: \'["self-hosted", "linux"]\'',
+        )
+    return json.dumps(labels)
+
+
+def call_name(environ: Mapping[str, str]) -> str:
+    """Readable at first, then a digest of all inputs that two calls of the gate can differ in."""
+    values = [_several(environ, name) for name in INPUTS]
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
+    suites = [Path(suite).stem for suite in _several(environ, "QNN_CI_SUITE")]
+    readable = artifact_name(environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE, *suites)
+    return f"{readable[:READABLE].rstrip('-')}-{digest}"
 
 
 def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -256,23 +316,22 @@ def jobs_of(
         skipped = [part for stage, _ in caller.others for part in ("--skip", stage)]
         parts = [("", shlex.join(["--target", row.targets, *flags, *skipped]))]
     elif own := caller.suites_of(row):
-        parts = [("", shlex.join(_flags_of(own, caller.tags)))]
+        parts = _in_shards(shlex.join(_flags_of(own, caller.tags)), caller.shards)
     elif row.suite:
-        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(row.suite)]
-    elif row.shards > 1:
-        names = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
-        parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in names]
-    mine = caller.suites if row.suite or row.replaces else ()
-    suites = [Path(suite).stem for suite in caller.suites_of(row) or mine]
+        most = caller.shards or row.suite
+        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(most)]
+    else:
+        parts = _in_shards(row.arguments, row.shards)
+    theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))
     keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
     recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
-            "artifact": artifact_name("reports", caller.profile, *suites, name, shard.replace("/", " of ")),
+            "artifact": artifact_name("reports", caller.call, name, shard.replace("/", " of ")),
             "stage": row.stage,
             "arguments": f"{arguments}{keep}{recheck}".strip(),
-            "minutes": row.minutes,
+            "minutes": (caller.minutes if theirs else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,
             "runner": row.runner,
@@ -282,6 +341,14 @@ def jobs_of(
             "root": row.root,
             "remembers": row.remembers,
         }
+
+
+def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
+    """The name and the arguments of each job."""
+    if shards <= 1:
+        return [("", arguments)]
+    names = [f"{index}/{shards}" for index in range(1, shards + 1)]
+    return [(f" {shard}", f"{arguments} --shard {shard}".strip()) for shard in names]
 
 
 def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
@@ -295,7 +362,7 @@ def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
 
 
 def artifact_name(*parts: str) -> str:
-    """A name that differs between two calls of the gate in one workflow, for two profiles or suites."""
+    """In the characters that every system takes in a file's name."""
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ci.pipeline.compile_flags import ONNX, add_model, add_option, one_model_of, require_one_chip
+from ci.pipeline.compile_flags import add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
 from provisioning.base.command_line import count
 
@@ -36,15 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.audit_table import as_text, fails
+    from ci.pipeline.one_model import lane_model
     from provisioning.base.files import write_named
 
     model = one_model_of(args)
     require_one_chip(model.selection)
-    if model.lane == ONNX:
-        from ci.lanes.onnx.audit import audited
-    else:
-        from ci.lanes.executorch.audit import audited
-    rows = audited(model, args.precisions or (), run=args.measure)
+    rows = lane_model(model).audited(args.precisions or (), run=args.measure)
     if args.json:
         body = {"schema": 1, "model": model.typed, "soc": model.selection.soc, "precisions": rows}
         write_named(args.json, json.dumps(body, indent=2) + "\n")

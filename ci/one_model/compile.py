@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.compile_flags import CHECKPOINT, ONNX, add_compile, compile_of
+from ci.pipeline.compile_flags import add_compile, compiling_of, one_model_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
@@ -23,13 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = compile_of(args)
-    if options.model.lane == CHECKPOINT:
-        from ci.lanes.llm.commands import compile_checkpoint
+    from ci.pipeline.one_model import compile_model, lane_model
 
-        return compile_checkpoint(options.model, options.output, options.language)
-    if options.model.lane == ONNX:
-        from ci.lanes.onnx.one_model import compile_model
-    else:
-        from ci.lanes.executorch.one_model import compile_model
-    return compile_model(options)
+    return compile_model(
+        lane_model(one_model_of(args), compiling_of(args)), args.suite and args.suite.absolute()
+    )

@@ -10,14 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ci.pipeline.compile_flags import (
-    ONNX,
-    PRECISION_HELP,
-    add_model,
-    add_option,
-    one_model_of,
-    require_one_chip,
-)
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 
@@ -45,18 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text
+    from ci.pipeline.one_model import lane_model
     from provisioning.base.files import write_named
 
     model = one_model_of(args)
     require_one_chip(model.selection)
-    if model.lane == ONNX:
-        from ci.lanes.onnx.divergence import searched
-
-        name, result = searched(model, args.least)
-    else:
-        from ci.lanes.executorch.divergence import searched as searched_pytorch
-
-        name, result = searched_pytorch(model, choice_of(args), args.least)
+    name, result = lane_model(model).searched(choice_of(args), args.least)
     if args.json:
         write_named(args.json, json.dumps({"schema": 1, "program": name, **result}, indent=2) + "\n")
     print("\n".join(as_text(result)))

@@ -5,14 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline.compile_flags import (
-    ONNX,
-    PRECISION_HELP,
-    add_model,
-    add_option,
-    one_model_of,
-    require_one_chip,
-)
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
 from ci.pipeline.models.user_model import MODEL_HELP
 
@@ -49,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.one_model import lane_model
     from ci.pipeline.profile import as_text, document, read_document, report_profile
     from ci.report.profiles import profile_page
     from provisioning.base.errors import CheckFailed
@@ -57,18 +51,11 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
     model = one_model_of(args)
-    selection, inputs = model.selection, tuple(args.input)
+    selection = model.selection
     require_one_chip(selection)
     earlier = read_document(args.against) if args.against else None
     stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
-    if model.lane == ONNX:
-        from ci.lanes.onnx.profile import profiled
-
-        about, measured = profiled(model, inputs, args.source)
-    else:
-        from ci.lanes.executorch.profile import profiled as profiled_pytorch
-
-        about, measured = profiled_pytorch(model, inputs)
+    about, measured = lane_model(model).profiled(args.input, args.source)
     if not measured.costs and not measured.cpu:
         raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
     about = {"model": model.typed, **about}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.compile_flags import ONNX, add_model, add_output, one_model_of
+from ci.pipeline.compile_flags import add_model, add_output, one_model_of
 from ci.pipeline.flags import add_work
 
 EXAMPLES = """\
@@ -17,14 +17,12 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_output(parser, "where the quantized model and its record go")
-    parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w … (u8u8, u16u8 …)")
+    parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w …")
     add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
-    model = one_model_of(args)
-    if model.lane == ONNX:
-        from ci.lanes.onnx.one_model import quantize_model
-    else:
-        from ci.lanes.executorch.one_model import quantize_model
-    return quantize_model(model, args.output)
+    from ci.pipeline.one_model import lane_model, quantize_model
+    from ci.pipeline.options import Compiling
+
+    return quantize_model(lane_model(one_model_of(args), Compiling(args.output)))

@@ -9,7 +9,7 @@ from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
 from ci.operators.table import EXACT, MEANINGS, Cell, OnnxOperators, Result
 from ci.pipeline.accuracy import LEAST_DB, against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, load_baseline
-from ci.pipeline.precision import ONNX_PRECISIONS, PRECISIONS, OnnxPrecision
+from ci.pipeline.precision import ONNX_PRECISIONS, OnnxPrecision
 
 HEAD = """\
 ## Operators of ONNX, through ONNX Runtime
@@ -47,7 +47,7 @@ def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> OnnxOperator
     for program, recorded in programs.items():
         operator, run, soc = program.split("/")
         for precision in ONNX_PRECISIONS:
-            if operator in chosen.operators and PRECISIONS[precision].written == run:
+            if operator in chosen.operators and precision == run:
                 cells[operator][soc][precision] = cell_of(recorded)
                 measured[soc] = f"onnxruntime-qnn, QNN {recorded.build_id}"
     return OnnxOperators.model_validate(

@@ -17,7 +17,7 @@ from pydantic import Field, StringConstraints
 
 from ci.operators.names import key_of, names_of
 from ci.pipeline.accuracy import LEAST_DB
-from ci.pipeline.precision import MEASURED_SCHEMES, PRECISIONS, MeasuredScheme, OnnxPrecision
+from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecision
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
@@ -330,16 +330,11 @@ def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SO
             continue
         compiles = cell.result not in NOT_COMPILED
         verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'not finite'})" if compiles else _failure(cell)
-        order = ("u16u8", "u8u8", "fp16") if precision == "fp16" else ("u8u8", "u16u8", "fp16")
+        order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
         better = next((each for each in order if each in cells and cells[each].good), "")
         instead = f": keep it at {better}" if better else ""
         message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
-        words = (
-            "--suite",
-            "manifests/suites/onnx_operators.toml",
-            "-k",
-            f"{name}/{PRECISIONS[precision].written}/",
-        )
+        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
         yield Inexact(name, message, session("test_onnx", *words), compiles)
 
 

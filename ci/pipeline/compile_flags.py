@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import RUN_TIMEOUT, CompileOptions, Language, OneModel, WorkOptions
+from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
@@ -18,23 +19,45 @@ PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized,
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
-ONLY = {
-    PYTORCH: ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
-    ONNX: ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
-    CHECKPOINT: ("through", "context", "prefill", "parts", "shared_weights"),
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOfModel:
+    """How the commands for one model reach a lane."""
+
+    place: str
+    """`module:name` of its LaneModel (one_model.py)."""
+    environment: str
+    """The locked Python that it runs in."""
+    flags: tuple[str, ...]
+    """Those that it alone has."""
+
+
+LANES = {
+    PYTORCH: LaneOfModel(
+        "ci.lanes.executorch.one_model:PytorchModel",
+        "executorch",
+        ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
+    ),
+    ONNX: LaneOfModel(
+        "ci.lanes.onnx.one_model:OnnxModel",
+        "onnx",
+        ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
+    ),
+    CHECKPOINT: LaneOfModel(
+        "ci.lanes.llm.one_model:Checkpoint",
+        "llm",
+        ("through", "context", "prefill", "parts", "shared_weights"),
+    ),
 }
-"""Flags that one lane alone has."""
-
-
-def is_onnx(model: str) -> bool:
-    return model.endswith(".onnx")
+"""By kind of model."""
 
 
 def lane_of(model: str | None, folder: Path) -> str:
     """The kind of model that MODEL names for a user in this folder."""
     if model is None:
         return PYTORCH
-    if is_onnx(model):
+    if model.endswith(".onnx"):
         return ONNX
     # A folder in the Hugging Face format, or what is often taken for one.
     files = (folder / model / name for name in ("config.json", "adapter_config.json"))
@@ -69,8 +92,8 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     given = {name for name, value in vars(args).items() if value}
     if lane == CHECKPOINT and "suite" in given:
         raise UsageError("--suite does nothing for a checkpoint", fix="leave --suite out")
-    for other, names in ONLY.items():
-        for name in names:
+    for other, of_lane in LANES.items():
+        for name in of_lane.flags:
             if name in given and other != lane:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} is for {other}, and {args.model} is none", fix=f"leave {flag} out")
@@ -175,12 +198,10 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
 
 
-def compile_of(args: argparse.Namespace) -> CompileOptions:
-    return CompileOptions(
-        model=one_model_of(args),
-        output=args.output,
+def compiling_of(args: argparse.Namespace) -> Compiling:
+    return Compiling(
+        args.output,
         verify=args.verify == "emulator",
-        suite=args.suite and args.suite.absolute(),
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
         profile_run=args.profile_run,

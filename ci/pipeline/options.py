@@ -109,15 +109,14 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
-class CompileOptions:
-    """`compile` of any MODEL."""
+class Compiling:
+    """What `compile` and `quantize` write, and how."""
 
-    model: OneModel
-    output: Path
-    verify: bool
-    suite: Path | None
-    keep_on_cpu: tuple[str, ...]
-    embed: bool
-    profile_run: bool
-    and_socs: tuple[str, ...]
-    language: Language
+    output: Path = Path()
+    verify: bool = True
+    keep_on_cpu: tuple[str, ...] = ()
+    embed: bool = False
+    profile_run: bool = False
+    and_socs: tuple[str, ...] = ()
+    language: Language | None = None
+    """Of a checkpoint."""

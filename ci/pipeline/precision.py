@@ -62,7 +62,7 @@ MeasuredScheme = Literal["fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16
 MEASURED_SCHEMES: tuple[MeasuredScheme, ...] = get_args(MeasuredScheme)
 """The columns of the table of operators."""
 
-OnnxPrecision = Literal["fp16", "u8u8", "u16u8"]
+OnnxPrecision = Literal["fp16", "8a8w", "16a8w"]
 """Those of the table of ONNX's operators."""
 ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -10,10 +13,15 @@ from ci.engine.workers.faster_exports import make_exports_faster
 
 X = torch.randn(2, 4)
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+"""Of torch and executorch about themselves."""
+
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is replaced, at the end of each test."""
+    from executorch.backends.qualcomm.serialization import qc_schema_serialize
+    from torch._dynamo import functional_export
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
     from torch.fx import graph_module, traceback
@@ -26,8 +34,15 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
         (exported_program, "_override_composite_implicit_decomp"),
         (qat_utils, "itertools"),
         (qat_utils, "_fold_conv_bn_qat_helper"),
+        (functional_export, "_suggest_or_raise_constraint_violation"),
+        (qc_schema_serialize, "_convert_to_object"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in ("recompile", "__reduce__", "__reduce_package__"):
+        monkeypatch.setattr(torch.fx.GraphModule, name, vars(torch.fx.GraphModule)[name])
+    for name in ("_code", "_lineno_map", "_prologue_start"):
+        monkeypatch.setattr(torch.fx.GraphModule, name, None, raising=False)
+        monkeypatch.delattr(torch.fx.GraphModule, name)
     monkeypatch.setattr(graph_module, "compile", compile, raising=False)
     monkeypatch.setattr(traceback.NodeSource, "__deepcopy__", None, raising=False)
     monkeypatch.delattr(traceback.NodeSource, "__deepcopy__")
@@ -47,7 +62,6 @@ def test_asking_for_the_operators_once_gives_the_same_operators() -> None:
     assert quick - plain == {torch.ops.qnn_ci_test.twice.default} and not plain - quick
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_an_export_beside_another_leaves_torch_as_it_was_and_gives_the_same() -> None:
     from torch.export import exported_program
 
@@ -76,8 +90,77 @@ def test_modules_of_one_source_have_code_objects_of_their_own() -> None:
     assert first.forward.__code__.co_filename != second.forward.__code__.co_filename
 
 
+def edited(net: nn.Module) -> torch.fx.GraphModule:
+    """Its graph negates what the module gave, as a pass edits it."""
+    module = torch.fx.symbolic_trace(net)
+    (end,) = module.graph.find_nodes(op="output")
+    with module.graph.inserting_before(end):
+        (value,) = end.args
+        end.args = (module.graph.call_function(torch.neg, (value,)),)
+    module.recompile()
+    return module
+
+
+def test_a_module_whose_code_is_written_late_is_called_shown_copied_and_kept_like_any_other() -> None:
+    plain = edited(nn.ReLU())
+    make_exports_faster()
+    late = [edited(nn.ReLU()) for _ in range(7)]
+    called, by_class, shown, copied, kept, traced, exported = late
+    expected = plain(X)
+    assert torch.equal(called(X), expected) and torch.equal(type(by_class).forward(by_class, X), expected)
+    assert shown.code == plain.code and str(shown) == str(plain) and shown._lineno_map == plain._lineno_map
+    assert torch.equal(copy.deepcopy(copied)(X), expected) and torch.equal(copy.copy(copied)(X), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(kept))(X), expected)
+    assert torch.fx.symbolic_trace(traced).code == torch.fx.symbolic_trace(plain).code
+    program = torch.export.export(exported, (X,), strict=True)
+    assert torch.equal(program.module()(X), expected)
+    # What changed since it was called is written again.
+    called.graph.eliminate_dead_code()
+    (end,) = called.graph.find_nodes(op="output")
+    end.args = (end.args[0].args[0],)
+    called.recompile()
+    assert torch.equal(called(X), nn.ReLU()(X))
+
+
+def test_code_that_cannot_be_written_is_an_error_each_time_that_it_is_asked_for() -> None:
+    make_exports_faster()
+    module = torch.fx.symbolic_trace(nn.ReLU())
+    module.graph._codegen = None
+    module.recompile()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            module(X)
+
+
+def test_a_dynamic_shape_that_the_model_contradicts_is_still_an_error() -> None:
+    make_exports_faster()
+    two_rows, some = nn.Unflatten(0, (2, 1)), {"input": {0: torch.export.Dim("rows")}}
+    torch.export.export(two_rows, (X,), strict=True)
+    with pytest.raises(torch._dynamo.exc.UserError, match="rows"):
+        torch.export.export(two_rows, (X,), dynamic_shapes=some, strict=True)
+    torch.export.export(nn.ReLU(), (X,), dynamic_shapes=some, strict=True)
+
+
+def test_options_that_were_read_before_are_nobody_elses() -> None:
+    from executorch.backends.qualcomm.serialization import qc_schema_serialize as serialize
+    from executorch.backends.qualcomm.serialization.qc_schema import (
+        QcomChipset,
+        QnnExecuTorchBackendOptions,
+        QnnExecuTorchBackendType,
+        QnnExecuTorchOptions,
+        SocInfo,
+    )
+
+    make_exports_faster()
+    backend = QnnExecuTorchBackendOptions(QnnExecuTorchBackendType.kHtpBackend)
+    options = QnnExecuTorchOptions(SocInfo(QcomChipset.SM8650), backend)
+    written = serialize.option_to_flatbuffer(options)
+    first, second = (serialize.flatbuffer_to_option(written) for _ in range(2))
+    first.soc_info.soc_model = QcomChipset.SM8750
+    assert second == serialize.flatbuffer_to_option(written) != first
+
+
 @pytest.mark.whole
-@pytest.mark.filterwarnings("ignore")
 def test_a_convolution_that_is_trained_quantized_still_takes_its_norm_in() -> None:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
     from torchao.testing.pt2e._xnnpack_quantizer import (

@@ -121,7 +121,7 @@ def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full
     ("model", "full"),
     [
         pytest.param("lowering_models.py:net", "temporary", marks=pytest.mark.whole),
-        ("net.onnx", "store/cache/memo/onnx-compile/work"),
+        ("net.onnx", "store/cache/memo/onnx/work"),
     ],
 )
 def test_compile_ends_with_3(house: House, model: str, full: str) -> None:

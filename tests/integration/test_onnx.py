@@ -92,7 +92,7 @@ class TestCompile:
         model = write(exported_by_paddle(), tmp_path / "det.onnx")
         how = (model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path / "out")
         onnx_command("quantize", *how)
-        product = load_graph(tmp_path / "out" / "det-u16u8.onnx")
+        product = load_graph(tmp_path / "out" / "det-16a8w.onnx")
         assert {each.key: each.value for each in product.metadata_props}["names"] == "{0: 'cat'}"
         done = onnx_command("compile", *how)
         assert "none on the CPU; reload is bit-equal" in done.stdout
@@ -144,7 +144,7 @@ class TestCompile:
         onnx_command(
             "quantize", model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path, verb=()
         )
-        product, x = tmp_path / "net-u16u8.onnx", np.load(samples / "0.npy")
+        product, x = tmp_path / "net-16a8w.onnx", np.load(samples / "0.npy")
         wanted, quantized = (
             ort.InferenceSession(str(each), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
             for each in (model, product)
@@ -163,6 +163,8 @@ class TestCompile:
         onnx_command("compile", "net.onnx", *arguments, cwd=tmp_path)
         stage = ("test_onnx", "--suite", suite, "--reports", tmp_path / "reports")
         onnx_command(*stage)
+        report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
+        assert report["metrics"]["cached"] == 1, "it is compiled once"
         accepted = accepted_path(suite, "wheels")
         text = accepted.read_text()
         accepted.write_text(re.sub(r'(least.sqnr_db": )[\d.]+', r"\g<1>150", text))

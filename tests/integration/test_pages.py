@@ -21,7 +21,7 @@ RUN = f"{COMPILE}onnx run "
 README, CONFIG = "README.md: qnn-ci test_lowering --suite models.toml", "docs/config.md: qnn-ci "
 SHOWN = {README, f"{CONFIG}provision --offline", f"{CONFIG}store verify qnn-sdk"}
 HELD = SHOWN | {
-    f"{COMPILE}compile net.onnx --soc SM8750 --precision u16u8 --per-channel --calibrate samples -o out"
+    f"{COMPILE}compile net.onnx --soc SM8750 --precision 16a8w --per-channel --calibrate samples -o out"
     " --profile-run",
     f"{COMPILE}compile net.onnx --soc SM8650 --and-soc SM8750 -o out",
     f"{COMPILE}inspect out/net_ctx_qnn.bin",

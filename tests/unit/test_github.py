@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from tests.support.repositories import repository
 from tests.support.scripts import script
 from tests.support.typed import run_here
 from tests.support.workflows.commands import pairs
+from tests.support.workflows.files import read_workflow
 
 ROWS = {
     "always": CiJob(stage="lint", minutes=5),
@@ -122,6 +125,71 @@ def test_a_suite_of_two_lanes_goes_to_the_jobs_of_both_and_each_runs_its_lane(
     assert (programs["name"], onnx["name"]) == ("programs", "onnx")
     assert programs["arguments"].endswith("--skip test_onnx")
     assert shlex.split(onnx["arguments"]) == ["--suite", os.path.relpath(suite, ROOT)]
+
+
+def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of_their_own(
+    adopter: dict[str, str],
+) -> None:
+    source = Path(adopter["GITHUB_WORKSPACE"], "source")
+    for folder in "ab":
+        (source / folder).mkdir()
+        shutil.copy(source / "ci/my models.toml", source / folder / "models.toml")
+    many = [source / f"{'long' * 20}-{number}.toml" for number in range(6)]
+    for file in many:
+        shutil.copy(source / "ci/my models.toml", file)
+    calls: list[dict[str, str]] = [
+        {},
+        {"QNN_CI_SOC": "SM8650"},
+        {"QNN_CI_SOC": "SM8750"},
+        {"QNN_CI_TAGS": "pr"},
+        {"QNN_CI_STAGES": "lowering"},
+        {"QNN_CI_REQUIREMENTS": "requirements.txt"},
+        {"QNN_CI_KEEP_PROGRAMS": "true"},
+        {"QNN_CI_SUITE": "a/models.toml"},
+        {"QNN_CI_SUITE": "b/models.toml"},
+        {"QNN_CI_SUITE": ",".join(file.name for file in many)},
+    ]
+
+    def entries(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, str]]:
+        return [{"shard": "1/1", "arguments": "--shard 1/1"}]
+
+    names = [{job["artifact"] for job in planned({**adopter, **call}, entries)} for call in calls]
+    every = [name for each in names for name in each]
+    assert len(set(every)) == len(every) and max(map(len, every)) < 120
+    group = str(read_workflow(ROOT, ".github/workflows/gate.yml").jobs["stage"].concurrency["group"])
+    assert "matrix.artifact" in group and "inputs." not in group, "GitHub refuses more than 400 characters"
+    assert [{job["artifact"] for job in planned({**adopter, **calls[1]}, entries)}] == [names[1]]
+
+
+def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: dict[str, str]) -> None:
+    def entries(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, str]]:
+        return [{"shard": f"{n}/{most}", "arguments": f"--shard {n}/{most}"} for n in range(1, most + 1)]
+
+    large = {**adopter, "QNN_CI_SHARDS": "20", "QNN_CI_MINUTES": "240"}
+    jobs = planned({**large, "QNN_CI_STAGES": "lowering,lint"}, entries)
+    minutes: dict[str, Any] = {job["name"]: job["minutes"] for job in jobs}
+    assert minutes.pop("lint") == gate_table().row["lint"].minutes, "it is not about the suite"
+    assert minutes == {f"lowering {n}/20": 240 for n in range(1, 21)}
+    suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/onnx.toml")
+    suite.write_text('schema = 2\n[case.net]\nmodel = "net.onnx"\n[[case.net.run]]\nlane = "onnx"\n')
+    onnx = planned({**large, "QNN_CI_SUITE": "ci/onnx.toml", "QNN_CI_STAGES": "onnx"})
+    assert [job["arguments"].partition("--shard ")[2] for job in onnx] == [f"{n}/20" for n in range(1, 21)]
+    for name in ("QNN_CI_SHARDS", "QNN_CI_MINUTES"):
+        for wrong in ("many", "-1", "1000", "1.5"):
+            with pytest.raises(UsageError):
+                planned({**adopter, name: wrong})
+
+
+def test_jobs_run_on_the_runners_that_the_caller_names(adopter: dict[str, str]) -> None:
+    for text in ('"ubuntu-24.04"', '["self-hosted", "linux"]'):
+        planned({**adopter, "QNN_CI_RUNS_ON": text})
+        assert json.loads(pairs(Path(adopter["GITHUB_OUTPUT"]))["runs-on"]) == json.loads(text)
+    for wrong in ("ubuntu-24.04", '{"group": "big"}', "3", "[]", '["linux", 3]', '""', "null"):
+        with pytest.raises(UsageError):
+            planned({**adopter, "QNN_CI_RUNS_ON": wrong})
+    jobs = dict(read_workflow(ROOT, ".github/workflows/gate.yml").jobs)
+    assert "inputs.runs-on" in jobs.pop("plan").runs_on
+    assert all("needs.plan.outputs.runs-on" in job.runs_on and "plan" in job.needs for job in jobs.values())
 
 
 def test_what_pays_for_more_machines_or_is_named_is_split(adopter: dict[str, str]) -> None:

@@ -15,11 +15,13 @@ from ci.engine.memo import Memo
 from ci.engine.workers.parent import WorkerSpec
 from ci.pipeline.lane import Lane, Mine, Results, run
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.options import Accept, Choice, Part, StageOptions, WorkOptions
+from ci.pipeline.one_model import LaneModel, Product, compile_model
+from ci.pipeline.options import Accept, Choice, Compiling, OneModel, Part, StageOptions, WorkOptions
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
-from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, Suites
+from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
 from ci.pipeline.suite_file import LaneForm
+from provisioning.base.errors import ToolkitError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
 from tests.support.stale_entries import alter, alter_file, entries
@@ -107,6 +109,23 @@ class Toy(Lane[Program, AnyPlan[Program]]):
 
 
 # The lane ends here.
+
+
+# Its models begin here.
+class ToyModel(LaneModel[Program, AnyPlan[Program]]):
+    lane = Toy()
+    fields = ("width",)
+
+    def program(self, soc: str, suite: Path | None = None) -> Program:
+        run = ToyRun(width=int(self.model.typed), socs=(soc,))
+        return Program(suite or Path(NO_SUITE).absolute(), "net", ToyCase(run=(run,)), run, soc)
+
+    def product(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Product:
+        assert mine["toy"].folder
+        return Product({f"net-{program.soc}": mine["toy"].folder / "program"}, [f"made for {program.soc}"])
+
+
+# Its models end here.
 SUITE = "schema = 2\n" + "".join(
     f'[case.net{width}]\n[[case.net{width}.run]]\nlane = "toy"\nwidth = {width}\nsocs = ["SM8650"]\n'
     for width in (2, 3, 4, 99)
@@ -161,12 +180,47 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     assert (tmp_path / "toy.toml").read_text() == SUITE
 
 
+def compiled(
+    folder: Path, width: int, suite: Path | None = None, socs: tuple[str, ...] = ("SM8650",)
+) -> None:
+    selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
+    model = OneModel(selection, str(width), "toys", WorkOptions(jobs=1))
+    assert compile_model(ToyModel(model, Compiling(folder / "out")), suite) == 0
+
+
+def test_one_model_is_compiled_as_a_suite_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiled(tmp_path, 5, None, ("SM8650", "SM8750"))
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
+        f"net-{soc}": "xxxxx" for soc in ("SM8650", "SM8750")
+    }
+    assert "0 cached, 2 to do" in capsys.readouterr().err
+    compiled(tmp_path, 5, None, ("SM8650", "SM8750"))
+    captured = capsys.readouterr()
+    assert "2 cached, 0 to do" in captured.err and "made for SM8750" in captured.out
+    with pytest.raises(ToolkitError) as caught:
+        compiled(tmp_path, 99)
+    assert caught.value.fix == "make it narrower" and len([*(tmp_path / "out").iterdir()]) == 2
+
+
+def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> None:
+    suite = tmp_path / "toy.toml"
+    compiled(tmp_path, 5, suite)
+    code, rows = toys(tmp_path)
+    assert code == 0 and [(row["width"], row["cached"]) for row in rows.values()] == [(5, True)]
+    (program,) = Toy.suites.programs_of(suite)
+    assert program.thresholds and program.thresholds.sqnr_db
+
+
 GOOD = ("net2 or net3 or net4",)
 
 
-def rechecked(folder: Path, part: Part = Part("100%")) -> tuple[int, dict[str, Finding], dict[str, Any]]:  # noqa: B008
+def rechecked(
+    folder: Path,
+    part: Part = Part("100%"),  # noqa: B008
+    words: tuple[str, ...] = GOOD,
+) -> tuple[int, dict[str, Finding], dict[str, Any]]:
     """The exit code, the findings by rule, and what the report says of it."""
-    code, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), words=GOOD)
+    code, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), words=words)
     report = Report.read(folder / "reports/test_toy.json")
     detail = report.metrics["recheck"]
     assert isinstance(detail, dict)
@@ -224,6 +278,22 @@ def test_a_stale_file_is_found(tmp_path: Path) -> None:
     code, findings, _ = rechecked(tmp_path)
     assert code == 1 and "program" in findings["cache-differs"].message
     assert rechecked(tmp_path)[0] == 0
+
+
+def test_bytes_that_are_others_each_time_are_no_difference_and_a_changed_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As QNN leaves what memory held between a constant's values."""
+    long, padded = '"x" * 9000', '"x" * 8996 + os.urandom(2).hex()'
+    plain = WORKER
+    for text in (padded, long):
+        worker = plain.replace('"x" * order["width"]', text).replace("import sys", "import os, sys")
+        monkeypatch.setitem(globals(), "WORKER", worker)
+        toys(tmp_path, words=("net2",), work=WorkOptions(jobs=1, cache=False))
+        assert rechecked(tmp_path, words=("net2",))[:2] == (0, {})
+    alter_file(entry_of(tmp_path, 2), "program", b"y" + b"x" * 8999)
+    code, findings, _ = rechecked(tmp_path, words=("net2",))
+    assert code == 1 and "program" in findings["cache-differs"].message
 
 
 def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) -> None:
@@ -288,3 +358,5 @@ def test_a_toy_lane_takes_few_lines() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     lane = text.partition("# The lane begins here.")[2].partition("# The lane ends here.")[0]
     assert len([line for line in lane.splitlines() if line.strip()]) <= 80
+    models = text.partition("# Its models begin here.")[2].partition("# Its models end here.")[0]
+    assert len([line for line in models.splitlines() if line.strip()]) <= 15

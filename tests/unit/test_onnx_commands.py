@@ -18,10 +18,12 @@ from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
 from ci.lanes.onnx.arrays import save
+from ci.lanes.onnx.suite import programs_of
 from ci.operators.table import OperatorTable
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, write
+from tests.support.onnx_suites import facts
 
 
 class TestOutput:
@@ -79,7 +81,6 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
     assert not (tmp_path / "out").exists()
 
 
-AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
 MIXED = {
     "delegated": {"Conv": 1},
     "cpu": [],
@@ -96,17 +97,16 @@ class StandIn:
 
     def __init__(self) -> None:
         self.replies: dict[str, dict[str, Any]] = {
-            "prepare": {"model": "looked.onnx", "samples": 3, "compared": 0, "constant": [], "inputs": []},
-            "quantize": {"model": "quantized.onnx"},
-            "compile": {
-                "reload_equal": True,
-                "half_floats": True,
-                "reciprocals": [],
-                "near": {"sqnr_db": 41.26},
-                "audit": AUDIT,
-                "record": {"build_id": "v2.51"},
-                "ddr": {"read": 4096, "written": 64},
+            "prepare": {
+                "model": "looked.onnx",
+                "samples": 3,
+                "compared": 0,
+                "constant": [],
+                "notes": [],
+                "inputs": [],
             },
+            "quantize": {"model": "quantized.onnx"},
+            "case": {**facts(), "cpu_seconds": 1.0, "peak": 1 << 20},
             "run": {},
             "mixed": MIXED,
         }
@@ -131,9 +131,12 @@ class StandIn:
         self.seen |= Touched.of(reply.get("touched", {}))
         if "error" in reply:
             raise Refused(reply["error"])
-        if what == "compile":
-            for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
-                path.write_text("content")
+        if what == "case":
+            for form in order.get("forms", ("beside", "embedded")):
+                for suffix in (".onnx", ".json"):
+                    path = Path(order["into"]) / form / f"{order['stem']}{suffix}"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(form)
         if what == "prepare":
             save(Path(order["into"]) / "samples.npz", [{"x": np.zeros(1)}])
         if order.get("profile"):
@@ -183,7 +186,7 @@ class TestCompile:
     def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["compile"] = {"reload_equal": False}
+        stand_in.replies["case"] = facts(reload_equal=False)
         assert self.compiled(tmp_path) == 1
         assert not (tmp_path / "out").exists() and stand_in.ended
         assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
@@ -200,6 +203,17 @@ class TestCompile:
         assert [orders(), orders(), orders("--no-cache")] == [3, 0, 3]
         for arguments in (("--embed",), ("--soc", "SM8750"), ("--verify", "none"), ("--calibrate", "x")):
             assert orders(*arguments) == 3, arguments
+
+    def test_what_a_suite_gets_is_what_the_user_gets(self, stand_in: StandIn, tmp_path: Path) -> None:
+        suite, out = tmp_path / "models.toml", tmp_path / "out"
+        assert self.compiled(tmp_path, "--suite", str(suite)) == 0
+        assert [what for what, _ in stand_in.orders] == ["prepare", "quantize", "case"]
+        (program,) = programs_of(suite)
+        assert program.name == "net/fp16/SM8650" and program.case.model == "net.onnx"
+        assert names_in(out) == ["net_ctx.json", "net_ctx.onnx"]
+        # The other form is a part of the same result.
+        assert self.compiled(tmp_path, "--suite", str(suite), "--embed") == 0
+        assert (out / "net_ctx.onnx").read_text() == "embedded" and len(stand_in.orders) == 3
 
 
 class TestRun:
@@ -263,7 +277,7 @@ class TestAudit:
                 "upstream": {},
                 "cells": {},
                 "onnx": {
-                    "cells": {name: {"SM8650": {"u8u8": {"result": "dies"}}} for name in ("Conv", "LRN")}
+                    "cells": {name: {"SM8650": {"8a8w": {"result": "dies"}}} for name in ("Conv", "LRN")}
                 },
             }
         )

@@ -115,17 +115,17 @@ def test_each_result_of_the_baseline_is_a_cell() -> None:
     }
     assert cells == {
         "Abs fp16": "whole 81 dB",
-        "Abs u8u8": "whole exact",
-        "Abs u16u8": "whole exact, 11 dB to float",
-        "Log u8u8": "float 73 dB",
-        "Log u16u8": "WRONG 3 dB",
+        "Abs 8a8w": "whole exact",
+        "Abs 16a8w": "whole exact, 11 dB to float",
+        "Log 8a8w": "float 73 dB",
+        "Log 16a8w": "WRONG 3 dB",
         "Erf fp16": "CPU: Erf",
-        "Pool u8u8": "part: Where",
+        "Pool 8a8w": "part: Where",
         "Det fp16": "DIES",
-        "Det u8u8": "CRASHES",
+        "Det 8a8w": "CRASHES",
         "Equal fp16": "WRONG",
-        "Equal u8u8": "whole exact, 50% equal to float",
-        "Equal u16u8": "whole exact",
+        "Equal 8a8w": "whole exact, 50% equal to float",
+        "Equal 16a8w": "whole exact",
     }
 
 
@@ -137,7 +137,7 @@ def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:
         for precision, cell in chips["SM8650"].items()
         if cell.good
     ]
-    assert good == ["Abs fp16", "Abs u8u8", "Equal u16u8"]
+    assert good == ["Abs fp16", "Abs 8a8w", "Equal 16a8w"]
 
 
 def test_the_pages_show_them_and_what_is_left_out() -> None:
@@ -148,4 +148,4 @@ def test_the_pages_show_them_and_what_is_left_out() -> None:
     assert "- control flow: If, Loop" in text and "proof_of_a_fault" not in text
     rows = {text_of(row[0]): row for row in read_page(html_of(table)).iter("tr") if row.get("data-soc")}
     cells = {cell.get("data-scheme"): cell.get("data-results") for cell in rows["Det"]}
-    assert (cells["fp16"], cells["u8u8"]) == ("dies", "crash")
+    assert (cells["fp16"], cells["8a8w"]) == ("dies", "crash")

@@ -226,15 +226,14 @@ def test_audit_names_them_with_the_command(
         "ddr": {"read": 1, "written": 1},
     }
     compiled = Result(facts, tmp_path)
-    for name, value in {
+    answers: dict[str, Any] = {
         "pytorch_model": SimpleNamespace(quantized=False),
-        "scheme_of": "16a8w",
-        "samples_folder": None,
-        "program_of": SimpleNamespace(),
+        "program_of": SimpleNamespace(run=SimpleNamespace(precision="16a8w")),
         "plan_of_model": None,
         "compile_programs": {},
         "require_done": compiled,
-    }.items():
+    }
+    for name, value in answers.items():
         monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)
     selection = Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path)
     rows = audit.audited(OneModel(selection, "m", PYTORCH, WorkOptions()), ["16a8w"], run=False)
@@ -257,8 +256,8 @@ def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
 
 
 ONNX = {
-    "LRN": {"fp16": WHOLE, "u8u8": WHOLE, "u16u8": {"result": "dies"}},
-    "Log": {"fp16": WHOLE, "u8u8": {"result": "wrong", "sqnr_db": 3}, "u16u8": {**WHOLE, "float_db": 5}},
+    "LRN": {"fp16": WHOLE, "8a8w": WHOLE, "16a8w": {"result": "dies"}},
+    "Log": {"fp16": WHOLE, "8a8w": {"result": "wrong", "sqnr_db": 3}, "16a8w": {**WHOLE, "float_db": 5}},
     "Erf": {"fp16": {"result": "cpu"}},
 }
 
@@ -274,18 +273,18 @@ def given_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("given_onnx")
 def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_at() -> None:
-    (found,) = inexact_onnx(["Add", "LRN", "Log", "LRN"], "u16u8")
-    assert found.message == "LRN at u16u8 does not compile on the emulator of SM8650: keep it at u8u8"
+    (found,) = inexact_onnx(["Add", "LRN", "Log", "LRN"], "16a8w")
+    assert found.message == "LRN at 16a8w does not compile on the emulator of SM8650: keep it at 8a8w"
     assert found.command == ("nox -s test_onnx -- --suite manifests/suites/onnx_operators.toml -k LRN/16a8w/")
-    (found,) = inexact_onnx(["Log"], "u8u8", "SM8750")
+    (found,) = inexact_onnx(["Log"], "8a8w", "SM8750")
     assert found.message == (
-        "Log at u8u8 is wrong (3 dB) on the emulator of SM8650 (SM8750 was not measured): keep it at fp16"
+        "Log at 8a8w is wrong (3 dB) on the emulator of SM8650 (SM8750 was not measured): keep it at fp16"
     )
     assert [*inexact_onnx(["LRN", "Log", "Erf"], "fp16"), *inexact_onnx(["LRN"], "u16s8")] == []
 
 
 @pytest.mark.usefixtures("given_onnx")
 def test_the_audit_names_it_where_nothing_compiles_too() -> None:
-    known = [each._asdict() for each in inexact_onnx(["LRN"], "u16u8")]
+    known = [each._asdict() for each in inexact_onnx(["LRN"], "16a8w")]
     lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "fix": "r", "inexact": known}}))
     assert known[0]["message"] in lines and f"  → {known[0]['command']}" in lines

@@ -310,7 +310,7 @@ def test_the_schema_takes_tables_and_nothing_else() -> None:
         {**good, "cells": {"abs": {"SM8650": {"9a9w": row["8a8w"]}}}},
         {**good, "cells": {"abs": {"SM8650": {"8a8w": {"sqnr_db": 3}}}}},
         {**good, "measured": {"no such chip": "x"}},
-        {**good, "onnx": {"cells": {"Abs": {"SM8650": {"8a8w": row["8a8w"]}}}}},
+        {**good, "onnx": {"cells": {"Abs": {"SM8650": {"16a4w": row["8a8w"]}}}}},
     ]
     assert [each for each in bad if schema_takes(each)] == []
 

@@ -18,7 +18,7 @@ from ci.pipeline.compile_flags import (
     CHECKPOINT,
     ONNX,
     PYTORCH,
-    compile_of,
+    compiling_of,
     one_model_of,
     plain_model_of,
 )
@@ -87,15 +87,15 @@ def test_a_command_for_one_model_has_the_models_lane(
 )
 def test_a_flag_that_this_kind_of_model_ignores_is_refused_by_its_name(model: str, flag: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        compile_of(parsed(compile, model, "-o", "out", *flag))
+        one_model_of(parsed(compile, model, "-o", "out", *flag))
     assert caught.value.fix == f"leave {flag[0]} out"
 
 
 def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
-    assert compile_of(args).model.lane == CHECKPOINT
-    assert compile_of(args).language == Language("genie", 512, 32, None, shared_weights=False)
+    assert one_model_of(args).lane == CHECKPOINT
+    assert compiling_of(args).language == Language("genie", 512, 32, None, shared_weights=False)
 
 
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -216,6 +218,38 @@ def test_code_quality_has_a_relative_path_a_line_and_a_fingerprint_of_its_own_ea
     profile = ("manifests/profiles/wheels.toml", 1)
     assert places == [("ci/BUCK", 3), ("ci/BUCK", 3), ("ci/models.toml", 1), profile, profile]
     assert {one["severity"] for one in issues} == {"major"}
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["own repository", "beside the toolkit"])
+def test_code_scanning_shows_an_adopters_finding_at_its_case_or_in_its_workflow(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never in a file that the adopter's repository has not."""
+    repository = tmp_path / "source"
+    (repository / "ci").mkdir(parents=True)
+    (repository / ".git").mkdir()
+    (repository / "ci/models.toml").write_text('schema = 2\n[case.net]\n\n[case."other net"]\n')
+    folder = tmp_path / "toolkit" if beside else repository
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GITHUB_WORKFLOW_REF", "me/models/.github/workflows/qnn.yml@refs/heads/main")
+    typed = "../source/ci/models.toml" if beside else "ci/models.toml"
+    of_suite = replace(at("net/8a8w/SM8650"), command=f"nox -s test_lowering -- --suite {typed}")
+    other = replace(at("other net/8a8w/SM8650"), command=of_suite.command)
+    reports = [of_suite, other, replace(at("packages"), command=of_suite.command), at("libQnnHtp.so")]
+
+    def places() -> list[tuple[str, int]]:
+        results = [each["locations"][0]["physicalLocation"] for each in _check_sarif(sarif(reports))]
+        return [(each["artifactLocation"]["uri"], each["region"]["startLine"]) for each in results]
+
+    workflow = (".github/workflows/qnn.yml", 1)
+    suite = "ci/models.toml"
+    assert places() == [(suite, 2), (suite, 4), (suite, 1), workflow]
+    issues = json.loads(code_quality(reports))
+    assert [(each["location"]["path"], each["location"]["lines"]["begin"]) for each in issues] == places()
+    shutil.rmtree(repository / ".git")
+    (repository / "ci/models.toml").unlink()
+    assert places()[:3] == [(suite, 1)] * 3, "another machine made the report"
 
 
 @pytest.mark.parametrize("subject", ["/etc/passwd.txt:3", "../up.py:3", "libQnnHtp.so"])

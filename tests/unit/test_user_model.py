@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.user_program import program_of
+from ci.pipeline.compile_flags import PYTORCH
 from ci.pipeline.models.user_model import user_model, where_paths_begin
+from ci.pipeline.options import OneModel, WorkOptions
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.settings import Selection
@@ -97,8 +99,8 @@ def test_relative_paths_of_a_single_model_begin_where_its_user_is(
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text("def make(): ...")
     monkeypatch.chdir(tmp_path)
-    named = user_model("models/net.py:make", tmp_path)
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
-    assert program_of(named, "fp16", "SM8650", selection).working_folder == tmp_path
-    in_suite = program_of(named, "fp16", "SM8650", selection, suite=tmp_path / "models" / "suite.toml")
+    model = OneModel(selection, "models/net.py:make", PYTORCH, WorkOptions())
+    assert program_of(model).working_folder == tmp_path
+    in_suite = program_of(model, suite=tmp_path / "models" / "suite.toml")
     assert in_suite.working_folder == tmp_path / "models"

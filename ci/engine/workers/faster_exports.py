@@ -7,21 +7,29 @@ then as fast as it is.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import typing
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, SimpleNamespace
 from typing import Any
 
 
 def make_exports_faster() -> None:
-    with contextlib.suppress(ImportError):
-        _collect_operators_once()
-        _override_operators_from_memory()
-        _share_node_sources()
-        _compile_sources_once()
-        _seek_trained_norms_only_where_they_can_be()
+    for each in (
+        _collect_operators_once,
+        _override_operators_from_memory,
+        _share_node_sources,
+        _compile_sources_once,
+        _write_code_when_it_is_asked_for,
+        _check_dynamic_shapes_where_there_are_some,
+        _read_options_once,
+        _seek_trained_norms_only_where_they_can_be,
+    ):
+        with contextlib.suppress(ImportError, AttributeError):
+            each()
 
 
 def _collect_operators_once() -> None:
@@ -104,15 +112,103 @@ def _compile_sources_once() -> None:
 
     code_of = functools.lru_cache(512)(compile)
 
-    def copy(code: CodeType, filename: str) -> CodeType:
+    def renamed(code: CodeType, filename: str) -> CodeType:
         """With a name and objects of its own: dynamo remembers what it did by code object."""
-        parts = (copy(each, filename) if isinstance(each, CodeType) else each for each in code.co_consts)
+        parts = (renamed(each, filename) if isinstance(each, CodeType) else each for each in code.co_consts)
         return code.replace(co_filename=filename, co_consts=tuple(parts))
 
     def compile_once(source: str, filename: str, mode: str, **how: bool) -> CodeType:
-        return copy(code_of(source, "", mode, **how), filename)
+        return renamed(code_of(source, "", mode, **how), filename)
 
     graph_module.compile = compile_once
+
+
+def _write_code_when_it_is_asked_for() -> None:
+    """Every pass has its graph's Python code written, and nobody looks at forty-nine of fifty."""
+    from torch.fx.graph import _PyTreeCodeGen
+    from torch.fx.graph_module import GraphModule
+
+    write = GraphModule.recompile
+
+    class Later:
+        """What a module's class has as `forward`, and what `recompile` gives, until either is looked at."""
+
+        def __init__(self, module: Any) -> None:
+            self._module, self._code = weakref.ref(module), None
+
+        def write(self) -> Any:
+            if self._code is None:
+                module = self._module()
+                if module is None:
+                    raise RuntimeError("the module of this code is gone")
+                # Writing asks for the fields that are to be written.
+                del type(module).forward
+                try:
+                    self._code = write(module)
+                except Exception as error:
+                    type(module).forward = self
+                    raise RuntimeError(f"this graph has no code: {error}") from error
+            return self._code
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.write(), name)
+
+        def __get__(self, module: Any, owner: Any) -> Any:
+            self.write()
+            return owner.forward if module is None else module.forward
+
+    def write_later(self: Any) -> Any:
+        if isinstance(self._graph._codegen, _PyTreeCodeGen):
+            info = self._graph._codegen.pytree_info
+            self._in_spec, self._out_spec = info.in_spec, info.out_spec
+        later = Later(self)
+        type(self).forward = later
+        self._recompile_submodules()
+        return later
+
+    def field(name: str) -> property:
+        def get(self: Any) -> Any:
+            later = vars(type(self)).get("forward")
+            if isinstance(later, Later):
+                later.write()
+            try:
+                return vars(self)[name]
+            except KeyError:
+                raise AttributeError(name) from None
+
+        return property(get, lambda self, value: vars(self).__setitem__(name, value))
+
+    def written_first(reduce: Callable[..., Any]) -> Callable[..., Any]:
+        # It copies the fields before it has the code written.
+        return lambda self, *exporter: (self._code, reduce(self, *exporter))[1]
+
+    GraphModule.recompile = write_later
+    for name in ("_code", "_lineno_map", "_prologue_start"):
+        setattr(GraphModule, name, field(name))
+    for name in ("__reduce__", "__reduce_package__"):
+        setattr(GraphModule, name, written_first(vars(GraphModule)[name]))
+
+
+def _check_dynamic_shapes_where_there_are_some() -> None:
+    """Every export builds all guards of what it traced, to see whether a dynamic shape contradicts one."""
+    from torch._dynamo import functional_export
+
+    check = functional_export._suggest_or_raise_constraint_violation
+
+    def check_if_any(module: Any, original: Any, fake_mode: Any, *rest: Any) -> None:
+        shapes = getattr(fake_mode, "shape_env", None)
+        if shapes is None or shapes.var_to_range:
+            check(module, original, fake_mode, *rest)
+
+    functional_export._suggest_or_raise_constraint_violation = check_if_any
+
+
+def _read_options_once() -> None:
+    """Each step that takes the options of a backend starts flatc to read them: seven processes a program."""
+    from executorch.backends.qualcomm.serialization import qc_schema_serialize
+
+    read_of = functools.lru_cache(64)(qc_schema_serialize._convert_to_object)
+    qc_schema_serialize._convert_to_object = lambda *what: copy.deepcopy(read_of(*what))
 
 
 def _seek_trained_norms_only_where_they_can_be() -> None:

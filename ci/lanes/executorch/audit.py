@@ -15,17 +15,9 @@ from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.profile import measure
-from ci.lanes.executorch.user_program import (
-    plan_of_model,
-    program_of,
-    pytorch_model,
-    require_done,
-    samples_folder,
-    scheme_of,
-)
+from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact
-from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed
 
@@ -35,12 +27,9 @@ QUANTIZERS = "quantized_decomposed."
 
 def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
     """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
-    named, selection = pytorch_model(model.typed), model.selection
-    schemes = dict.fromkeys(scheme_of(named, each) for each in precisions or _schemes(named))
-    samples = samples_folder(model.calibrate)
-    programs = {
-        scheme: program_of(named, scheme, selection.soc, selection, samples=samples) for scheme in schemes
-    }
+    selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
+    every = [program_of(replace(model, precision=each)) for each in precisions or usual]
+    programs = {program.run.precision: program for program in every}
     runner = ready_runner(os.environ, selection.reports) if run else None
     model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
@@ -61,10 +50,6 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         if runner:
             rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
     return rows
-
-
-def _schemes(named: UserModel) -> tuple[str, ...]:
-    return ("qdq",) if named.quantized else SCHEMES
 
 
 def _facts(result: Result) -> dict[str, Any]:

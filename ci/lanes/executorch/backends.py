@@ -10,11 +10,8 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.accuracy import missed
 from ci.pipeline.findings import accuracy_message
 from provisioning.base.findings import Finding, Severity
-from provisioning.elf import version_key
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
-from provisioning.validation import tables
-from provisioning.validation.libraries import profiles_with_lpai
 
 LPAI_LIBRARY = "libQnnLpai.so"
 LIBRARY_MISSING = "lpai-library"
@@ -35,6 +32,9 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
         )
     if program.backend != "lpai":
         return None
+    from provisioning.elf import version_key
+    from provisioning.validation import tables
+
     soc = soc_named(program.soc)
     table = tables.libraries().lpai
     if soc.lpai is None or str(soc.lpai) not in table:
@@ -91,6 +91,8 @@ def only_library_missing(findings: Sequence[Finding]) -> bool:
 
 
 def _other_profile(program: ExecutorchProgram) -> str:
+    from provisioning.validation.libraries import profiles_with_lpai
+
     having = profiles_with_lpai(soc_named(program.soc).lpai)
     names = " or ".join(f"--profile {name}" for name in having)
     again = f"{SUITES.repeat(program, 'test_lowering')} " if program.suite.is_file() else ""

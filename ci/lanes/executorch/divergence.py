@@ -12,7 +12,7 @@ from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.lanes.executorch.user_program import program_named
+from ci.lanes.executorch.user_program import program_of
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
@@ -26,7 +26,7 @@ CHILD = "ci.lanes.executorch.cut_programs"
 def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
     """The program's name, and what the search gave."""
     selection = model.selection
-    program = program_named(model) if model.typed else _chosen(choice, selection)
+    program = program_of(model) if model.typed else _chosen(choice, selection)
     thresholds = program.thresholds
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)

@@ -21,7 +21,7 @@ from ci.engine.trouble import how_it_ended
 from ci.engine.workers.parent import tail
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
-from ci.lanes.executorch.user_program import plan_of_model, program_named, require_done
+from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of, located, merged
 from provisioning.base.command_line import Parser
@@ -39,7 +39,7 @@ ADDED, THE_MODEL = "(added by the compiler)", "(the model itself)"
 def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], ProgramProfile]:
     """What was profiled, and its figures. `files` are inputs of a .pte."""
     path, selection, timeout = Parser.user_folder() / model.typed, model.selection, model.work.timeout
-    wanted = None if path.suffix == ".pte" else program_named(model)
+    wanted = None if path.suffix == ".pte" else program_of(model)
     _require_fitting(model, path, files)
     runner = ready_runner(os.environ, selection.reports)
     qnn_environment = ready_environment(selection, os.environ)

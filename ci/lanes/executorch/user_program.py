@@ -16,22 +16,23 @@ from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.stage import plan_of
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.pipeline.findings import not_passed
+from ci.pipeline.into_suite import factory_in
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.base.settings import Selection, user_path
+from provisioning.base.settings import user_path
 from provisioning.manifest import soc_named
 
 
-def pytorch_model(model: str) -> UserModel:
+def pytorch_model(model: OneModel) -> UserModel:
     """The user's model. Modules are searched first in its own folder, or in the current one."""
-    named = user_model(model, Parser.user_folder())
+    named = user_model(model.typed, Parser.user_folder())
     if named.onnx:
         raise UsageError(
-            f"{model}: this command takes PyTorch models",
+            f"{model.typed}: this command takes PyTorch models",
             fix="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
         )
     return named
@@ -51,56 +52,33 @@ def scheme_of(named: UserModel, precision: str | None) -> str:
 
 
 def program_of(
-    named: UserModel,
-    scheme: str,
-    soc: str,
-    selection: Selection,
-    *,
-    samples: Path | None = None,
-    backend: str | None = None,
-    cpu_nodes: tuple[str, ...] = (),
-    suite: Path | None = None,
+    model: OneModel, soc: str = "", cpu_nodes: tuple[str, ...] = (), suite: Path | None = None
 ) -> ExecutorchProgram:
-    """The program of a model that no suite has, or of one that `suite` will have."""
+    """The program of a model that no suite has, or of one that `suite` will have; `soc` if not for the first
+    chip."""
+    named, samples, soc = pytorch_model(model), samples_folder(model), soc or model.selection.soc
+    scheme, factory = scheme_of(named, model.precision), factory_in(named, suite) if suite else named.factory
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
+    asked = {"precision": scheme, "backend": model.backend, "socs": (soc,), "cpu_nodes": cpu_nodes}
     try:
-        run = ExecutorchRun.model_validate(
-            {
-                "precision": scheme,
-                "backend": backend,
-                "socs": (soc,),
-                "cpu_nodes": cpu_nodes,
-            }
-        )
-        case = ExecutorchCase.model_validate(
-            {
-                "factory": named.factory,
-                "samples": os.path.relpath(samples, suite.parent) if samples else "",
-                "run": (run,),
-            }
-        )
+        run = ExecutorchRun.model_validate(asked)
+        place = os.path.relpath(samples, suite.parent) if samples else ""
+        case = ExecutorchCase.model_validate({"factory": factory, "samples": place, "run": (run,)})
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(f"{named.name}, {scheme}: expected {message}", fix="see docs/suites.md") from error
-    return ExecutorchProgram(suite, named.name, case, case.runs[0], soc, selection.profile)
+    return passing(ExecutorchProgram(suite, named.name, case, run, soc, model.selection.profile), model)
 
 
-def samples_folder(calibrate: str | None) -> Path | None:
+def samples_folder(model: OneModel) -> Path | None:
     """The folder that --calibrate names."""
-    if not calibrate:
+    if not model.calibrate:
         return None
-    folder = user_path(calibrate, "--calibrate", str(Parser.user_folder())).absolute()
+    folder = user_path(model.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
     if not folder.is_dir():
-        raise UsageError(f"--calibrate {calibrate} is not a folder", fix="name a folder of samples")
+        raise UsageError(f"--calibrate {model.calibrate} is not a folder", fix="name a folder of samples")
     return folder
-
-
-def program_named(model: OneModel) -> ExecutorchProgram:
-    """The program of MODEL, --precision and --calibrate."""
-    named, selection = pytorch_model(model.typed), model.selection
-    scheme, samples = scheme_of(named, model.precision), samples_folder(model.calibrate)
-    return passing(program_of(named, scheme, selection.soc, selection, samples=samples), model)
 
 
 def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
@@ -112,7 +90,6 @@ def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
 def plan_of_model(
     model: OneModel, name: str, programs: Sequence[ExecutorchProgram], *, quantize_only: bool = False
 ) -> ExecutorchPlan:
-    """The plan for a model that no suite has."""
     programs = [passing(program, model) for program in programs]
     plan = plan_of(programs, model.selection, model.work, name)
     return replace(plan, errors_follow=True, quantize_only=quantize_only)

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_environment
-from ci.engine.jobs import available_memory
-from ci.engine.output import SCRATCH, writing_into
-from ci.engine.work import Result
-from ci.lanes.llm import LONG
 from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
-from ci.lanes.llm.forecast import CompileCost, forecast
 from ci.lanes.llm.genie import CONFIG, RECORD, generate, require_short, require_sizes, setting
 from ci.lanes.llm.prompts import (
     chat_text,
-    hashed_runs,
     load_tokenizer,
-    require_tokenizer,
     tokens_of,
     without_beginning,
 )
-from ci.lanes.llm.suite import PRECISIONS, LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, require_installed
+from ci.lanes.llm.suite import PRECISIONS
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named
-from ci.pipeline.steps import require_done, run_step
-from ci.pipeline.suite import NO_SUITE
-from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import quoted
-from provisioning.base.disk import disk_errors
+from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
@@ -50,68 +34,7 @@ EMULATOR_BYTES = 3_200_000_000
 """Of context binaries that the emulator loads in one process: 3.23 GB it did, at 3.36 GB it said 1002."""
 
 
-def compile_checkpoint(model: OneModel, named: Path, language: Language) -> int:
-    """`named` is the folder to write."""
-    folder, output = Parser.user_folder() / model.typed, named.absolute()
-    shape, order = _compile_order(model, language, folder)
-    require_installed()
-    require_tokenizer(folder, shape)
-    calibration: list[list[int]] = []
-    if order["calibrate"]:
-        from ci.lanes.llm.measure import windows
-
-        # Before anything starts: a text that is too short is refused.
-        calibration = windows(folder, shape.beginning, Path(order["calibrate"]), order["context"])
-    if _taken(output):
-        raise UsageError(f"{output} is not empty", fix="name another folder with -o, or remove it")
-    genie = order["do"] == "compile"
-    layers = f"{shape.num_layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
-    cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
-    expected = f": about {cost}" if cost and genie else ""
-    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
-    free = available_memory()
-    if cost and free and cost.memory > free:
-        sys.stderr.write(
-            f"only {size(free)} of memory are free: more --parts need less, and so does a shorter --context\n"
-        )
-    with (
-        disk_errors("name another folder with -o"),
-        writing_into(output, model.selection.store) as (scratch, publish),
-    ):
-        result = _compiled(order, model, folder)
-        assert result.folder is not None
-        files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
-        shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
-        costs = {name: result.facts[name] for name in ("bytes", "cpu_seconds", "peak")}
-        record = {
-            "checkpoint": str(folder),
-            **shown,
-            **costs,
-            "calibrated by": hashed_runs(row[len(shape.beginning) :] for row in calibration),
-        }
-        files.append(scratch / RECORD)
-        record["files"] = sorted(file.name for file in files)
-        files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        earlier = record_of(output / CONFIG).get("files", [])
-        written = publish(files)
-        # Of an earlier compile, in more parts or for another runtime.
-        stale = {each for each in output.iterdir() if each.is_file() and each.name in earlier}
-        for leftover in stale - set(written):
-            leftover.unlink()
-    files_written = f"{result.facts['binaries']} binaries" if genie else "a program"
-    sys.stdout.write(f"{named}: {files_written}, {CompileCost(*costs.values())}; see its README.md\n")
-    if genie and not order["shared"] and sizes_of(output / CONFIG)["decode"] <= EMULATOR_BYTES:
-        sys.stdout.write(f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', named, 'The answer is')}\n")
-    return 0
-
-
-def _taken(output: Path) -> bool:
-    """Whether it holds something that no compile of ours wrote."""
-    names = {each.name for each in output.iterdir()} if output.exists() else set()
-    return RECORD not in names and any(not name.startswith(SCRATCH) for name in names)
-
-
-def _compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, dict[str, Any]]:
+def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, dict[str, Any]]:
     """Checks everything before anything heavy is imported."""
     selection, through = model.selection, language.through
     context, prefill = language.context, language.prefill
@@ -180,18 +103,6 @@ def _precision(name: str, through: str) -> str:
             fix="take 16a8w",
         )
     return precision
-
-
-def _compiled(request: Mapping[str, Any], model: OneModel, folder: Path) -> Result:
-    selection, work = model.selection, model.work
-    lowers = request["do"] == "compile program"
-    qnn_environment = ready_environment(selection, os.environ) if lowers else None
-    work = replace(work, timeout=LONG if work.timeout == TIMEOUT else work.timeout, jobs=1)
-    run = LlmRun.model_construct(precision=request["precision"], socs=(selection.soc,))
-    case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
-    program = LlmProgram(folder / NO_SUITE, folder.name, case, run, selection.soc)
-    plan = LlmPlan((program,), selection, work, selection.reports.absolute() / "llm", {}, qnn_environment)
-    return require_done(run_step(CompileCheckpoint(plan, request), [program])[program.name])
 
 
 def parts_of(shape: Architecture, weight: int) -> int:

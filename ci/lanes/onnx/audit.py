@@ -68,4 +68,4 @@ def _error(error: Failure, program: OnnxProgram) -> dict[str, Any]:
 
 
 def _inexact(operators: Iterable[str], program: OnnxProgram) -> list[dict[str, Any]]:
-    return [each._asdict() for each in inexact_onnx(operators, program.run.precision, program.soc)]
+    return [each._asdict() for each in inexact_onnx(operators, program.run.kind, program.soc)]

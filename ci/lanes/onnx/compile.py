@@ -136,7 +136,15 @@ class CompileOnnx(Step[OnnxProgram]):
     shows_cached = True
     # A context is never the same to the bit, and ONNX Runtime adds in another order with other threads.
     repeats = Repeats(
-        changing=("*.record.files.*", "slowest.*", "message", "trace_crash"),
+        changing=(
+            "*.record.files.*",
+            "*.record.model",
+            "slowest.*",
+            "message",
+            "trace_crash",
+            "beside/*",
+            "embedded/*",
+        ),
         figures={"*.near.*": SLACK, "*.bytes": SLACK},
     )
 
@@ -187,6 +195,7 @@ class CompileOnnx(Step[OnnxProgram]):
         run, request, group = program.run, program.order, self.groups[program.name]
         # Each run takes as many of them as it says, from the first on.
         most = max(each.calibration for each in program.case.runs)
+        request |= self.asked(program)
         prepared = ask.once(f"{group}/model", do="prepare", cwd=cwd(), **request, calibration=most)
         of_model = {"prepared": prepared["into"], "source": prepared["model"], "cwd": cwd()}
         quantized: Mapping[str, Any]
@@ -200,20 +209,25 @@ class CompileOnnx(Step[OnnxProgram]):
             reply: Mapping[str, Any] = {name: quantized.get(name) for name in FAILED}
         else:
             of_run = {"quantized": quantized["into"], "model": quantized["model"]}
-            reply = self._compiled(program, ask, **of_model, **of_run)
+            reply = self.contexts(program, ask, **of_model, **of_run)
         return {
             "build_id": prepared.get("build_id", ""),
             **reply,
-            "made_up_inputs": not prepared["compared"],
+            "compared": prepared["compared"],
+            "constant": prepared["constant"],
             "notes": prepared["notes"],
             "calibrated_by": quantized.get("calibrated_by", 0),
             "in_float": quantized.get("in_float", False),
         }
 
-    def _compiled(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
+    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
+        """What a request for its contexts has beside the program."""
+        return {}
+
+    def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
         """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
         where the trace is the result; `trace_crash` has how it ended."""
-        request = {"do": "case", **program.order, **of_run}
+        request = {"do": "case", **program.order, **self.asked(program), **of_run}
         try:
             return ask(**request)
         except WorkerDied as gone:

@@ -1,274 +1,267 @@
-"""`compile` and `quantize` of one .onnx: remembered, and written to the user's folder."""
+"""One .onnx of a command line: the contexts that it is compiled to, and what else the commands ask of it."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ci.engine.memo import Memo
-from ci.engine.output import writing_into
-from ci.engine.work import empty_folder
+from ci.engine.work import Result, empty_folder
 from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import OnnxPlan, compile_programs, plan_of
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
-from ci.lanes.onnx.options import Settings, files_of, parse_assignments, settings_of
-from ci.lanes.onnx.orders import say, search_path
-from ci.lanes.onnx.stage import COMPILED, OnnxLane, accuracy_of
-from ci.lanes.onnx.suite import SUITES, OnnxProgram
-from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of, warn_of
+from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
+from ci.lanes.onnx.stage import COMPILED, OnnxLane
+from ci.lanes.onnx.suite import OnnxProgram
+from ci.lanes.onnx.user_program import (
+    OneModelStep,
+    constant_inputs,
+    of_samples,
+    plan_of_model,
+    prepared,
+    program_of,
+)
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import not_in_fp16, warnings_of
-from ci.pipeline.into_suite import Extension, require_place
-from ci.pipeline.lane import update
-from ci.pipeline.options import CompileOptions, OneModel
+from ci.pipeline.lane import Mine, Results
+from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
+from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.steps import Ask, require_done, run_step
+from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Metric, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
-
-def compile_model(options: CompileOptions) -> int:
-    selection, suite = options.model.selection, options.suite
-    assigned = parse_assignments(options.model.options)
-    settings = {
-        chip: settings_of(assigned, soc=soc_named(chip), embed=options.embed)
-        for chip in (*selection.socs, *options.and_socs)
-    }
-    _require_fitting(options)
-    if suite:
-        require_place(suite, measured=options.verify and not options.and_socs)
-    program = program_of(options.model, with_options=False)
-    file, several = Path(program.case.model), len(selection.socs) > 1
-    # Nothing remembers what these options make the provider write beside the context.
-    writes_more = any("dump" in name or name.endswith("_dir") for name in assigned)
-    model = options.model
-    if writes_more:
-        model = replace(model, work=replace(model.work, cache=False))
-    plan = plan_of_model(model, program)
-    names = {chip: f"{file.stem}{f'-{chip}' if several else ''}_ctx" for chip in selection.socs}
-    with writing_into(options.output.absolute(), selection.store) as (scratch, publish):
-        results = run_step(CompileOne(plan, options, settings, names), plan.programs)
-        done = [require_done(results[each.name]) for each in plan.programs]
-        files = [sorted(result.folder.iterdir()) for result in done if result.folder]
-        copies = [Path(shutil.copy(each, scratch)) for mine in files for each in mine]
-        written = publish(copies)
-        for each, result, mine in zip(plan.programs, done, files, strict=True):
-            _say(options, each, names[each.soc], result.facts, _named(written, mine))
-    if suite:
-        _extend(suite, program, options.model)
-    return 0
+FORMS = ("beside", "embedded")
+"""A context that lies beside its .onnx, and one inside; folders of a result."""
 
 
-def _extend(suite: Path, program: OnnxProgram, model: OneModel) -> None:
-    """Write the model to the suite, with thresholds and a baseline from what the stage measures."""
-    selection = model.selection
-    case: dict[str, Any] = {"model": os.path.relpath(program.case.model, suite.parent)}
-    if model.calibrate:
-        folder = search_path() / model.calibrate
-        case["samples"] = os.path.relpath(folder, suite.parent) if folder.is_dir() else model.calibrate
-    if program.case.dimensions:
-        case["dimensions"] = dict(program.case.dimensions)
-    run = {
-        "precision": program.run.kind,
-        "per_channel": model.per_channel or None,
-        "options": dict(parse_assignments(model.options)) or None,
-    }
-    extension = Extension(
-        SUITES,
-        suite,
-        program.case_name,
-        case,
-        lambda text: precision_named(text).written,
-        run,
-        selection.socs,
-        selection.profile,
-    )
-    plan = plan_of(extension.programs, selection, model.work)
-    results = compile_programs(plan, new_baseline=True)
-    for each in plan.programs:
-        for finding in findings_of(each, results[each.name]):
-            if finding.severity is Severity.ERROR:
-                raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-    measured = [accuracy_of(results[each.name]) for each in plan.programs]
-    extension.write([each for each in measured if each is not None], {})
-    update(OnnxLane(), plan, {COMPILED: results})
-
-
-def _require_fitting(options: CompileOptions) -> None:
-    if options.and_socs and len(options.model.selection.socs) > 1:
-        raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
-    if not options.verify and (options.and_socs or options.profile_run):
-        flag = "--and-soc" if options.and_socs else "--profile-run"
-        raise UsageError(f"{flag} runs the model, and --verify none does not", fix="leave out one of them")
-
-
-def _named(written: Sequence[Path], files: Sequence[Path]) -> list[Path]:
-    """Those of the written files that have the names of these, in the order of writing."""
-    names = {path.name for path in files}
-    return [path for path in written if path.name in names]
-
-
-def _sample_source(facts: Mapping[str, Any]) -> str:
-    compared = facts["compared"]
-    return f"{plural(compared, 'sample')} held back" if compared else "made-up inputs"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompileOne(OneModelStep):
-    """The context of a chip, and what belongs to it."""
+    """The contexts as files. For a suite it is that suite's own step, and one result serves both."""
 
-    kind = "onnx-compile"
+    embed: bool
+    verify: bool
+    profiled: bool
+    and_socs: tuple[str, ...]
+    options: Mapping[str, Value]
+    """Of the command line. A suite has them in the run."""
 
-    plan: OnnxPlan
-    options: CompileOptions
-    settings: Mapping[str, Settings]
-    names: Mapping[str, str]
-    """By chip, the stem of the context's file."""
+    @property
+    def suite(self) -> bool:
+        return self.plan.programs[0].suite.name != NO_SUITE
+
+    def chips(self, program: OnnxProgram) -> tuple[str, ...]:
+        """Those of one flexible context."""
+        return tuple(dict.fromkeys([program.soc, *self.and_socs]))
+
+    @property
+    def form(self) -> str:
+        return FORMS[self.embed]
+
+    def stem(self, program: OnnxProgram) -> str:
+        several = len(self.plan.programs) > 1
+        return f"{Path(program.case.model).stem}{f'-{program.soc}' if several else ''}_ctx"
+
+    def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
+        """What the user gets of a result."""
+        profile = folder.glob("*/*_profile*") if self.profiled else ()
+        return sorted({*profile, *(folder / self.form).glob(f"{self.stem(program)}*")})
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        options = self.options
-        assigned = parse_assignments(options.model.options)
+        common = super().key(program, memo, environ)
+        if self.suite:
+            return common
+        files: list[Metric] = [memo.roots.name(str(path.absolute())) for path in files_of(self.options)]
         return {
-            **super().key(program, memo, environ),
-            "name": self.names[program.soc],
-            "chips": list(_chips(options, program)),
-            "options": dict(assigned),
-            "files of options": [memo.roots.name(str(path.absolute())) for path in files_of(assigned)],
-            "embed": options.embed,
-            "profiled": options.profile_run,
-            "verify": "emulator" if options.verify else "none",
+            **common,
+            "name": self.stem(program),
+            "chips": list(self.chips(program)),
+            "options": dict(self.options),
+            "files of options": files,
+            "embed": self.embed,
+            "profiled": self.profiled,
+            "verify": self.verify,
         }
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        options, chips, name = self.options, _chips(self.options, program), self.names[program.soc]
-        scratch = ask.scratch / program.soc
-        common, facts = prepared(program, ask, scratch, verify=options.verify)
-        how = {
-            "settings": self.settings[program.soc].as_dict(),
-            "path": str(ask.into / f"{name}.onnx"),
-            "embed": options.embed,
-        }
-        profile = str(ask.into / f"{name}_profile.csv") if options.profile_run else ""
-        reply = ask(do="compile", **common, **how, into=str(scratch), profile=profile)
-        if not reply["reload_equal"]:
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+        """A stage's own result has no files of these names."""
+        kinds = {path.suffix for path in self.files(program, result.folder)} if result.folder else set()
+        whole = {".onnx", *([".csv"] if self.profiled else ())} <= kinds
+        return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
+
+    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
+        common = {"stem": self.stem(program), "verify": self.verify, "profiled": self.profiled}
+        if self.suite:
+            return common
+        settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed)
+        return {**common, "forms": [self.form], "settings": settings.as_dict()}
+
+    def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
+        reply = super().contexts(program, ask, **of_run)
+        if not all(reply[form]["reload_equal"] for form in FORMS if form in reply):
             error = {
                 "kind": "reload",
-                "message": f"{options.model.typed}: the reloaded context gives other outputs than the session"
+                "message": f"{program.case.model}: the reloaded context gives other outputs than the session"
                 " that compiled it",
                 "fix": f"{session('diagnose', ask.log)}, then report it to the maker of the provider",
                 "exit_code": CheckFailed.exit_code,
             }
             raise Refused(error)
-        figures: dict[str, str] = {}
-        if len(chips) > 1:
-            for path in [each for each in ask.into.iterdir() if each.suffix != ".csv"]:
-                path.unlink()
-            flexible = str(empty_folder(scratch / "flexible"))
-            figures = ask(do="flexible", **common, **how, into=flexible, chips=list(chips))["near"]
-        kept = {each: facts[each] for each in ("compared", "constant")}
-        return {**kept, "reply": reply, "for each": figures}
+        chips = self.chips(program)
+        if len(chips) == 1:
+            return reply
+        folder = ask.into / self.form
+        for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
+            path.unlink()
+        more = {**of_run, **self.asked(program), "path": str(folder / f"{self.stem(program)}.onnx")}
+        into = str(empty_folder(ask.scratch / program.soc / "flexible"))
+        flexible = ask(do="flexible", **program.order, **more, embed=self.embed, into=into, chips=list(chips))
+        return {**reply, "for each": flexible["near"]}
 
 
-def _chips(options: CompileOptions, program: OnnxProgram) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([program.soc, *options.and_socs]))
-
-
-def _say(
-    options: CompileOptions,
-    program: OnnxProgram,
-    name: str,
-    facts: Mapping[str, Any],
-    written: Sequence[Path],
-) -> None:
-    chips = _chips(options, program)
-    warn_of(facts)
-    for path in written:
-        print(f"{path.stat().st_size:>12,}  {options.output / path.name}")
-    if figures := facts["for each"]:
-        print(
-            f"one flexible context for {', '.join(chips)}, which only a device runs; compiled for each alone:"
-        )
-        print("".join(f"  {chip} {figure}\n" for chip, figure in figures.items()), end="")
-    reply, result = facts["reply"], "not run"
-    if near := reply["near"]:
-        result = f"reload is bit-equal; {in_words(near)} against float on {_sample_source(facts)}"
-    nodes, build = plural(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
-    precision = program.run.precision
-    print(f"{chips[0]} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; {result}")
-    for warning in warnings_of(near):
-        say(f"warning: {warning}")
-    if precision == "fp16" and reply["half_floats"] is False:
-        say(f"warning: {not_in_fp16(chips[0])}")
-    for node in reply["reciprocals"]:
-        say(f"warning: {node}: {RECIPROCAL}; {RECIPROCAL_FIX}")
-    if ddr := reply["ddr"]:
-        print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
-    for path in written:
-        if path.name == f"{name}_profile.csv":
-            for cost in slowest(path):
-                print(f"  {cost}")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class QuantizeOne(OneModelStep):
-    """The quantized model; `name` is that of its file."""
+    """The quantized model; `stem` is that of its file."""
 
     kind = "onnx-quantize"
 
-    plan: OnnxPlan
-    name: str
+    stem: str
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        _, facts = prepared(program, ask, ask.scratch, name=self.name)
-        for path in (ask.scratch / "quantized").glob(f"{self.name}*"):
-            shutil.move(path, ask.into / path.name)
+        _, facts = prepared(program, ask, ask.scratch, name=self.stem)
+        for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
+            path.replace(ask.into / path.name)
         return {each: facts[each] for each in ("compared", "constant", "inputs", "near", "packages")}
 
 
-def quantize_model(model: OneModel, output: Path) -> int:
-    program, store = program_of(model), model.selection.store
-    file, precision = Path(program.case.model), program.run.precision
-    if not precision_named(precision).quantized:
-        raise UsageError(f"{precision} quantizes nothing", fix="--precision u16u8, u8u8 …")
-    name = f"{file.stem}-{precision}"
-    plan = plan_of_model(model, program)
-    with writing_into(output.absolute(), store) as (scratch, publish):
-        # It is the same for all chips.
-        result = require_done(run_step(QuantizeOne(plan, name), plan.programs[:1])[plan.programs[0].name])
-        facts, folder = result.facts, result.folder
-        assert folder is not None
-        warn_of(facts)
-        files = [Path(shutil.copy(path, scratch)) for path in sorted(folder.iterdir())]
-        record = scratch / f"{name}.json"
-        replace_text(record, _record(program, files, facts))
-        for path in publish([*files, record]):
-            print(f"{path.stat().st_size:>12,}  {output / path.name}")
-    print(
-        f"{precision}: {in_words(facts['near'])} against float on {_sample_source(facts)}, both by ONNX"
-        " Runtime on the CPU"
-    )
-    return 0
+@dataclass(frozen=True)
+class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
+    lane = OnnxLane()
+    fields = ("precision", "per_channel", "calibration", "options")
 
+    @classmethod
+    def of(cls, model: OneModel, how: Compiling) -> OnnxModel:
+        and_socs = how.and_socs
+        if and_socs and len(model.selection.socs) > 1:
+            raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
+        if not how.verify and (and_socs or how.profile_run):
+            flag = "--and-soc" if and_socs else "--profile-run"
+            raise UsageError(f"{flag} runs the model, and --verify none does not", fix="leave one out")
+        return cls(model, how)
 
-def _record(program: OnnxProgram, files: list[Path], facts: Mapping[str, Any]) -> str:
-    document = {
-        "schema": 1,
-        "model": Path(program.case.model).name,
-        "files": {path.name: hash_file(path) for path in files},
-        "precision": program.run.precision,
-        "stack": facts["packages"],
-        "inputs": facts["inputs"],
-        "accuracy": facts["near"],
-    }
-    return json.dumps(document, indent=2) + "\n"
+    @property
+    def measured(self) -> bool:
+        return self.how.verify and not self.how.and_socs
+
+    def program(self, soc: str, suite: Path | None = None) -> OnnxProgram:
+        for chip in (soc, *self.how.and_socs):
+            settings_of(parse_assignments(self.model.options), soc=soc_named(chip), embed=self.how.embed)
+        return replace(program_of(self.model, suite, with_options=bool(suite)), soc=soc)
+
+    def plan(self, programs: Sequence[OnnxProgram]) -> OnnxPlan:
+        work = self.model.work
+        # Nothing remembers what these options make the provider write beside the context.
+        if any("dump" in name or name.endswith("_dir") for name in parse_assignments(self.model.options)):
+            work = replace(work, cache=False)
+        return plan_of(programs, self.model.selection, work)
+
+    def do(self, plan: OnnxPlan) -> Results:
+        results = run_step(self._step(plan), plan.programs)
+        return {COMPILED: {name: require_done(result) for name, result in results.items()}}
+
+    def _step(self, plan: OnnxPlan) -> CompileOne:
+        how = self.how
+        return CompileOne(
+            plan,
+            new_baseline=True,
+            embed=how.embed,
+            verify=how.verify,
+            profiled=how.profile_run,
+            and_socs=how.and_socs,
+            options=parse_assignments(self.model.options),
+        )
+
+    def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Product:
+        result, step = mine[COMPILED], self._step(plan)
+        assert result.folder is not None
+        facts, files = result.facts, step.files(program, result.folder)
+        context = facts[FORMS[0] if FORMS[0] in facts else FORMS[1]]
+        chips, near, words = step.chips(program), context["near"], list[str]()
+        if figures := facts.get("for each"):
+            words += [
+                f"one flexible context for {', '.join(chips)}, which only a device runs;"
+                " compiled for each alone:",
+                *(f"  {chip} {figure}" for chip, figure in figures.items()),
+            ]
+        ran = f"reload is bit-equal; {in_words(near)} against float on {of_samples(facts)}"
+        words += [
+            f"{chips[0]} {program.run.kind}, QNN {context['record']['build_id']}:"
+            f" {plural(context['audit']['nodes'], 'node')} on HTP, none on the CPU;"
+            f" {ran if near else 'not run'}"
+        ]
+        if ddr := context["ddr"]:
+            words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
+        words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
+        warnings = [*constant_inputs(facts), *warnings_of(near)]
+        if program.run.kind == "fp16" and context["half_floats"] is False:
+            warnings += [not_in_fp16(chips[0])]
+        warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
+        return Product({path.name: path for path in files}, words, warnings)
+
+    def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
+        for program in plan.programs:
+            for finding in findings_of(program, results[COMPILED][program.name]):
+                if finding.severity is Severity.ERROR:
+                    raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
+        return {}
+
+    def quantized(self) -> Sequence[Product]:
+        """One, as it is the same for all chips."""
+        program = program_of(self.model)
+        kind = program.run.kind
+        if not precision_named(kind).quantized:
+            raise UsageError(f"{kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
+        stem = f"{Path(program.case.model).stem}-{kind}"
+        step = QuantizeOne(plan_of_model(self.model, program), stem=stem)
+        result = require_done(run_step(step, [program])[program.name])
+        assert result.folder is not None
+        facts, files = result.facts, sorted(result.folder.iterdir())
+        record = {
+            "schema": 1,
+            "model": Path(program.case.model).name,
+            "files": {path.name: hash_file(path) for path in files},
+            "precision": kind,
+            "stack": facts["packages"],
+            "inputs": facts["inputs"],
+            "accuracy": facts["near"],
+        }
+        words = f"{kind}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+        words += ", both by ONNX Runtime on the CPU"
+        written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
+        return [Product(written, [words], list(constant_inputs(facts)))]
+
+    def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
+        from ci.lanes.onnx.audit import audited
+
+        return audited(self.model, precisions, run=run)
+
+    def profiled(self, inputs: Sequence[str], source: Path | None) -> tuple[dict[str, str], ProgramProfile]:
+        from ci.lanes.onnx.profile import profiled
+
+        return profiled(self.model, inputs, source)
+
+    def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
+        from ci.lanes.onnx.divergence import searched
+
+        return searched(self.model, least)

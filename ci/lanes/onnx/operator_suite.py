@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.operators.onnx_tests import node_tests
-from ci.pipeline.precision import ONNX_PRECISIONS, PRECISIONS
+from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.suite import Scalar
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
@@ -70,8 +70,7 @@ def suite() -> str:
 def _case(name: str, factory: str, arguments: Mapping[str, Scalar]) -> str:
     pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in arguments.items())
     runs = ", ".join(
-        f'{{ lane = "onnx", precision = {json.dumps(PRECISIONS[precision].written)}, '
-        f"socs = [{json.dumps(DEFAULT_SOC)}] }}"
+        f'{{ lane = "onnx", precision = {json.dumps(precision)}, socs = [{json.dumps(DEFAULT_SOC)}] }}'
         for precision in ONNX_PRECISIONS
     )
     head = f"{name} = {{ factory = {json.dumps(factory)}, recorded = true"

@@ -46,7 +46,7 @@ def profiled(
         else:
             inputs = folder / SAMPLES
         settings, places = program.run.settings(program.soc), places_of(graph)
-        about = {"precision": program.run.precision, "soc": program.soc}
+        about = {"precision": program.run.kind, "soc": program.soc}
         return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, model.work.timeout)
 
 

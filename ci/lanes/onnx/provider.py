@@ -374,7 +374,7 @@ def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
     kinds = {one.operator for one in audit.unsupported}
     if precision.quantized and kinds <= QUANTIZERS:
-        near = "u16u8" if precision.activations.endswith("16") else "u8u8"
+        near = "16a8w" if precision.activations.endswith("16") else "8a8w"
         fix = f"these types do not go together on HTP: use --precision {near}"
     else:
         fix = "replace these operators in the model by ones that HTP has"

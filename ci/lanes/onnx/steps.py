@@ -101,13 +101,13 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
     has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
     if has_quantization and precision.name != "qdq":
         raise UsageError(
-            f"{model} is quantized already, and {precision.name} would quantize it again",
+            f"{model} is quantized already, and {precision.written} would quantize it again",
             fix="leave --precision out, or say --precision qdq",
         )
     if precision.name == "qdq" and not has_quantization:
         raise UsageError(
             f"{model} holds no QuantizeLinear, so it is not a quantized model",
-            fix="--precision u16u8 --calibrate DIR, or --precision fp16",
+            fix="--precision 16a8w --calibrate DIR, or --precision fp16",
         )
     if precision.name == "u16u16" and {"Conv", "ConvTranspose"} & set(operators):
         raise UsageError(
@@ -158,7 +158,7 @@ def write_context(
         soc=soc_name,
         soc_id=soc.id,
         arch=soc.arch,
-        precision=precision.name,
+        precision=precision.written,
         build_id=build,
         packages=provider.packages(),
         source=source_digest(Path(order["search_path"]) / case.model if case.model else source),
@@ -274,7 +274,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
     calibration = saved(prepared / CALIBRATION)[: run.calibration]
     if not calibration:
         raise UsageError(
-            f"{precision.name} needs calibration data",
+            f"{precision.written} needs calibration data",
             fix="calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16",
         )
     name = order.get("name")
@@ -298,17 +298,8 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
-    """One context, with the user's options and in the form that the user wants."""
-    profile = Path(order["profile"]) if order["profile"] else None
-    settings, path, log = Settings(**order["settings"]), Path(order["path"]), Path(order["log"])
-    return write_context(order, order["soc"], settings, path, embed=order["embed"], log=log, profile=profile)[
-        0
-    ]
-
-
 def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the output of `order_compile` for the first chip by one context for all chips."""
+    """Replace the context of `order_case` for the first chip by one context for all chips."""
     settings, path = Settings(**order["settings"]), Path(order["path"])
     near = {}
     for chip in order["chips"]:
@@ -355,36 +346,39 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
-    """One chip: the context beside the .onnx and the embedded one, both reloaded.
+    """One chip: the context beside the .onnx and the embedded one, both reloaded; or those of
+    `forms`.
 
-    Both have the same graph, so costs and accuracy are measured once, and the embedded one's outputs are
-    compared with the other's."""
+    Both have the same graph, so costs and accuracy are measured once, and the second one's outputs are
+    compared with the first's."""
     run, into = run_of(order), Path(order["into"])
     if run.refused:
         return _refused(order, run, into / "model_ctx.onnx")
     try:
-        return _both_forms(order, run, into)
+        return _contexts(order, run, into)
     except CheckFailed as error:
         return _failed(order, error)
 
 
-def _both_forms(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, Any]:
+def _contexts(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, Any]:
+    soc, log, stem = order["soc"], Path(order["log"]), order.get("stem", "model_ctx")
+    settings = Settings(**order["settings"]) if "settings" in order else run.settings(soc)
+    first, *others = order.get("forms", ("beside", "embedded"))
+    profile = into / first / f"{stem}_profile.csv" if run.profiling or order.get("profiled") else None
+
     def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
         (into / form).mkdir(parents=True)
-        path = into / form / "model_ctx.onnx"
-        return write_context(
-            order, order["soc"], run.settings(order["soc"]), path, embed=form == "embedded", **more
-        )
+        path = into / form / f"{stem}.onnx"
+        return write_context(order, soc, settings, path, embed=form == "embedded", **more)
 
-    profile = into / "beside" / "profile.csv" if run.profiling else None
-    beside, outputs = write("beside", log=Path(order["log"]), profile=profile)
-    embedded, outputs_embedded = write("embedded", most=1)
-    size = sum((into / "beside" / file).stat().st_size for file in beside["record"]["files"])
+    measured, outputs = write(first, log=log, profile=profile)
+    size = sum((into / first / file).stat().st_size for file in measured["record"]["files"])
+    again = {form: write(form, most=1) for form in others}
     return {
-        "beside": {**beside, "bytes": size},
-        "embedded": embedded,
-        "forms_equal": _equal(outputs[:1], outputs_embedded),
-        "slowest": [str(cost) for cost in slowest(profile)] if profile else [],
+        first: {**measured, "bytes": size},
+        **{form: facts for form, (facts, _) in again.items()},
+        "forms_equal": all(_equal(outputs[:1], each) for _, each in again.values()),
+        "slowest": [str(cost) for cost in slowest(profile)] if profile and run.profiling else [],
     }
 
 
@@ -504,7 +498,6 @@ def run_of(order: Mapping[str, Any]) -> OnnxRun:
 ORDERS = {
     "prepare": order_prepare,
     "quantize": order_quantize,
-    "compile": order_compile,
     "flexible": order_flexible,
     "case": order_case,
     "mixed": order_mixed,
@@ -515,7 +508,7 @@ ORDERS = {
 
 FIXES = {
     "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
-    "not-finite": "try --precision u16u8",
+    "not-finite": "try --precision 16a8w",
     "reference-not-finite": "look for what the model divides by or takes the logarithm of, or give inputs"
     " that it is made for: --calibrate DIR",
 }

@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.work import Failure, Result, empty_folder, line_of
-from ci.engine.workers.parent import WorkerDied, WorkerSpec
-from ci.lanes.onnx.compile import (
-    SECONDS_PREPARE,
-    WORKER_MEMORY,
-    OnnxPlan,
-    cwd,
-    environment,
-    explained_end,
-    key,
-    plan_of,
-    require_installed,
-    setup_of,
-)
+from ci.engine.work import Result, empty_folder, line_of
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import MOST
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
-from ci.pipeline.steps import Ask, Asker, Step, run_step
+from ci.pipeline.precision import precision_named
+from ci.pipeline.steps import Ask, Asker, run_step
 from ci.pipeline.suite import NO_SUITE
-from provisioning.base.findings import Metric
+from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
 SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
 
 
-def program_of(model: OneModel, *, with_options: bool = True) -> OnnxProgram:
-    """The program for the first chip, with or without the command line's --option."""
+def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
+    """The program for the first chip, with or without the command line's --option; in `suite`, if one is to
+    have it."""
     options, selection = parse_assignments(model.options) if with_options else {}, model.selection
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
@@ -50,45 +38,40 @@ def program_of(model: OneModel, *, with_options: bool = True) -> OnnxProgram:
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
+    precision, samples, place = (
+        precision_of(named.file, model.precision),
+        model.calibrate or "",
+        str(named.file),
+    )
+    if suite:
+        place, folder = os.path.relpath(place, suite.parent), search_path() / samples
+        samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
+    calibrated = samples and precision_named(precision).quantized
+    more: dict[str, Any] = {"calibration": MOST} if calibrated else {}
     run = OnnxRun(
-        precision=precision_of(named.file, model.precision),
+        precision=precision,
         socs=(selection.soc,),
         per_channel=model.per_channel,
-        calibration=MOST,
         options=dict(options),
+        **more,
     )
-    case = OnnxCase(model=str(named.file), dimensions=dimensions, samples=model.calibrate or "", run=(run,))
-    return OnnxProgram(search_path() / NO_SUITE, named.name, case, run, selection.soc)
+    case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,))
+    return OnnxProgram(suite or search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
 @dataclass(frozen=True)
-class OneModelStep(Step[OnnxProgram]):
-    """A step of a command for one model."""
+class OneModelStep(CompileOnnx):
+    """A step of a command for one model, as the suites' own step is done."""
 
     keeps_files = True
-    own_packages = False
-    title = "programs"
+    shows_cached = False
 
-    plan: OnnxPlan
-
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return environment()
-
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        return setup_of(self.plan.logs, threads=threads, timeout=self.plan.work.timeout, forks=True)
-
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return key(program, memo.roots, environ)
-
-    def cost(self, program: OnnxProgram) -> Job:
-        return Job(program.name, SECONDS_PREPARE, WORKER_MEMORY)
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+        return True
 
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
         return failed(result.failure.kind) if result.failure else line_of(result)
-
-    def ended(self, program: OnnxProgram, gone: WorkerDied, log: Path) -> Failure:
-        return explained_end(gone, log)
 
 
 def prepared(
@@ -105,9 +88,20 @@ def prepared(
     return {**common, "model": facts["model"]}, facts
 
 
-def warn_of(facts: Mapping[str, Any]) -> None:
+def constant_inputs(facts: Mapping[str, Any]) -> Iterator[str]:
     for constant in facts["constant"]:
-        say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
+        yield f"{constant} has one value throughout the samples, which gives no range for it"
+
+
+def of_samples(facts: Mapping[str, Any]) -> str:
+    """What figures are about."""
+    compared = facts["compared"]
+    return f"{plural(compared, 'sample')} held back" if compared else "made-up inputs"
+
+
+def warn_of(facts: Mapping[str, Any]) -> None:
+    for warning in constant_inputs(facts):
+        say(f"warning: {warning}")
 
 
 def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:

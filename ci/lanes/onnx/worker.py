@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
+from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
@@ -35,6 +36,7 @@ def start_exporting() -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
+    make_exports_faster()
     _warm_up()
     qnn_provider.load()
     return answer_in_fork

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.models.user_model import MODEL_HELP, UserModel, user_model
+from ci.pipeline.models.user_model import MODEL_HELP, user_model
 from ci.pipeline.options import OneModel
 from provisioning.base.command_line import Parser, add_timeout
 from provisioning.base.commands import captured_module, session, without_result
@@ -53,8 +53,7 @@ def dumped(kind: str, model: OneModel, output: Path) -> Iterator[Path]:
 
     soc = model.selection.soc
     soc_named(soc)
-    named = user_model(model.typed, Parser.user_folder())
-    module, arguments, environ = (_of_onnx if model.lane == ONNX else _of_pytorch)(named, model)
+    module, arguments, environ = (_of_onnx if model.lane == ONNX else _of_pytorch)(model)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
@@ -75,26 +74,25 @@ Child = tuple[str, list[str], dict[str, str]]
 """The module, its arguments and its environment."""
 
 
-def _of_onnx(named: UserModel, model: OneModel) -> Child:
+def _of_onnx(model: OneModel) -> Child:
     from ci.engine.closed import closed
     from ci.lanes.onnx.compile import require_installed
     from provisioning.manifest import soc_named
 
     require_installed()
     soc = soc_named(model.selection.soc)
+    named = user_model(model.typed, Parser.user_folder())
     return ONNX_DUMP, [str(named.file), str(soc.id), str(soc.arch)], closed(os.environ)
 
 
-def _of_pytorch(named: UserModel, model: OneModel) -> Child:
+def _of_pytorch(model: OneModel) -> Child:
     from ci.engine.closed import closed
-    from ci.lanes.executorch.user_program import program_of, scheme_of
+    from ci.lanes.executorch.user_program import program_of
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
 
-    scheme, selection = scheme_of(named, model.precision), model.selection
-    program = program_of(named, scheme, selection.soc, selection)
-    environment = resolve(selection, os.environ, needs=(QNN_SDK,))
-    return EXECUTORCH_DUMP, [json.dumps(program.order)], closed(environment.merged(os.environ))
+    environment = resolve(model.selection, os.environ, needs=(QNN_SDK,))
+    return EXECUTORCH_DUMP, [json.dumps(program_of(model).order)], closed(environment.merged(os.environ))
 
 
 def move(source: Path, target: Path) -> None:

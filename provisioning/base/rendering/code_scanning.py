@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
+from provisioning.base.command_line import Parser
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import place_of
@@ -63,7 +67,7 @@ def code_quality(reports: Sequence[Report]) -> str:
     for report in reports:
         for finding in report.findings:
             place = place_of(finding.subject)
-            path = place[0] if place else _suite_of(report) or f"manifests/profiles/{report.profile}.toml"
+            path, line = _place(report, finding)
             # Without the line: it changes while a problem stays.
             what = (place[0], finding.message) if place else (finding.subject, finding.message)
             identity = "\0".join((report.stage, report.target, finding.rule, *what))
@@ -76,20 +80,50 @@ def code_quality(reports: Sequence[Report]) -> str:
                     "check_name": finding.rule or report.stage or "qnn-ci",
                     "fingerprint": hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest(),
                     "severity": QUALITY[finding.severity],
-                    "location": {"path": visible(path), "lines": {"begin": place[1] if place else 1}},
+                    "location": {"path": visible(path), "lines": {"begin": line}},
                 }
             )
     return json.dumps(issues, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
-def _suite_of(report: Report) -> str:
-    """The suite that a stage ran, where it is named by a relative path."""
-    try:
-        words = shlex.split(report.command)
-    except ValueError:
-        return ""
-    named = [after for word, after in itertools.pairwise(words) if word == "--suite"]
-    return next((name for name in named if not name.startswith(("/", ".."))), "")
+def _place(report: Report, finding: Finding) -> tuple[str, int]:
+    """A file of the repository, which is all that can be shown, and a line: the subject's, its case's in its
+    suite, or the first of the workflow; on no runner, of the profile."""
+    if place := place_of(finding.subject):
+        return place
+    if _IN_REPOSITORY.fullmatch(finding.subject) and ".." not in finding.subject.split("/"):
+        return finding.subject, 1
+    suites = list(_suites_of(report))
+    name = re.escape(finding.subject.partition("/")[0])
+    case = re.compile(rf"\s*\[+\s*case\s*\.\s*[\"']?{name}[\"']?\s*[.\]]")
+    for suite in suites:
+        with contextlib.suppress(OSError, ValueError):
+            for number, line in enumerate(suite.read_text(encoding="utf-8").splitlines(), 1):
+                if case.match(line):
+                    return _in_repository(suite), number
+    if suites:
+        return _in_repository(suites[0]), 1
+    # OWNER/REPOSITORY/.github/workflows/NAME.yml@REF
+    workflow = "/".join(os.environ.get("GITHUB_WORKFLOW_REF", "").partition("@")[0].split("/")[2:])
+    return workflow or f"manifests/profiles/{report.profile}.toml", 1
+
+
+def _suites_of(report: Report) -> Iterator[Path]:
+    """The suites that a stage ran, by the paths that the user typed."""
+    with contextlib.suppress(ValueError):
+        for word, after in itertools.pairwise(shlex.split(report.command)):
+            if word == "--suite":
+                yield Path(os.path.normpath(Parser.user_folder() / after))
+
+
+def _in_repository(suite: Path) -> str:
+    """The path from the top of the suite's repository. Where another machine made the report, and wrote it
+    with a path from a checkout beside it, from that one's top."""
+    top = next((each for each in suite.parents if (each / ".git").exists()), None)
+    relative = os.path.relpath(suite, top or Parser.user_folder())
+    if top is None and relative.startswith("../"):
+        relative = "/".join(relative.replace("../", "").split("/")[1:])
+    return relative
 
 
 def _invocation(report: Report) -> dict[str, object]:
@@ -120,6 +154,7 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
     # Line numbers change while a problem stays, and one line can have several problems.
     what = (place[0], finding.message) if place else (finding.subject,)
     identity = "\0".join((report.stage, report.target, finding.rule, *what))
+    path, line = _place(report, finding)
     return {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
@@ -128,8 +163,8 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
         "locations": [
             {
                 "physicalLocation": {
-                    "artifactLocation": {"uri": _uri(report, finding)},
-                    "region": {"startLine": place[1] if place else 1},
+                    "artifactLocation": {"uri": quote(path, errors="surrogatepass")},
+                    "region": {"startLine": line},
                 },
                 "logicalLocations": [{"fullyQualifiedName": visible(f"{report.stage}/{finding.subject}")}],
             }
@@ -139,12 +174,3 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
         },
         "properties": {"stage": report.stage, "profile": report.profile, "target": report.target},
     }
-
-
-def _uri(report: Report, finding: Finding) -> str:
-    """A file of the repository, which is all that code scanning can show: the subject's, or the profile."""
-    if place := place_of(finding.subject):
-        return quote(place[0], errors="surrogatepass")
-    if _IN_REPOSITORY.fullmatch(finding.subject) and ".." not in finding.subject.split("/"):
-        return quote(finding.subject, errors="surrogatepass")
-    return quote(f"manifests/profiles/{report.profile}.toml", errors="surrogatepass")

@@ -77,6 +77,7 @@ class Job(Part):
     permissions: Permissions | None = None
     env: Mapping[str, Any] = {}
     strategy: Strategy | None = None
+    concurrency: Mapping[str, Any] = {}
     timeout_minutes: Any = 360
     continue_on_error: Literal[False] = False
     runs_on: Any = None

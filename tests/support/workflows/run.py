@@ -149,7 +149,7 @@ class _Run:
 
     def run(self) -> list[JobResult]:
         """The results of all jobs, in the file's order."""
-        self._check_group()
+        self._check_group(self.workflow.concurrency, self._contexts())
         started: dict[str, list[Future[Ended]]] = {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
@@ -187,8 +187,8 @@ class _Run:
             "vars": self.machine.variables,
         }
 
-    def _check_group(self) -> None:
-        group = expand(self.workflow.concurrency, expression.Scope(self._contexts())).get("group", "")
+    def _check_group(self, concurrency: Mapping[str, object], contexts: Mapping[str, Value]) -> None:
+        group = expand(concurrency, expression.Scope(contexts)).get("group", "")
         if len(group) > GROUP_LIMIT:
             raise Unknown(f"{self.workflow.path}: concurrency: {len(group)} characters: {group}")
 
@@ -212,6 +212,7 @@ class _Run:
                 raise Unknown(f"{self.workflow.path}: jobs.{job.id}: the matrix is empty")
         for row in rows:
             inner: dict[str, Value] = {**contexts, "matrix": Known("matrix", row)}
+            self._check_group(job.concurrency, inner)
             name = as_text(expand(job.name or job.id, expression.Scope(inner)))
             if job.strategy and self.machine.rows and name not in self.machine.rows:
                 yield self._not_run(self.prefix + name, "left out")

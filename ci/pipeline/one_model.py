@@ -1,0 +1,198 @@
+"""Commands for one model: the pipeline over a suite of one. What a lane says of the user's model, and what is
+made of it."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ci.engine.output import Publish, writing_into
+from ci.pipeline.compile_flags import LANES
+from ci.pipeline.into_suite import Extension, require_place
+from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
+from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
+from ci.pipeline.precision import written_name
+from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.stage import AnyPlan
+from ci.pipeline.steps import require_done
+from ci.pipeline.suite import AnyProgram
+from provisioning.base.disk import disk_errors
+from provisioning.base.errors import UsageError
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+L = TypeVar("L", bound=AnyPlan[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is written of a program, and what is said of it."""
+
+    files: Mapping[str, Path | str]
+    """By their names in the output: where each lies, or its text."""
+    words: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    stale: Sequence[Path] = ()
+    """Of an earlier product: they go, unless they are written again."""
+
+
+@dataclass(frozen=True)
+class LaneModel(ABC, Generic[P, L]):
+    """The user's model as its lane takes it."""
+
+    model: OneModel
+    how: Compiling
+
+    lane: ClassVar[Lane[Any, Any]]
+    """Its stage, which will hold what `compile --suite` writes."""
+    fields: ClassVar[tuple[str, ...]] = ("precision",)
+    """What `compile --suite` writes of a run."""
+
+    @classmethod
+    def of(cls, model: OneModel, how: Compiling) -> LaneModel[P, L]:
+        return cls(model, how)
+
+    @staticmethod
+    def same(precision: str) -> str:
+        """The written name of a precision, by which a run of a suite is known again."""
+        return str(written_name(precision))
+
+    @abstractmethod
+    def program(self, soc: str, suite: Path | None = None) -> P:
+        """The program of a suite of one, or of the suite that will have it. Refuses what cannot be compiled;
+        imports nothing heavy."""
+
+    @abstractmethod
+    def product(self, plan: L, program: P, mine: Mine) -> Product: ...
+
+    @property
+    def measured(self) -> bool:
+        """Whether there will be figures, which give a suite its thresholds."""
+        return self.how.verify
+
+    @property
+    def programs(self) -> Sequence[P]:
+        return [self.program(soc) for soc in self.model.selection.socs]
+
+    def exported(self, scratch: Path, publish: Publish) -> LaneModel[P, L]:
+        """The model as it is compiled, where another Python exports it."""
+        return self
+
+    def plan(self, programs: Sequence[P]) -> L:
+        model = self.model
+        options = StageOptions(model.selection, Choice(), model.work, Accept(), False)
+        plan: L = self.lane.plan(programs, options)
+        return plan
+
+    def do(self, plan: L) -> Results:
+        """The results of all steps. Raises the error of what failed."""
+        results = self.lane.do(plan, new_baseline=True)
+        for step in results.values():
+            for result in step.values():
+                require_done(result)
+        return results
+
+    def for_suite(self, plan: L, results: Results) -> Mapping[str, Any]:
+        """What a run of a suite gets from the results. Raises the error of what no suite may have."""
+        return {}
+
+    def quantized(self) -> Sequence[Product]:
+        raise self.not_taken(self.model)
+
+    def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
+        """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
+        measures."""
+        raise self.not_taken(self.model)
+
+    def profiled(self, inputs: Sequence[str], source: Path | None) -> tuple[dict[str, str], ProgramProfile]:
+        """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
+        raise self.not_taken(self.model)
+
+    def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
+        """The program's name, and what the search for its first operator that differs gave."""
+        raise self.not_taken(self.model)
+
+    @staticmethod
+    def not_taken(model: OneModel) -> UsageError:
+        """For commands that a lane has not."""
+        return UsageError(
+            f"{model.typed}: this command takes PyTorch and ONNX models",
+            fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
+        )
+
+
+def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, Any]:  # noqa: B008
+    """The model in its lane."""
+    module, _, name = LANES[model.lane].place.partition(":")
+    taken: type[LaneModel[Any, Any]] = getattr(importlib.import_module(module), name)
+    return taken.of(model, how)
+
+
+def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
+    """Write a program for each chip; with `suite`, write the model to that suite too."""
+    if suite:
+        require_place(suite, measured=taken.measured)
+    # What cannot be compiled is refused before a folder is made.
+    programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
+    with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
+        exported = taken.exported(new, publish)
+        extension = _extension(exported, suite) if suite else None
+        if extension or exported is not taken:
+            programs = extension.programs if extension else exported.programs
+        plan = exported.plan(programs)
+        results = exported.do(plan)
+        products = [exported.product(plan, each, mine_of(each, results)) for each in plan.programs]
+        _write(products, output, new, publish)
+        if extension:
+            more = exported.for_suite(plan, results)
+            figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
+            extension.write([each for each in figures if each is not None], more)
+            update(exported.lane, plan, results)
+    return 0
+
+
+def quantize_model(taken: LaneModel[P, L]) -> int:
+    output, store = taken.how.output, taken.model.selection.store
+    with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
+        _write(taken.exported(new, publish).quantized(), output, new, publish)
+    return 0
+
+
+ELSEWHERE = "name another folder with -o"
+
+
+def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Publish) -> None:
+    """Put the files of all into the output at once, and say what they are."""
+    for product in products:
+        for name, content in product.files.items():
+            if isinstance(content, Path):
+                shutil.copyfile(content, scratch / name)
+            else:
+                (scratch / name).write_text(content, encoding="utf-8")
+    written = publish([scratch / name for product in products for name in product.files])
+    for product in products:
+        for path in {*product.stale} - {*written}:
+            path.unlink(missing_ok=True)
+        sys.stderr.writelines(f"warning: {each}\n" for each in product.warnings)
+        for path in written:
+            if path.name in product.files:
+                sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
+        sys.stdout.writelines(f"{each}\n" for each in product.words)
+
+
+def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:
+    """The run that the suite is to have."""
+    model = taken.model
+    program = taken.program(model.selection.soc, suite)
+    case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
+    values = program.run.model_dump(mode="json", exclude_defaults=True)
+    run = {name: values.get(name) for name in taken.fields}
+    if "precision" in run:
+        run["precision"] = written_name(run["precision"])
+    socs, profile = model.selection.socs, model.selection.profile
+    return Extension(taken.lane.suites, suite, program.case_name, case, taken.same, run, socs, profile)
