@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import open_regular
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 Fetch: TypeAlias = "Callable[[int, int], Bytes]"
@@ -264,7 +265,7 @@ def version_key(version: str) -> tuple[int, ...]:
 def identity(path: Path) -> tuple[int, int] | None:
     """(class bits, e_machine) by the first 20 bytes; None for what is no ELF. For the loader's candidates."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             head = stream.read(20)
     except OSError:
         return None
@@ -282,7 +283,7 @@ def layout(data: Bytes) -> Layout:
 
 def read(path: Path) -> Elf:
     """Raises NotElf or BrokenElf for bad content, OSError for what cannot be opened, nothing else."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return read_stream(stream, path)
 
 

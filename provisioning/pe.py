@@ -6,12 +6,17 @@ import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pefile
 
 ARM64 = 0xAA64
 MACHINES = {ARM64: "Arm64", 0x8664: "x86-64", 0x14C: "x86", 0xA641: "Arm64EC"}
 SUFFIX = ".dll"
 _VERSION_INFO = "VS_VERSION_INFO\0".encode("utf-16-le")
 _LONGEST_VERSION_INFO = 1 << 14
+_EXPORT_NAME, _LONGEST_NAME = 12, 256
 
 
 class BrokenPe(Exception):
@@ -30,6 +35,8 @@ class Pe:
     needed: tuple[str, ...] = ()
     signed: bool = False
     """Whether it holds an Authenticode signature. Whether that holds is not checked."""
+    own_name: str = ""
+    """The name that its export directory says."""
 
     @property
     def machine_name(self) -> str:
@@ -66,9 +73,16 @@ def read(path: Path) -> Pe:
                 _version(data),
                 tuple(sorted({entry.dll.decode("ascii", "replace") for entry in imports})),
                 security.Size > 0,
+                _own_name(pe),
             )
     except (pefile.PEFormatError, AttributeError, IndexError) as error:
         raise BrokenPe(str(error) or type(error).__name__) from error
+
+
+def _own_name(pe: pefile.PE) -> str:
+    exports = pe.OPTIONAL_HEADER.DATA_DIRECTORY[0].VirtualAddress
+    place = pe.get_dword_at_rva(exports + _EXPORT_NAME) if exports else None
+    return pe.get_string_at_rva(place, _LONGEST_NAME).decode("ascii", "replace") if place else ""
 
 
 def _version(data: mmap.mmap) -> str:

@@ -36,10 +36,14 @@ class LoadedPart:
 
 def against(contents: Inside, sdk: Path) -> Answer:
     """Compare every part with the builds of the SDK's libQnnHtp and with the Hexagon archs that it has."""
-    parts = list(_parts(contents))
+    parts = list(parts_of(contents))
     if not parts:
         return Answer(True, ("it has nothing for QNN, so any runtime will do",))
-    builds, arches = sdk_builds(sdk), sdk_arches(sdk)
+    return judge(parts, sdk_builds(sdk), sdk_arches(sdk))
+
+
+def judge(parts: Sequence[LoadedPart], builds: Sequence[str], arches: Sequence[int]) -> Answer:
+    """Whether libraries of these builds, and of these archs if they are known, load all parts."""
     reasons: dict[tuple[bool, str], list[str]] = {}
     for part in parts:
         for reason in (*_judge_builds(part, builds), *_judge_arches(part, arches)):
@@ -55,7 +59,7 @@ def against(contents: Inside, sdk: Path) -> Answer:
     )
 
 
-def _parts(contents: Inside) -> Iterator[LoadedPart]:
+def parts_of(contents: Inside) -> Iterator[LoadedPart]:
     if isinstance(contents, ContextStrings):
         yield LoadedPart("context", contents, contents.arches)
     elif isinstance(contents, CompiledProgram):

@@ -184,7 +184,10 @@ class _Nodes:
         file = context_beside(self.path, name)
         if file not in self.contexts:
             content = memoryview(bytes_of(file))
-            self.contexts[file] = context_of(content, Budget(len(content)))
+            try:
+                self.contexts[file] = context_of(content, Budget(len(content)))
+            except Malformed as error:
+                raise Malformed(f"in {name} beside it {error}") from None
         return self.contexts[file]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import struct
 from collections import Counter
@@ -19,7 +20,7 @@ from ci.artifacts.bounds import OBJECT, Budget, Malformed
 from ci.artifacts.flatbuffer import Reader, Table, Tables
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file
+from provisioning.base.files import hash_file, open_regular
 from provisioning.build_id import BUILD_ID
 
 T_co = TypeVar("T_co", covariant=True)
@@ -35,6 +36,10 @@ QNN_BACKEND = "QnnBackend"
 QNN_OPTIONS = "qnn_compile_spec"
 CONTAINER, TIME_SIZE = b"\xcd\xab\x78\x56", 8
 """How the data of a QNN delegate begins: this, the time at which it was made, and the context's size."""
+
+CONTAINER_SIZE = 256
+CONTEXT_MARK = bytes.fromhex("00000002 00000003 00000000 00000001")
+"""How context binaries of QNN 2.49 to 2.51 begin. At byte 24 follow where the data begins, and its size."""
 
 TENSOR = 5
 KERNEL_CALL, DELEGATE_CALL = 1, 2
@@ -176,7 +181,7 @@ def digest_without_time(path: Path) -> str:
 def first_bytes(path: Path) -> bytes:
     """The bytes that identify a file's kind; empty for an unreadable file, whose reader reports why."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(16)
     except OSError:
         return b""
@@ -184,10 +189,11 @@ def first_bytes(path: Path) -> bytes:
 
 def bytes_of(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
-        return path.read_bytes()
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > LARGEST:
+                raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
+            return stream.read()
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}", fix="name a file that is there, and that you may read"
@@ -206,7 +212,21 @@ def parse(data: bytes) -> CompiledProgram | ContextStrings:
     return context
 
 
+def require_whole(data: memoryview) -> None:
+    """Raises Malformed for a context binary, alone or in a delegate, that ends before its header says so."""
+    if data[: len(CONTAINER)] == CONTAINER:
+        data = data[CONTAINER_SIZE:]
+    mark = bytes(data[: len(CONTEXT_MARK)])
+    if not mark or not CONTEXT_MARK.startswith(mark):
+        return
+    size = sum(struct.unpack_from("<QQ", data, 24)) if len(data) >= 40 else 40
+    if size > len(data):
+        raise Malformed(f"a context binary of at least {size:,} bytes that is cut short at {len(data):,}")
+
+
 def context_of(data: memoryview, budget: Budget) -> ContextStrings:
+    require_whole(data)
+
     def names(pattern: re.Pattern[bytes]) -> tuple[str, ...]:
         return tuple(sorted(name.decode() for name in budget.distinct(pattern, data)))
 

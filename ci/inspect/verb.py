@@ -25,6 +25,7 @@ from ci.artifacts.program import (
 from ci.inspect.extract import extract
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
+from provisioning.base.settings import add_selection, selection_of
 
 if TYPE_CHECKING:
     from provisioning.known_faults import Fault, Lane
@@ -37,6 +38,7 @@ EXAMPLES = """\
   python -m ci inspect model.pte --extract contexts/
   python -m ci inspect model.pte --attestation attestation.json
   python -m ci inspect libQnnHtpV73Skel.so
+  python -m ci inspect app.apk --soc SM8750
 """
 
 KINDS = {CompiledProgram: "program", ContextStrings: "context", CompiledModel: "onnx"}
@@ -44,11 +46,12 @@ KINDS = {CompiledProgram: "program", ContextStrings: "context", CompiledModel: "
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file",
+        "files",
+        nargs="+",
         type=Path,
         metavar="FILE",
         help="an ExecuTorch program, a QNN context binary, a DLC, a compiled model of ONNX Runtime (.onnx), "
-        "a library or a Windows catalogue",
+        "a library, a Windows catalogue; or packages: an APK, an AAR, a folder (of split APKs, for Genie)",
     )
     parser.add_argument(
         "--against", type=Path, metavar="SDK", help="say whether this SDK's libraries can load it; 1 if not"
@@ -63,12 +66,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="say what this attestation of attest.yml says of the program; 1 if nothing",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    add_selection(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    # Imported late: they load pydantic, and what reads signatures.
+    # Imported late: they load pydantic, and what reads archives and signatures.
     from ci.inspect import attestation, libraries
+    from ci.inspect.package import report as packages
+    from ci.inspect.package.contents import is_package
 
+    args.file = args.files[0]
+    if all(is_package(path) for path in args.files):
+        _refuse_flags(args.file, "package", args.against, args.extract)
+        return packages.run(args.files, selection_of(args), as_json=args.json)
+    if args.files[1:]:
+        raise UsageError(
+            f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"
+        )
     if args.attestation:
         facts = attestation.facts(args.file, args.attestation)
         return _show(args.file, "attestation", facts, as_json=args.json)

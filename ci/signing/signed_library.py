@@ -7,7 +7,7 @@ import itertools
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,8 @@ MOST_COVERAGE = 8
 """How often segments may cover the file: dynamic, relro and notes lie inside load segments."""
 MOST_BYTES = 1 << 28
 """Twenty times the largest skel."""
+NAMELESS = "no header names these bytes"
+_SHT_NULL, _SHT_NOBITS = 0, 8
 _ZEROS = bytes(1 << 16)
 
 
@@ -182,33 +184,43 @@ def differences(before: Bytes, after: Bytes) -> list[str]:
 
 
 def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
-    """Every range that can change without any hash, signature or certificate failing."""
+    """The ranges that no hash covers; of padding between others only what is not zero.
+
+    Raises Malformed for section headers or a section outside the file."""
     view = memoryview(data)
-    covered = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
-    try:
-        table = signed.elf.sections
-    except Malformed:
-        # Section headers cannot be named in the answer; no loader reads them.
-        table = range(0)
+    hashed = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
+    named = list(_sections(view, signed.elf))
     gaps: list[Range] = []
     at = 0
-    for start, end in [*covered, (len(view), len(view))]:
+    for start, end in [*hashed, (len(view), len(view))]:
         if start > at:
-            gaps += _described(view, at, start, (table.start, table.stop))
+            gaps += _described(view, at, start, named)
         at = max(at, end)
     return tuple(gaps)
 
 
-def _described(view: memoryview, start: int, end: int, table: tuple[int, int]) -> Iterator[Range]:
-    cuts = sorted({start, end, *(cut for cut in table if start < cut < end)})
-    for low, high in itertools.pairwise(cuts):
-        if table[0] <= low and high <= table[1]:
-            what = "section headers"
-        elif _is_zero(view[low:high]):
-            what = "zero padding"
-        else:
-            what = "outside every segment (section data that is never loaded)"
-        yield Range(low, high, what)
+def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
+    table = parsed.sections
+    if len(table) > elf.MOST_SEGMENTS:
+        raise Malformed("section headers", f"{len(table)} of them (limit {elf.MOST_SEGMENTS})")
+    if table:
+        yield Range(table.start, table.stop, "section headers")
+    for index, at in enumerate(table):
+        _, kind, _, _, offset, size, *_ = parsed.format.section.unpack(view[at : at + table.step])
+        if kind in (_SHT_NULL, _SHT_NOBITS):
+            continue
+        if offset + size > len(view):
+            where = f"section header {index}"
+            raise Malformed(where, f"its section ends at byte {offset + size} of a file of {len(view)} bytes")
+        yield Range(offset, offset + size, "a section that is never loaded")
+
+
+def _described(view: memoryview, start: int, end: int, named: Sequence[Range]) -> Iterator[Range]:
+    ends = {cut for each in named for cut in (each.start, each.end) if start < cut < end}
+    for low, high in itertools.pairwise(sorted({start, end, *ends})):
+        what = next((each.what for each in named if each.start <= low and high <= each.end), NAMELESS)
+        if what != NAMELESS or high == len(view) or not _is_zero(view[low:high]):
+            yield Range(low, high, what)
 
 
 def _is_zero(view: memoryview) -> bool:

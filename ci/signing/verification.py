@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from ci.signing.checks import (
     Status,
     Verification,
 )
-from ci.signing.signed_library import Signed
+from ci.signing.signed_library import NAMELESS, Signed
 from provisioning.elf import Bytes, Malformed, Segment
 
 if TYPE_CHECKING:
@@ -41,15 +41,20 @@ def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verificati
         return Verification((SignatureCheck(STRUCTURE, Status.FAILED, damage.message),))
     if signed is None:
         return Verification((SignatureCheck(UNSIGNED, Status.FAILED, "there is no hash segment"),))
+    try:
+        unhashed = signed_library.unhashed(data, signed)
+        nameless = [f"{r.what}: {r.start:#x}..{r.end:#x}" for r in unhashed if r.what == NAMELESS]
+    except Malformed as damage:
+        unhashed, nameless = (), [damage.message]
     chain, error = chain_of(signed)
     rehearsal = signatures.is_rehearsal(chain) or _has_statement(signed)
     checks = (
-        *_structure(signed),
+        *_structure(signed, nameless),
         *_hashes(data, signed),
         *_authority(signed, chain, error, rehearsal, expected),
         *_bindings(signed, expected),
     )
-    return Verification(checks, signed_library.unhashed(data, signed), rehearsal, _serials(signed))
+    return Verification(checks, unhashed, rehearsal, _serials(signed))
 
 
 def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verification:
@@ -71,8 +76,8 @@ def _serials(signed: Signed) -> bool:
         return False
 
 
-def _structure(signed: Signed) -> Iterator[SignatureCheck]:
-    problems = list(signed.container.problems)
+def _structure(signed: Signed, nameless: Sequence[str]) -> Iterator[SignatureCheck]:
+    problems = [*signed.container.problems, *nameless]
     head = signed.elf.segments[signed.head_index] if signed.head_index is not None else None
     if head is None:
         problems.append("there is no placeholder for the ELF header among the program headers")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from provisioning.base.errors import ManifestError, UsageError
 
@@ -52,6 +55,15 @@ def write_all(descriptor: int, block: bytes) -> None:
     rest = memoryview(block)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open for reading. Raises OSError for what is no regular file: a named pipe would wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def with_table(page: Path, name: str, table: str, text: str | None = None) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provisioning.elf import HEXAGON, X86_64, Elf
@@ -45,10 +45,17 @@ class Library:
     build_ids: tuple[str, ...] = ()
     pe: Pe | None = None
     """The facts of a Windows library, which is no ELF."""
+    fix: str = ""
+    """What makes it readable, where the rule's fix does not."""
 
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def own_name(self) -> str:
+        """The SONAME, or the name in a DLL's exports; empty if it has none."""
+        return self.elf.soname if self.elf else self.pe.own_name if self.pe else ""
 
     @property
     def directory(self) -> str:
@@ -145,6 +152,11 @@ class Context:
     @cached_property
     def readable(self) -> tuple[tuple[Library, Elf], ...]:
         return tuple((library, library.elf) for library in self.libraries if library.elf is not None)
+
+    def unreadable(self, place: str) -> bool:
+        """Whether this file, or a folder that it is in, cannot be read: it may be there."""
+        places = {library.place for library in self.libraries if library.unreadable}
+        return not places.isdisjoint({place, *map(str, PurePosixPath(place).parents)})
 
     def of_system(self, system: tables.System) -> Iterable[tuple[Library, Elf]]:
         return ((library, elf) for library, elf in self.readable if library.system == system)

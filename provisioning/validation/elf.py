@@ -9,7 +9,6 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
-from provisioning.base.rendering.text import plural
 from provisioning.components import ANDROID_NDK
 from provisioning.elf import HEXAGON, Elf, highest_version
 from provisioning.loadable import Demands, Wrong, complaints
@@ -51,7 +50,7 @@ def elf_readable(context: Context) -> Iterator[Problem]:
         raise NotApplicable("there is no library")
     for library in context.libraries:
         if library.elf is None and library.pe is None:
-            yield Problem(library.place, library.unreadable)
+            yield Problem(library.place, library.unreadable, library.fix)
         elif library.elf is not None and library.elf.beyond_end:
             yield Problem(
                 library.place,
@@ -92,6 +91,21 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
             older = by_name is None and by_directory is not None and elf.arch < by_directory
             severity = Severity.NOTE if older else None
             yield Problem(library.place, ", ".join(known), severity=severity)
+
+
+@rule("library-name", Need.LIBRARIES)
+def library_name(context: Context) -> Iterator[Problem]:
+    named = [library for library in context.libraries if library.own_name]
+    if not named:
+        raise NotApplicable("no library names itself")
+    for library in named:
+        other = tables.libraries().other_name(library.name, library.own_name, of_qnn=bool(library.build_ids))
+        if other:
+            yield Problem(
+                library.place,
+                f"calls itself {other}: it is another library, or was renamed",
+                severity=_severity(context, library.name),
+            )
 
 
 @rule("needed-resolved", Need.LIBRARIES)
@@ -205,8 +219,9 @@ def android_ndk(context: Context) -> Iterator[Problem]:
     pinned = pin.version.rpartition(".")[2]
     for (release, build), places in noted.items():
         if build != pinned:
-            more = len(places) - 1
-            others = f", as {'are' if more > 1 else 'is'} {plural(more, 'other')}" if more else ""
+            others = {1: "", 2: f", as is {places[-1]}"}.get(
+                len(places), f", as are {len(places) - 1} others"
+            )
             yield Problem(
                 places[0],
                 f"is built by NDK {release} ({build}){others}; profile {context.profile.name} pins"

@@ -42,6 +42,8 @@ def required_libraries(context: Context) -> Iterator[Problem]:
         directory = _directory(context, wanted)
         fix = session("provision", "--profile", context.profile.name, "--target", target)
         if directory is None:
+            if any(context.unreadable(f"lib/{name}") for name in wanted.directories):
+                continue
             if not _official(context.profile):
                 # An SDK made of wheels has only the wheels' libraries.
                 choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
@@ -52,7 +54,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
             continue
         held = context.in_directory(directory)
         for names in wanted.libraries:
-            if not any(name in held for name in names):
+            if not any(name in held or context.unreadable(f"lib/{directory}/{name}") for name in names):
                 yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", fix)
 
 
@@ -71,7 +73,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
             needed += [f"lib/{skel}" for skel in wanted.skels]
             for template in needed:
                 place = template.format(arch=soc.arch)
-                if place not in places:
+                if place not in places and not context.unreadable(place):
                     yield Problem(
                         place,
                         f"is not there, {name} (v{soc.arch}) needs it on {target}",
@@ -106,7 +108,7 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
                 *(f"lib/{directory}/{library}" for library in lpai.libraries),
                 *(f"lib/{skel}" for skel in lpai.skels),
             ):
-                if place not in places:
+                if place not in places and not context.unreadable(place):
                     yield Problem(place, f"is not there, the LPAI v{soc.lpai} of {name} needs it on {target}")
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from provisioning import elf as elves
 from provisioning import pe
+from provisioning.base.commands import quoted
 from provisioning.build_id import build_ids
 from provisioning.elf import LINKER_SCRIPT, BrokenElf, NotElf
 from provisioning.validation.context import Library
@@ -21,8 +22,15 @@ LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
 
 
 def libraries(root: Path) -> list[Library]:
-    """Every shared library below `root`, without linker scripts and without links to others of the tree."""
-    candidates = [read(path, place) for path, place in _candidates(root)]
+    """Every shared library below `root`, without linker scripts and without links to others of the tree.
+
+    A folder that cannot be read stands for the libraries in it.
+    """
+    errors: list[OSError] = []
+    candidates = [read(path, place) for path, place in _candidates(root, errors.append)]
+    for error in errors:
+        folder = Path(error.filename)
+        candidates.append(_not_read(folder, folder.relative_to(root).as_posix(), error))
     return sorted(
         (library for library in candidates if library.unreadable != LINKER_SCRIPT), key=lambda f: f.place
     )
@@ -39,13 +47,18 @@ def read(path: Path, place: str) -> Library:
     except OSError as error:
         if path.is_symlink() and not path.exists():
             return Library(path, place, None, f"a link to {path.readlink()}, which is not there")
-        return Library(path, place, None, f"cannot be read: {error.strerror or error}")
+        return _not_read(path, place, error)
 
 
-def _candidates(root: Path) -> Iterator[tuple[Path, str]]:
+def _not_read(path: Path, place: str, error: OSError) -> Library:
+    fix = quoted("chmod", "-R", "u+rX", path) if isinstance(error, PermissionError) else ""
+    return Library(path, place, None, f"cannot be read: {error.strerror or error}", fix=fix)
+
+
+def _candidates(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, str]]:
     inside = os.path.realpath(root)
     walked: set[str] = set()
-    for directory, directories, names in os.walk(root, followlinks=True):
+    for directory, directories, names in os.walk(root, onerror=onerror, followlinks=True):
         # A link to a directory may repeat a part of the tree, form a circle, or lead to a directory that
         # contains the tree.
         real = os.path.realpath(directory)

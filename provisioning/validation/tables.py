@@ -48,6 +48,10 @@ class Directory(Model):
 
 class LibraryTable(Model):
     schema_: Literal[1] = Field(alias="schema")
+    own: Regex
+    """Fits the names of QNN's own libraries."""
+    own_names: dict[LibraryName, LibraryName]
+    """What QNN's libraries call themselves, where that is not the file's name."""
     targets: dict[Target, TargetLibraries]
     lpai: dict[str, LpaiLibraries]
     directories: tuple[Directory, ...]
@@ -58,6 +62,15 @@ class LibraryTable(Model):
     def requires(self, name: str) -> bool:
         """Whether any target, or LPAI, needs a library of this name, for any arch."""
         return self._required.fullmatch(name) is not None
+
+    def other_name(self, name: str, own_name: str, *, of_qnn: bool) -> str:
+        """What a library of QNN calls itself instead of its file's name; empty if that is as it should be.
+
+        `of_qnn`: it holds a build id of QNN, whatever its name."""
+        if not own_name or not (of_qnn or re.fullmatch(self.own, name)):
+            return ""
+        expected = self.own_names.get(name, name)
+        return own_name if own_name.lower() != expected.lower() else ""
 
     @cached_property
     def _required(self) -> re.Pattern[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import repeatable
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.settings import Selection, add_selection, selection_of
 from provisioning.base.units import aligned
@@ -81,6 +81,7 @@ def _validate(
     stage: StageRun, selection: Selection, only: Sequence[str], ignored: Sequence[str], tree: Path | None
 ) -> list[Result]:
     from provisioning.validation import Ignore, check, chosen, without_ignored
+    from provisioning.validation.context import Need
     from provisioning.validation.gather import gather
 
     rules = chosen(only)
@@ -90,6 +91,11 @@ def _validate(
     needs = {need for rule in rules for need in rule.needs}
     contexts = gather(selection, os.environ, needs, tree=tree and tree.resolve())
     results = check(contexts, rules)
+    if tree is not None and Need.LIBRARIES in needs and not any(context.libraries for context in contexts):
+        raise CheckFailed(
+            f"--tree {tree}: expected libraries in it or below it (*.so, *.dll), found none",
+            fix="name the folder that holds them",
+        )
     kept, accepted = without_ignored((f for result in results for f in result.findings), ignores)
     stage.findings += kept
     stage.metrics |= _metrics(contexts, results, len(accepted))

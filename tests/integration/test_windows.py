@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ci.signing import inspection
 from provisioning import catalogue as catalogues
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT, Selection, reports_path, store_path
 from provisioning.environment import resolve
 from tests.support import chains, windows
@@ -180,6 +181,24 @@ def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str
     assert validate(tmp_path, *flags) == (0, set())
 
 
+@pytest.mark.parametrize("other", ["QnnHtpV81Stub.dll", "QnnSystem.dll"])
+def test_a_library_under_the_name_of_another_is_named_and_makes_no_bundle(
+    sdks: dict[str, Path], tmp_path: Path, other: str
+) -> None:
+    sdk, place = tmp_path / "sdk", "QnnHtpV73Stub.dll" if "Stub" in other else "QnnHtp.dll"
+    shutil.copytree(sdks["wheels"], sdk, copy_function=os.link)
+    folder = sdk / "lib" / "aarch64-windows-msvc"
+    (folder / place).unlink()
+    os.link(folder / other, folder / place)
+    chosen = ("--target", WINDOWS, "--soc", "SC8380XP")
+    environ = {"QNN_SDK_ROOT": str(sdk), "QNN_CI_PROFILE": "wheels"}
+    assert validate(tmp_path, *chosen, **environ) == (1, {("library-name", place)})
+    run_stage("bundle", *chosen, "-o", tmp_path / "bundle", "--reports", tmp_path, environ=environ)
+    report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
+    errors = {each["rule"] for each in report["findings"] if each["severity"] == "error"}
+    assert (errors, (tmp_path / "bundle").exists()) == ({"bundle-name"}, False)
+
+
 def of_an_older_build(_library: Path, older: Path) -> bytes:
     return older.read_bytes()
 
@@ -238,3 +257,14 @@ def test_a_bundle_is_the_folder_that_an_application_ships(sdks: dict[str, Path],
     assert names >= {"QnnHtp.dll", "QnnHtpV73Stub.dll", "libQnnHtpV73Skel.so", "libqnnhtpv73.cat"}
     assert names >= {"model_ctx.onnx", "model_qnn.bin", "manifest.json", "onnxruntime_providers_qnn.dll"}
     assert "bundle-model-sdk error" in rules("--profile", "wheels-2.37")[1]
+    context = model.with_name("model_qnn.bin")
+    record = {"model": model.name, "files": {file.name: hash_file(file) for file in (model, context)}}
+    model.with_suffix(".json").write_text(json.dumps(record))
+    assert rules()[0] == 0
+    whole = context.read_bytes()
+    for content in (whole[:-10], whole[:10], whole + b"\0"):
+        context.write_bytes(content)
+        assert rules() == (1, {"bundle error"})
+    model.with_suffix(".json").unlink()
+    context.write_bytes(b"<html>")
+    assert rules() == (1, {"bundle error"})

@@ -17,6 +17,7 @@ import pytest
 from ci.device.bundle import manifest, scripts, verb
 from ci.signing.lpai import rehearsal
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.files import hash_file
 from tests.support import chains, programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
 from tests.support.needs import program
@@ -176,6 +177,9 @@ def _without_backend(bench: Bench) -> None:
         Misfit(
             "arch", lambda b: skel(79, BUILD).write(b.sdk / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so")
         ),
+        Misfit(
+            "name", lambda b: qnn("libQnnHtpV79Stub.so").write(b.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so")
+        ),
         Misfit("machine", lambda b: _runner(b, needed=[])),
         Misfit("needed", lambda b: _runner(b, machine=AARCH64, needed=["libc++_shared.so"])),
         Misfit("backend", _without_backend),
@@ -190,6 +194,15 @@ def test_files_that_do_not_fit_together_make_no_bundle(bench: Bench, misfit: Mis
     code = bench.make(bench.model(misfit.model))
     assert (code, f"bundle-{misfit.rule}" in bench.rules()) == (misfit.code, True)
     assert bench.bundle.exists() is (misfit.code == 0)
+
+
+def test_a_program_that_is_not_what_its_record_says_makes_no_bundle(bench: Bench) -> None:
+    model = bench.model()
+    model.with_suffix(".json").write_text(json.dumps({"program": model.name, "sha256": hash_file(model)}))
+    assert bench.make(model) == 0
+    model.write_bytes(model.read_bytes()[:-1])
+    with pytest.raises(CheckFailed, match=r"model\.pte"):
+        bench.make(model)
 
 
 def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Bench) -> None:

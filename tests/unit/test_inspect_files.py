@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from ci.artifacts.program import CONTEXT_MARK
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.elves import skel
@@ -83,6 +85,27 @@ def test_a_damaged_file_is_bad_and_no_error_of_ours(tmp_path: Path, name: str, c
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckFailed):
         inspect(tmp_path / name)
+
+
+CUT = CONTEXT_MARK + struct.pack("<3Q", 16, 4096, 512) + BUILD_ID.encode()
+
+
+@pytest.mark.parametrize("length", [len(CONTEXT_MARK) - 6, len(CUT), 4096 + 511])
+def test_a_context_that_ends_before_its_header_says_so_is_refused(tmp_path: Path, length: int) -> None:
+    whole = CUT.ljust(4096 + 512, b"\0")
+    for file in ("context.bin", "model_ctx_qnn.bin"):
+        model = context_model(tmp_path) if "qnn" in file else tmp_path / file
+        (tmp_path / file).write_bytes(whole)
+        assert inspect(model) == 0
+        (tmp_path / file).write_bytes(whole[:length])
+        with pytest.raises(CheckFailed):
+            inspect(model)
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.pte")
+    with pytest.raises(UsageError):
+        inspect(tmp_path / "model.pte")
 
 
 @pytest.mark.parametrize(

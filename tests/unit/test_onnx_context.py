@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.lanes.onnx.context import ContextRecord, read_context, record_path, require_fit
+from ci.artifacts.record import record_path
+from ci.lanes.onnx.context import ContextRecord, read_context, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from tests.support.onnx_models import BUILD_ID, context_model

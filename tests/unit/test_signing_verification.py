@@ -95,9 +95,19 @@ def test_every_sampled_bit_is_caught_or_in_a_range_that_is_listed() -> None:
     assert [at for r in ranges for at in (r.start, r.end - 1) if failed(flipped(at))] == []
 
 
-@pytest.mark.parametrize("keep", [0, 52, 0x1100, 0x3000])
+@pytest.mark.parametrize("keep", [0, 52, 0x1100, 0x3000, -1000, -4])
 def test_truncation_is_caught(keep: int) -> None:
     assert failed(SIGNED[:keep]) != set()
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"x"])
+def test_bytes_that_no_header_names_are_damage_and_a_section_is_listed(byte: bytes) -> None:
+    assert failed(SIGNED + 4096 * byte) == {"structure"}
+    padding = take_apart(SIGNED).hash_segment_at - 1
+    assert failed(SIGNED[:padding] + byte + SIGNED[padding + 1 :]) == (
+        {"structure"} if byte.strip(b"\0") else set()
+    )
+    assert [r.what for r in verification.verify(SIGNED, GOOD).unhashed][-1] == "section headers"
 
 
 def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6) -> bytes:

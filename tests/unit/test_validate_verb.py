@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds.loadable import FIXES
-from provisioning.base.errors import UsageError
-from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.loadable import Wrong
 from provisioning.validation import Ignore, catalogue, elf, without_ignored
 from provisioning.verbs import validate
@@ -59,6 +59,15 @@ def test_any_directory_can_be_checked_without_an_environment(
     assert run("--tree", str(tmp_path / "package")) == 1
     report = report_in(tmp_path)
     assert [(f.rule, f.subject) for f in report.findings] == [("hexagon-arch", "libQnnHtpV75Skel.so")]
+
+
+@pytest.mark.parametrize("rule", [(), ("--rule", "hexagon-arch")])
+def test_a_tree_without_a_library_is_an_error(rule: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(CheckFailed):
+        run("--tree", str(tmp_path / "empty"), "--reports", str(tmp_path / "reports"), *rule)
+    assert report_in(tmp_path).outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize("format_", validate.FORMATS)

@@ -38,6 +38,7 @@ from tests.support.sdk_archives import tree_at
 from tests.support.windows import dll
 
 DLL = "lib/aarch64-windows-msvc/QnnHtp.dll"
+STUB = f"lib/{ANDROID}/libQnnHtpV75Stub.so"
 V81 = "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so"
 EXECUTORCH = load_profile(PROFILE).packages["executorch"]
 
@@ -222,6 +223,8 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("soc-libraries", f"{IN_DSP}/{SKEL}", removed(f"{IN_DSP}/{SKEL}")),
     ("lpai-libraries", "libQnnLpaiSkel.so", removed("lib/lpai-v6/unsigned/libQnnLpaiSkel.so")),
     ("elf-readable", HTP, placed(HTP, Library(soname="libQnnHtp.so").encode()[:-8])),
+    ("library-name", STUB, placed(STUB, library("libQnnHtpV81Stub.so", AARCH64))),
+    ("library-name", DLL, placed(DLL, dll(name="QnnSystem.dll"))),
     ("elf-machine", f"lib/{ANDROID}/libX.so", placed(f"lib/{ANDROID}/libX.so", library("libX.so", X86_64))),
     ("elf-machine", f"{IN_DSP}/libX.so", dsp("libX.so", library("libX.so", AARCH64))),
     ("hexagon-arch", "libQnnHtpV79Skel.so", dsp("libQnnHtpV79Skel.so", skel(79, BUILD))),
@@ -273,6 +276,8 @@ SILENT: list[tuple[str, Arrange]] = [
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("compiler-version", changed(host=with_tool("gcc", "8.5.0"))),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
+    ("library-name", placed(DLL, dll(name="qnnhtp.dll"))),
+    ("library-name", placed(f"lib/{X86}/libX.so", Library(soname="libX.so.1"))),
     ("needed-resolved", host("libX.so", needed=("libQnnSystem.so",), runpath="$ORIGIN")),
     ("symbol-versions", host("libX.so", versions={"libc.so.6": ["GLIBC_2.2.5"]})),
     ("library-path-mixed", library_path("{sdk}", "/usr/lib/aarch64-android-tools")),

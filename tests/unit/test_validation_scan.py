@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from provisioning import elf
+from provisioning.base.findings import Severity
+from provisioning.validation import check, chosen
 from provisioning.validation.probe import ask, understand
 from provisioning.validation.scan import libraries
 from tests.support.elves import Library, skel
+from tests.support.environments import ANDROID, context_of
 
 BUILD = "v2.49.40.260810104044"
 
@@ -32,6 +42,40 @@ def test_a_file_that_cannot_be_read_is_a_library_and_says_why(tree: Path) -> Non
         "libWeb.so": "it is a web page",
         "libGone.so": "a link to nowhere.so, which is not there",
     }
+
+
+def test_a_named_pipe_is_no_library_and_is_not_waited_for(tree: Path) -> None:
+    os.mkfifo(tree / "lib/libQnnSystem.so")
+    (pipe,) = (library for library in libraries(tree) if library.elf is None)
+    assert (pipe.place, bool(pipe.unreadable)) == ("lib/libQnnSystem.so", True)
+    assert elf.identity(pipe.path) is None
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[Path]:
+    """A folder of a user for whom permissions hold, as they do not for root."""
+    folder = Path(tempfile.mkdtemp())
+    account = 65534 if os.geteuid() == 0 else os.geteuid()
+    os.chown(folder, account, -1)
+    os.seteuid(account)
+    yield folder
+    subprocess.run(["chmod", "-R", "u+rwX", folder], check=True)
+    shutil.rmtree(folder)
+    os.seteuid(os.getuid())
+
+
+def test_a_folder_that_cannot_be_read_is_named_with_its_fix_and_not_said_to_be_missing(
+    ordinary_user: Path,
+) -> None:
+    context = context_of(ordinary_user)
+    sdk = ordinary_user / "sdk"
+    (sdk / "lib" / ANDROID).chmod(0)
+    context = replace(context, libraries=tuple(libraries(sdk)))
+    findings = [each for result in check([context], chosen([])) for each in result.findings]
+    (error,) = (each for each in findings if each.severity is not Severity.NOTE)
+    assert (error.rule, error.subject) == ("elf-readable", f"lib/{ANDROID}")
+    subprocess.run(error.fix, shell=True, check=True)
+    assert not [each for each in libraries(sdk) if each.unreadable]
 
 
 def test_links_within_the_tree_are_counted_once_and_links_out_of_it_are_followed(tree: Path) -> None:

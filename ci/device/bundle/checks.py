@@ -107,6 +107,8 @@ def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
                 f"expected a library for Hexagon v{soc.arch}, found one for v{header.arch}",
                 f"take the one of lib/hexagon-v{soc.arch}/unsigned",
             )
+        else:
+            yield from _own_name(item, header.soname)
 
 
 def _windows_machine(item: BundleItem) -> Iterator[Finding]:
@@ -118,6 +120,15 @@ def _windows_machine(item: BundleItem) -> Iterator[Finding]:
         return
     if library.machine != pe.ARM64:
         yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", fix)
+    else:
+        yield from _own_name(item, library.own_name)
+
+
+def _own_name(item: BundleItem, own_name: str) -> Iterator[Finding]:
+    of_qnn = item.kind in (QNN, DSP, "signed")
+    if other := tables.libraries().other_name(item.path.name, own_name, of_qnn=of_qnn):
+        message = f"it calls itself {other}: it is another library, or was renamed"
+        yield _finding("name", item.path, message, "provision it again, or unpack the SDK again")
 
 
 def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.artifacts.compiled_onnx import CompiledModel, read_model
-from ci.artifacts.program import CompiledProgram, ContextStrings
+from ci.artifacts.dlc import MARK, read_dlc
+from ci.artifacts.program import CompiledProgram, ContextStrings, first_bytes
 from ci.artifacts.program import read as read_program
+from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
 from ci.engine.dist import MANIFEST, RUNNER
 from provisioning.base.commands import session
@@ -84,6 +86,8 @@ class Model:
 
 def read_models(paths: Sequence[Path]) -> list[Model]:
     _names_differ("models", paths)
+    for path in paths:
+        require_recorded(path)
     return [Model(path, read_program(path)) for path in paths]
 
 
@@ -96,7 +100,16 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
                 fix="python -m ci compile MODEL.onnx, and name its MODEL_ctx.onnx",
             )
     _names_differ("models", paths)
-    return [Model(path, read_model(path)) for path in paths]
+    return [Model(path, _whole_model(path)) for path in paths]
+
+
+def _whole_model(path: Path) -> CompiledModel:
+    model = read_model(path)
+    beside = [path.parent / name for name in model.files]
+    require_recorded(path, beside)
+    for context in beside:
+        (read_dlc if first_bytes(context).startswith(MARK) else read_program)(context)
+    return model
 
 
 def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[BundleItem]:

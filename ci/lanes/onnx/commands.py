@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.record import record_path
 from ci.lanes.onnx.compile import cwd, require_installed, setup_of
-from ci.lanes.onnx.context import read_context, record_path, soc_of
+from ci.lanes.onnx.context import read_context, soc_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.options import described, parse_assignments, settings_of
 from ci.lanes.onnx.orders import logs_folder, require_file, say, step

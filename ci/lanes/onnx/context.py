@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
+from ci.artifacts.record import record_path, require_recorded
 from ci.lanes.onnx.graph import GraphSignature, Tensor, load_graph
 from provisioning.base.errors import CheckFailed
-from provisioning.base.files import hash_file
 from provisioning.manifest import load_socs
 
 SCHEMA = 1
@@ -71,10 +71,6 @@ class OnnxContext:
     record: ContextRecord | None
 
 
-def record_path(model: Path) -> Path:
-    return model.with_suffix(".json")
-
-
 def read_context(path: Path) -> OnnxContext:
     """Raises CheckFailed if the context was moved away from its data or is no context at all."""
     compiled = read_model(path)
@@ -126,8 +122,7 @@ def require_fit(
 ) -> None:
     """Raises CheckFailed unless the context is whole and made by this QNN build, and for the chip if one is
     named."""
-    if context.record is not None:
-        _require_bytes(context, context.record)
+    require_recorded(context.path, context.beside)
     if context.build_ids and set(context.build_ids) != {build_id}:
         raise CheckFailed(
             f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
@@ -138,23 +133,3 @@ def require_fit(
             f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
             fix="compile it for that chip, with --soc",
         )
-
-
-def _require_bytes(context: OnnxContext, record: ContextRecord) -> None:
-    if record.model != context.path.name:
-        raise CheckFailed(
-            f"{record_path(context.path)} is the record of {record.model}, not of {context.path.name}",
-            fix="keep a model and its record under the names they were written with",
-        )
-    for path in (context.path, *context.beside):
-        name = path.name
-        if name not in record.files:
-            raise CheckFailed(
-                f"{context.path} needs {name}, which its record does not know", fix="compile it again"
-            )
-        if (digest := hash_file(path)) != record.files[name]:
-            raise CheckFailed(
-                f"{path} was changed after it was compiled: expected SHA-256 {record.files[name]},"
-                f" found {digest}",
-                fix="copy it again, or compile it again",
-            )

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
+from ci.artifacts.record import record_path
 from ci.engine.workers.child import blame
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.arrays import Array, Sample, save, saved
-from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, record_path, require_fit
+from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, require_fit
 from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
 from ci.lanes.onnx.graph import (

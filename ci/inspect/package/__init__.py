@@ -1,0 +1,1 @@
+"""Apps and folders as they ship: APK, AAR, a folder of split APKs, a folder for Genie."""
