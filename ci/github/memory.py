@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from ci.engine.memo import RESTORED, prune
 from ci.github.caches import NotBelieved, newest
 from ci.github.files import export, set_outputs
-from ci.github.place import saves, store_of
+from ci.github.place import run_of, saves, store_of
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.lock_files import lock_path
@@ -45,9 +45,8 @@ def run(environ: Mapping[str, str]) -> int:
     if what == "place":
         prefix = prefix_of(environ)
         commit = environ.get("GITHUB_SHA", "")[:COMMIT]
-        run_ = f"{environ.get('GITHUB_RUN_ID', '0')}-{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
         export({"QNN_CI_STORE": str(store_of(environ))}, environ)
-        outputs = {"memo": str(memo), "key": f"{prefix}{commit}-{run_}", "new": str(new)}
+        outputs = {"memo": str(memo), "key": f"{prefix}{commit}-{run_of(environ)}", "new": str(new)}
         outputs["restore"] = believed(prefix, environ)
         outputs["saves"] = str(saves(environ)).lower()
         set_outputs({**outputs, **packages(environ)}, environ)

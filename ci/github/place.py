@@ -53,7 +53,8 @@ def run(environ: Mapping[str, str]) -> int:
     # A store of the machine's own needs no cache, and nothing of a cache may come into it.
     cacheable = may_be_cached(wanted) and not (store / "trees").exists() and not _is_hidden(key, environ)
     yes_or_no = {"cacheable": cacheable, "saves": cacheable and saves(environ)}
-    outputs = {"store": str(store), "key": key}
+    # A key is written once. With the run in it, the default branch can save again what it had to repair.
+    outputs = {"store": str(store), "key": key, "save": f"{key}-{run_of(environ)}"}
     set_outputs({**outputs, **{name: str(value).lower() for name, value in yes_or_no.items()}}, environ)
     return 0
 
@@ -78,6 +79,11 @@ def saves(environ: Mapping[str, str]) -> bool:
     event = json.loads(Path(environ["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
     branch = event.get("repository", {}).get("default_branch")
     return environ.get("GITHUB_REF") == f"refs/heads/{branch}"
+
+
+def run_of(environ: Mapping[str, str]) -> str:
+    """Names this try of this run of the workflow."""
+    return f"{environ.get('GITHUB_RUN_ID', '0')}-{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
 
 
 def store_of(environ: Mapping[str, str]) -> Path:

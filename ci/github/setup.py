@@ -13,6 +13,9 @@ from ci.github.files import annotate, export, set_outputs
 from ci.github.place import SetupInputs, store_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
+from provisioning.base.foreign import visible
+from provisioning.base.rendering.text import plural
+from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
 
@@ -22,13 +25,19 @@ ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "AND
 def run(environ: Mapping[str, str]) -> int:
     wanted = SetupInputs.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
-    if environ.get("QNN_CI_RESTORED") == "true":
+    if environ.get("QNN_CI_RESTORED"):
         # Provisioning proves trees and downloads. A verdict that came with them nobody proves.
         shutil.rmtree(store_of(environ) / "cache", ignore_errors=True)
+    report_file = ROOT / reports_path(None, environ) / "provision.json"
     if code := _verb(["provision", *wanted.flags()], environ):
         with suppress(OSError, ValueError):  # there may be no report
-            annotate(Report.read(ROOT / reports_path(None, environ) / "provision.json"), environ)
+            annotate(Report.read(report_file), environ)
         return code
+    damage = [finding for finding in Report.read(report_file).findings if finding.rule == "store-damage"]
+    if damage:
+        more = f" (and {plural(len(damage) - 1, 'more file')})" if damage[1:] else ""
+        text = f"{damage[0].subject}{more}: {damage[0].message}"
+        sys.stdout.write(command("warning", visible(text), title="provision: store-damage") + "\n")
     selection = Selection(
         profile=wanted.profile,
         target=wanted.targets[0] if wanted.targets else DEFAULT_TARGET,
@@ -47,7 +56,7 @@ def run(environ: Mapping[str, str]) -> int:
     # Exported last: the environment names one chip, and stages take all chips of the selection.
     chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
     export({**chosen, "QNN_CI_SOC": ",".join(wanted.socs)}, environ)
-    set_outputs(outputs, environ)
+    set_outputs({**outputs, "repaired": str(bool(damage)).lower()}, environ)
     return code
 
 
@@ -93,5 +102,5 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:
     sys.stdout.flush()
-    command = [sys.executable, "-m", "provisioning", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
+    typed = [sys.executable, "-m", "provisioning", *arguments]
+    return subprocess.run(typed, cwd=ROOT, env=environ, check=False).returncode

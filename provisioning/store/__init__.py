@@ -34,7 +34,7 @@ from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, differences
 from provisioning.store.pinned import Pinned
 from provisioning.store.tree_plan import EVERYTHING, FileSelection, definition_of, selection_of, tree_key
-from provisioning.store.trees import Tree, Trees
+from provisioning.store.trees import Tree, Trees, name_of
 
 if TYPE_CHECKING:
     from provisioning.store.cleaning import Garbage
@@ -77,7 +77,7 @@ class Store(Trees):
             licences.require(self.path, {component_name: component}, accept or {})
             definition = definition_of(component_name, component)
             key = tree_key(definition, selection_of(component, want))
-            name = f"{component_name}-{component.version}-{key[:12]}"
+            name = name_of(component_name, component, key)
             waiting = f"waiting for another process that provisions {component_name}"
             with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
                 if (tree := self.find(component_name, component, want)) is not None:
@@ -148,7 +148,7 @@ class Store(Trees):
                 self.mark_proved(tree)
             else:
                 tree.inventory_path.rename(staging / "damaged.json")
-                self._commit(f"{name}-{component.version}-{key[:12]}", staging, made)
+                self._commit(name_of(name, component, key), staging, made)
             return wrong
 
     def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:

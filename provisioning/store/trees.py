@@ -82,6 +82,17 @@ class Trees:
                 damage.append(Difference(path.name, "changed", "an inventory", "something else"))
         return damage
 
+    def uncommitted(self, component_name: str, component: Component, want: FileSelection) -> list[Difference]:
+        """Why a tree for exactly `want` is there and exists for nobody: its inventory cannot be read."""
+        key = tree_key(definition_of(component_name, component), selection_of(component, want))
+        root = self.folder / name_of(component_name, component, key)
+        inventory = root.with_name(f"{root.name}.json")
+        if not root.is_dir() or Inventory.read(inventory) is not None:
+            return []
+        if inventory.exists():
+            return [Difference(inventory.name, "changed", "an inventory", "something else")]
+        return [Difference(inventory.name, "missing", "an inventory", "nothing")]
+
     def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None:
         """The tree for `want`: made for exactly that, else the smallest that contains it.
 
@@ -169,6 +180,10 @@ class Trees:
                 self.mark_used(tree.root.name)
                 return tree
         return None
+
+
+def name_of(component_name: str, component: Component, key: str) -> str:
+    return f"{component_name}-{component.version}-{key[:12]}"
 
 
 def _stamp(path: Path) -> str:

@@ -137,6 +137,8 @@ def provision(
             rows[name] = _row(name, component, tree, "repaired" if wrong else state)
             stage.artifacts.append(_artifact(tree))
         else:
+            for damaged in store.uncommitted(name, component, want):
+                _note_damage(damaged.path.removesuffix(".json"), [damaged], stage)
             missing[name] = component
     accepted = _accepted(store, missing, accept, environ)
     fetched = 0

@@ -303,6 +303,7 @@ def test_what_a_licence_was_accepted_for_is_never_cached(
     outputs = pairs(tmp_path / "output")
     assert outputs["cacheable"] == cached
     assert outputs["key"] == place.cache_key(place.SetupInputs.of(environ))
+    assert outputs["save"].startswith(f"{outputs['key']}-"), "what one run saves, a later one may replace"
 
 
 @pytest.mark.parametrize(("chosen", "exported"), [("", ""), ("SM8750, SM8650", "SM8750,SM8650")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import threading
@@ -82,6 +83,7 @@ class Machine:
     """Of a matrix only the jobs of these names run; empty for all."""
     lines: list[str] = field(default_factory=list)
     """What would be seen outside the run: attestations and pull requests."""
+    run_id: int = field(default_factory=itertools.count(1).__next__)
     lock: threading.Lock = field(default_factory=threading.Lock)
     aborted: threading.Event = field(default_factory=threading.Event)
     """Running steps are ended, and no other begins."""
@@ -148,7 +150,7 @@ def github_context(machine: Machine, workflow: Workflow) -> dict[str, Value]:
         "ref_type": "tag" if event.ref.startswith("refs/tags/") else "branch",
         "repository": machine.repository.name,
         "run_attempt": "1",
-        "run_id": "1",
+        "run_id": str(machine.run_id),
         "server_url": "https://github.com",
         "sha": machine.repository.sha,
         "token": "",
