@@ -6,6 +6,7 @@ Beside them, where the rest of the time goes: what each of the workers does befo
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import struct
 import sys
@@ -20,7 +21,6 @@ from ci.lanes.executorch.compile import WORKER
 from ci.lanes.executorch.suite import all_programs, choose
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
@@ -74,9 +74,9 @@ def _start(environment: Mapping[str, str], into: Path, *, warm: bool) -> None:
 
 def _check(programs: int, *, watched: bool) -> Callable[[Path], None]:
     def check(into: Path) -> None:
-        metrics = Report.read(into / f"{STAGE}.json").metrics
-        rows = metrics.get("programs")
-        kept = [not row["not_cached_because"] for row in rows.values()] if isinstance(rows, dict) else []
+        report = json.loads((into / f"{STAGE}.json").read_text(encoding="utf-8"))
+        metrics = report["metrics"]
+        kept = [not row["not_cached_because"] for row in metrics.get("programs", {}).values()]
         if metrics.get("failed") != 0 or kept != [watched] * programs:
             wanted = "all" if watched else "none"
             raise CheckFailed(
