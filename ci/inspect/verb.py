@@ -75,39 +75,39 @@ def run(args: argparse.Namespace) -> int:
     from ci.inspect.package import report as packages
     from ci.inspect.package.contents import is_package
 
-    args.file = args.files[0]
+    file: Path = args.files[0]
     if all(is_package(path) for path in args.files):
-        _refuse_flags(args.file, "package", args.against, args.extract)
+        _refuse_flags(file, "package", args.against, args.extract)
         return packages.run(args.files, selection_of(args), as_json=args.json)
     if args.files[1:]:
         raise UsageError(
             f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"
         )
     if args.attestation:
-        facts = attestation.facts(args.file, args.attestation)
-        return _show(args.file, "attestation", facts, as_json=args.json)
-    head = first_bytes(args.file)
-    if kind := libraries.kind_of(args.file, head):
-        _refuse_flags(args.file, kind, args.against, args.extract)
-        return _show(args.file, kind, libraries.facts(args.file, kind), as_json=args.json)
+        facts = attestation.facts(file, args.attestation)
+        return _show(file, "attestation", facts, as_json=args.json)
+    head = first_bytes(file)
+    if kind := libraries.kind_of(file, head):
+        _refuse_flags(file, kind, args.against, args.extract)
+        return _show(file, kind, libraries.facts(file, kind), as_json=args.json)
     if head.startswith(MARK):
-        _refuse_flags(args.file, "DLC", args.against, args.extract)
-        return _show(args.file, "dlc", _dlc(read_dlc(args.file)), as_json=args.json)
-    contents: Inside = read_model(args.file) if args.file.suffix == ".onnx" else read(args.file)
+        _refuse_flags(file, "DLC", args.against, args.extract)
+        return _show(file, "dlc", _dlc(read_dlc(file)), as_json=args.json)
+    contents: Inside = read_model(file) if file.suffix == ".onnx" else read(file)
     answer = against(contents, args.against) if args.against else None
     extracted: list[Path] = []
     if args.extract:
         if isinstance(contents, ContextStrings):
-            raise UsageError(f"--extract: {args.file} is a context binary itself", fix="leave it out")
-        extracted = extract(args.file, contents, args.extract)
+            raise UsageError(f"--extract: {file} is a context binary itself", fix="leave it out")
+        extracted = extract(file, contents, args.extract)
     if args.json:
-        document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(contents)], **asdict(contents)}
+        document = {"schema": 1, "file": str(file), "kind": KINDS[type(contents)], **asdict(contents)}
         document["known_faults"] = [fault.id for fault in _known_faults(contents)]
         if answer:
             document["against"] = {"sdk": str(args.against), **asdict(answer)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{in_line(line)}\n" for line in described(args.file, contents))
+        sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
         for fault in _known_faults(contents):
             sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
             sys.stdout.write(f"  fix: {fault.fix}\n")
