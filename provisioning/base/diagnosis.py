@@ -19,6 +19,17 @@ CODE_IN_TEXT = Pattern(
     r"(?i)(?:err(?:or)?(?: code)?|status|failed|user err)(?: with(?: err(?:or)?)?)?"
     r"[\s:=,]*(0x[0-9a-f]{3,16}|\d{4,5})\b"
 )
+FASTRPC_IN_TEXT = Pattern(
+    r"(?i)(?:adsprpc|fastrpc|apps_std|remote_handle|hap_|mod_table)[^\n]{0,300}?"
+    r"(?:error(?: code)?|failed with|nerr)\W{0,3}(0x[0-9a-f]{1,3})\b"
+)
+"""FastRPC's own numbers, which it also gives without their offset."""
+FASTRPC_OFFSET = 0x80000400
+TROUBLE = Pattern(
+    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
+    r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>"
+)
+"""What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
 NUMBER = re.compile(rb"0x[0-9a-fA-F]{1,8}\b")
 DECORATION = re.compile(
@@ -49,8 +60,28 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """A program that speaks in logs, the nearer to the fault the earlier in the table."""
+
+    name: str
+    pattern: Pattern
+    collect: str
+    """What shows more of its faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A class of faults, the more telling the earlier in the table."""
+
+    name: str
+    pattern: Pattern
+
+
+@dataclass(frozen=True, slots=True)
 class Knowledge:
     entries: tuple[Entry, ...]
+    layers: tuple[Layer, ...]
+    faults: tuple[Fault, ...]
     codes: dict[int, str]
     data_types: dict[int, str]
     ranges: dict[str, tuple[int, int]]
@@ -99,6 +130,12 @@ class Diagnosis:
     data_types: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     """What was measured of the operators in it, where they lose accuracy."""
+    told_by: str = ""
+    """The program that speaks of trouble; empty if none is known, or there is no trouble."""
+    fault: str = ""
+    """The class of its fault."""
+    collect: str = ""
+    """What to collect next."""
 
     @property
     def explained(self) -> bool:
@@ -134,15 +171,27 @@ class Reading:
         self._found: dict[str, Explanation] = {}
         self._numbers: dict[int, None] = {}
         self._data_types: dict[int, None] = {}
+        self._layers: set[str] = set()
+        self._faults: set[str] = set()
 
     def take(self, piece: Piece) -> None:
         for entry in knowledge().entries:
             if entry.id not in self._found and (found := _first(entry, piece)) is not None:
                 self._found[entry.id] = _explanation(entry, piece, found)
+        if TROUBLE.search(piece.text, piece.start):
+            self._hear(piece)
+        for match in FASTRPC_IN_TEXT.find_all(piece.text, piece.start):
+            self._numbers |= {number | FASTRPC_OFFSET: None for number in _numbers_in(match)}
         for match in CODE_IN_TEXT.find_all(piece.text, piece.start):
             self._numbers |= dict.fromkeys(_numbers_in(match))
         for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
             self._data_types |= dict.fromkeys(_numbers_in(match))
+
+    def _hear(self, piece: Piece) -> None:
+        for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
+            for row in named:
+                if row.name not in heard and row.pattern.search(piece.text, piece.start):
+                    heard.add(row.name)
 
     @property
     def explanations(self) -> list[Explanation]:
@@ -166,7 +215,17 @@ class Reading:
         return [f"{number:#x}: {known[number]}" for number in self._data_types if number in known]
 
     def diagnosis(self, subject: str) -> Diagnosis:
-        return Diagnosis(subject, tuple(self.explanations), tuple(self.codes), tuple(self.data_types))
+        layer = next((row for row in knowledge().layers if row.name in self._layers), None)
+        fault = next((row.name for row in knowledge().faults if row.name in self._faults), "")
+        return Diagnosis(
+            subject,
+            tuple(self.explanations),
+            tuple(self.codes),
+            tuple(self.data_types),
+            told_by=layer.name if layer else "",
+            fault=fault,
+            collect=layer.collect if layer else "",
+        )
 
 
 def read(text: str | bytes) -> Reading:
@@ -250,9 +309,20 @@ def knowledge() -> Knowledge:
         source: str
         example: str
 
+    class LayerRow(Model):
+        name: str
+        patterns: tuple[str, ...]
+        collect: str
+
+    class FaultRow(Model):
+        name: str
+        patterns: tuple[str, ...]
+
     class Table(Model):
         schema_: int = Field(alias="schema")
         entry: tuple[Row, ...]
+        layer: tuple[LayerRow, ...]
+        fault: tuple[FaultRow, ...]
         ranges: dict[str, tuple[int, int]]
         codes: dict[str, str]
         data_types: dict[str, str]
@@ -281,7 +351,11 @@ def knowledge() -> Knowledge:
                 )
         if names.count(entry.id) > 1:
             raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{entry.id!r} twice")
-    return Knowledge(entries, _by_number(table.codes), _by_number(table.data_types), table.ranges)
+    layers = tuple(Layer(row.name, _any_of(row.name, row.patterns), row.collect) for row in table.layer)
+    faults = tuple(Fault(row.name, _any_of(row.name, row.patterns)) for row in table.fault)
+    return Knowledge(
+        entries, layers, faults, _by_number(table.codes), _by_number(table.data_types), table.ranges
+    )
 
 
 def _by_number(names: dict[str, str]) -> dict[int, str]:
@@ -319,6 +393,12 @@ def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:
 
 def _abbreviated(line: str, width: int = 200) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _any_of(name: str, sources: Iterable[str]) -> Pattern:
+    """One pattern: a text is searched once."""
+    (pattern,) = _compiled(name, ["|".join(f"(?:{source})" for source in sources)])
+    return pattern
 
 
 def _compiled(name: str, sources: Iterable[str]) -> tuple[Pattern, ...]:

@@ -63,6 +63,47 @@ def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
         assert [shown["id"] for shown in only["explanations"]] == ["libcxx-missing"]
 
 
+@pytest.mark.parametrize(
+    ("log", "told_by", "fault"),
+    [
+        (
+            "E fastrpc_apps_user.c:1622: open_dev failed (Permission denied)",
+            "FastRPC",
+            "permitted",
+        ),
+        (
+            "[E:onnxruntime:, qnn_model.cc:3 Run] QNN graph execute error. Error code: 1234",
+            "ONNX Runtime's QNN",
+            "execution",
+        ),
+        ("GenieDialog_create returned: -1\nException: Failed to create the Genie Dialog.", "Genie", "start"),
+        ("CMake Error at CMakeLists.txt:7 (find_package): not found", "CMake", "not found"),
+    ],
+)
+def test_without_a_known_cause_who_speaks_and_the_class_are_told_with_what_to_collect(
+    log: str, told_by: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(log, encoding="utf-8")
+    assert verb("--json", str(path)) == 1
+    (only,) = json.loads(capsys.readouterr().out)["inputs"]
+    assert only["explanations"] == [] and told_by in only["told_by"] and fault in only["fault"]
+    assert verb(str(path)) == 1
+    assert only["collect"] in capsys.readouterr().out
+
+
+def test_a_healthy_log_is_told_by_nobody() -> None:
+    found = diagnosis.read(HEALTHY_LOG.replace("tested against", "checked with")).diagnosis("a log")
+    assert (found.told_by, found.fault, found.explained) == ("", "", False)
+
+
+@pytest.mark.parametrize("written", ["Error 0x72: open_dev", "failed with 0x72 for domain 3", "nErr = 0x72"])
+def test_numbers_of_fastrpc_without_their_offset_are_named(written: str) -> None:
+    (code,) = diagnosis.read(f"adsprpc/src/fastrpc_apps_user.c:4247: {written}").codes
+    assert code.code == 0x80000472 and code.known
+    assert diagnosis.read(f"net.cpp:4247: {written}").codes == []
+
+
 def test_a_device_log_is_explained_by_its_cause_and_not_by_the_chain_after_it() -> None:
     log = """\
 [INFO] [Qnn ExecuTorch]: create QNN Logger with log_level 2
