@@ -190,6 +190,21 @@ def test_a_package_without_qnn_is_an_error(plain: bytes, tmp_path: Path) -> None
     assert (code, rules(document)) == (1, ["package-empty"])
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [("none.apk", None, 2), ("app.aab", b"PK", 2), ("no.apk", b"no archive", 1), ("cut.apk", b"PK\3\4", 1)],
+)
+def test_what_is_no_package_is_said_with_the_right_code(
+    name: str, content: bytes | None, code: int, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-m", "ci", "inspect", str(tmp_path / name)]
+    command += ["--reports", str(tmp_path / "reports")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code and name in done.stderr and "try:" in done.stderr
+
+
 def test_a_package_is_a_stage_of_the_gate(plain: bytes, tmp_path: Path) -> None:
     members = app()
     members.pop(f"{LIB}/libQnnSystem.so")

@@ -122,6 +122,8 @@ def is_package(path: Path) -> bool:
 @contextmanager
 def opened(path: Path) -> Iterator[Package]:
     """Raises CheckFailed for a damaged one, UsageError for one that is not read here."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder", fix="name an APK, an AAR or a folder")
     if fix := _OTHER_ARCHIVES.get(path.suffix.lower()):
         raise UsageError(f"{path}: expected an APK, an AAR or a folder, found {path.suffix}", fix=fix)
     with tempfile.TemporaryDirectory() as temporary:
