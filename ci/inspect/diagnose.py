@@ -183,7 +183,7 @@ def _as_number(text: str) -> int | None:
 
 
 def _as_text(result: Diagnosis) -> str:
-    if not result.explained and not result.told_by and not result.fault:
+    if not result.explained and not result.told_by and not result.fault and not result.codes:
         return f"{in_line(result.subject)}: nothing known matches"
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
@@ -196,6 +196,7 @@ def _as_text(result: Diagnosis) -> str:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
     lines += [f"  operator {text}" for text in result.operators]
+    lines += [f"  no error: {why}" for why in result.harmless]
     if not result.explained:
         lines += ["  the exact cause is not known"]
     lines += [f"  told by: {result.told_by}"] if result.told_by else []
@@ -212,6 +213,7 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
         "operators": list(result.operators),
+        "harmless": list(result.harmless),
         "told_by": result.told_by,
         "fault": result.fault,
         "collect": result.collect,

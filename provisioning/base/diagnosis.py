@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from typing import BinaryIO
@@ -15,22 +15,14 @@ from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
 
-CODE_IN_TEXT = Pattern(
-    r"(?i)(?:err(?:or)?(?: code)?|status|failed|user err)(?: with(?: err(?:or)?)?)?"
-    r"[\s:=,]*(0x[0-9a-f]{3,16}|\d{4,5})\b"
-)
-FASTRPC_IN_TEXT = Pattern(
-    r"(?i)(?:adsprpc|fastrpc|apps_std|remote_handle|hap_|mod_table)[^\n]{0,300}?"
-    r"(?:error(?: code)?|failed with|nerr)\W{0,3}(0x[0-9a-f]{1,3})\b"
-)
-"""FastRPC's own numbers, which it also gives without their offset."""
-FASTRPC_OFFSET = 0x80000400
 TROUBLE = Pattern(
     r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
     r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>"
 )
 """What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
+BUILD_IN_TEXT = Pattern(r"\bv?(\d\.\d{1,3}\.\d{1,3}\.\d{6,12})(?:_\d+)?\b")
+"""A build of QNN, as its libraries name it."""
 NUMBER = re.compile(rb"0x[0-9a-fA-F]{1,8}\b")
 DECORATION = re.compile(
     rb"^(?:\xef\xbb\xbf)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
@@ -46,13 +38,15 @@ OVERLAP = 64 << 10
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. What begins where one of `unless_here` begins does not count. Not shown when an entry
-    named in `unless` is found too, as it is nearer the cause."""
+    named in `unless` is found too, as it is nearer the cause, nor in a log that names fewer than `builds` builds
+    of QNN."""
 
     id: str
     patterns: tuple[Pattern, ...]
     unless_here: tuple[Pattern, ...]
     codes: tuple[int, ...]
     unless: tuple[str, ...]
+    builds: int
     cause: str
     fix: str
     source: str
@@ -78,10 +72,37 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Harmless:
+    """Lines that look like errors and are none."""
+
+    pattern: Pattern
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How a program spells its numbers. Without `names` they are those of the table of codes, and below `offset`
+    they were given without it."""
+
+    of: str
+    pattern: Pattern
+    offset: int
+    names: dict[int, str]
+
+    def code(self, number: int) -> Code:
+        if not self.names:
+            return code_named(number | self.offset if 0 < number < 0x400 else number)
+        value = number & 0xFFFFFFFF if number < -255 else number
+        return Code(value, self.of, self.names.get(value, ""), general=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Knowledge:
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...]
     faults: tuple[Fault, ...]
+    harmless: tuple[Harmless, ...]
+    numbers: tuple[Numbers, ...]
     codes: dict[int, str]
     data_types: dict[int, str]
     ranges: dict[str, tuple[int, int]]
@@ -107,11 +128,13 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A number that QNN or FastRPC gave. `name` is empty when only its range is known."""
+    """A number that a program gave. `name` is empty when only its range is known. What is `general` (errno, exit
+    codes, a status) names no cause."""
 
     code: int
     component: str
     name: str
+    general: bool = False
 
     @property
     def known(self) -> bool:
@@ -136,10 +159,16 @@ class Diagnosis:
     """The class of its fault."""
     collect: str = ""
     """What to collect next."""
+    harmless: tuple[str, ...] = ()
+    """Why lines that look like errors are none."""
+    trouble: bool = False
+    """Whether a line tells of trouble that is not harmless."""
 
     @property
     def explained(self) -> bool:
-        return bool(self.explanations or self.operators) or any(code.known for code in self.codes)
+        if self.explanations or self.operators or (self.harmless and not self.trouble):
+            return True
+        return any(code.known and not code.general for code in self.codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +198,10 @@ class Reading:
 
     def __init__(self) -> None:
         self._found: dict[str, Explanation] = {}
-        self._numbers: dict[int, None] = {}
+        self._codes: dict[Code, None] = {}
+        self._builds: set[bytes] = set()
+        self._harmless: dict[str, None] = {}
+        self._trouble = False
         self._data_types: dict[int, None] = {}
         self._layers: set[str] = set()
         self._faults: set[str] = set()
@@ -178,14 +210,26 @@ class Reading:
         for entry in knowledge().entries:
             if entry.id not in self._found and (found := _first(entry, piece)) is not None:
                 self._found[entry.id] = _explanation(entry, piece, found)
-        if TROUBLE.search(piece.text, piece.start):
+        if self._troubled(piece):
+            self._trouble = True
             self._hear(piece)
-        for match in FASTRPC_IN_TEXT.find_all(piece.text, piece.start):
-            self._numbers |= {number | FASTRPC_OFFSET: None for number in _numbers_in(match)}
-        for match in CODE_IN_TEXT.find_all(piece.text, piece.start):
-            self._numbers |= dict.fromkeys(_numbers_in(match))
+        for row in knowledge().numbers:
+            for match in row.pattern.find_all(piece.text, piece.start):
+                self._codes |= dict.fromkeys(map(row.code, _numbers_in(match)))
+        for match in BUILD_IN_TEXT.find_all(piece.text, piece.start):
+            self._builds |= {build for build in match.groups() if build}
         for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
             self._data_types |= dict.fromkeys(_numbers_in(match))
+
+    def _troubled(self, piece: Piece) -> bool:
+        """Whether a line tells of trouble that is not harmless."""
+        harmless = set[int]()
+        for row in knowledge().harmless:
+            if lines := {_line_start(piece.text, m.start()) for m in row.pattern.find_all(piece.text, piece.start)}:
+                harmless |= lines
+                self._harmless[row.why] = None
+        troubles = (match.start() for match in TROUBLE.find_all(piece.text, piece.start))
+        return any(_line_start(piece.text, start) not in harmless for start in troubles)
 
     def _hear(self, piece: Piece) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
@@ -196,17 +240,15 @@ class Reading:
     @property
     def explanations(self) -> list[Explanation]:
         """The failures found, nearest to the cause, in the order in which they appear."""
-        kept = [
-            shown
-            for name, shown in self._found.items()
-            if self._found.keys().isdisjoint(knowledge().entry(name).unless)
-        ]
+        entries = [knowledge().entry(name) for name in self._found]
+        given = {entry.id: entry.unless for entry in entries if entry.builds <= len(self._builds)}
+        kept = [self._found[name] for name, unless in given.items() if given.keys().isdisjoint(unless)]
         return sorted(kept, key=lambda shown: shown.line)
 
     @property
     def codes(self) -> list[Code]:
         """The codes of the table that the log gives as errors, each once."""
-        return [code for code in dict.fromkeys(map(code_named, self._numbers)) if code.known]
+        return [code for code in self._codes if code.known]
 
     @property
     def data_types(self) -> list[str]:
@@ -225,6 +267,8 @@ class Reading:
             told_by=layer.name if layer else "",
             fault=fault,
             collect=layer.collect if layer else "",
+            harmless=tuple(self._harmless),
+            trouble=self._trouble,
         )
 
 
@@ -256,7 +300,8 @@ def explain_code(number: int) -> Diagnosis:
     code = code_named(number)
     entries = [entry for entry in knowledge().entries if code.code in entry.codes]
     shown = tuple(Explanation(e.id, e.cause, e.fix, e.source, 0, "") for e in entries)
-    return Diagnosis(str(code), shown, (code,))
+    others = (replace(row.code(number), general=False) for row in knowledge().numbers if row.names)
+    return Diagnosis(str(code), shown, (code, *(other for other in others if other.known)))
 
 
 def code_named(number: int) -> Code:
@@ -304,6 +349,7 @@ def knowledge() -> Knowledge:
         unless_here: tuple[str, ...] = ()
         codes: tuple[int, ...] = ()
         unless: tuple[str, ...] = ()
+        builds: int = 0
         cause: str
         fix: str
         source: str
@@ -318,11 +364,23 @@ def knowledge() -> Knowledge:
         name: str
         patterns: tuple[str, ...]
 
+    class HarmlessRow(Model):
+        patterns: tuple[str, ...]
+        why: str
+
+    class NumbersRow(Model):
+        of: str
+        patterns: tuple[str, ...]
+        offset: int = 0
+        names: dict[str, str] = {}
+
     class Table(Model):
         schema_: int = Field(alias="schema")
         entry: tuple[Row, ...]
         layer: tuple[LayerRow, ...]
         fault: tuple[FaultRow, ...]
+        harmless: tuple[HarmlessRow, ...]
+        numbers: tuple[NumbersRow, ...]
         ranges: dict[str, tuple[int, int]]
         codes: dict[str, str]
         data_types: dict[str, str]
@@ -335,6 +393,7 @@ def knowledge() -> Knowledge:
             _compiled(row.id, row.unless_here),
             row.codes,
             row.unless,
+            row.builds,
             row.cause,
             row.fix,
             row.source,
@@ -353,8 +412,19 @@ def knowledge() -> Knowledge:
             raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{entry.id!r} twice")
     layers = tuple(Layer(row.name, _any_of(row.name, row.patterns), row.collect) for row in table.layer)
     faults = tuple(Fault(row.name, _any_of(row.name, row.patterns)) for row in table.fault)
+    harmless = tuple(Harmless(_any_of("harmless", row.patterns), row.why) for row in table.harmless)
+    numbers = tuple(
+        Numbers(row.of, _any_of(row.of, row.patterns), row.offset, _by_number(row.names)) for row in table.numbers
+    )
     return Knowledge(
-        entries, layers, faults, _by_number(table.codes), _by_number(table.data_types), table.ranges
+        entries,
+        layers,
+        faults,
+        harmless,
+        numbers,
+        _by_number(table.codes),
+        _by_number(table.data_types),
+        table.ranges,
     )
 
 
@@ -376,13 +446,17 @@ def _first(entry: Entry, piece: Piece) -> int | None:
     return min((start for start in starts(entry.patterns) if start not in excepted), default=None)
 
 
+def _line_start(text: bytes, start: int) -> int:
+    return text.rfind(b"\n", 0, start) + 1
+
+
 def _line_at(text: bytes, start: int) -> bytes:
     end = text.find(b"\n", start)
-    return text[text.rfind(b"\n", 0, start) + 1 : end if end >= 0 else len(text)]
+    return text[_line_start(text, start) : end if end >= 0 else len(text)]
 
 
 def _numbers_in(match: Match) -> Iterator[int]:
-    return (int(digits, 0) for digits in match.groups() if digits)
+    return (int(digits, 16 if b"x" in digits.lower() else 10) for digits in match.groups() if digits)
 
 
 def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:

@@ -226,3 +226,75 @@ def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
     assert diagnosis.explain(harmless) == []
     (shown,) = diagnosis.explain(f"{harmless}\nNo Snapdragon SOC detected")
     assert shown.line == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("[ERROR] memRegister ERROR(6001)", "QNN_GRAPH_ERROR_INVALID_HANDLE"),
+        ("Failed to finalize graph (id: 1) with err 0x3ea", "QNN_COMMON_ERROR_MEM_ALLOC"),
+        ("context create failed, err = 1002", "QNN_COMMON_ERROR_MEM_ALLOC"),
+        ("QNN graph execute error. Error code: 1100", "QNN_COMMON_ERROR_GENERAL"),
+        ("calculator example failed with nErr = -2147482112", "FastRPC: transport"),
+        ("ggml-hex: dspqueue_read failed: 0x0000002e", "FastRPC: interrupted"),
+        ("Error 0x72: apps_dev_init: untrusted app", "FastRPC: connection refused"),
+        ("Process completed with exit code 137.", "SIGKILL"),
+        ("Process finished with exit code -1073741819 (0xC0000005)", "access violation"),
+        ("the job returned with status -11", "SIGSEGV"),
+        ("open failed (errno 13, Permission denied)", "permission denied"),
+        ("OSError: [Errno 28] No space left on device", "no space left"),
+        ("OSError: [WinError 126] The specified module could not be found", "a DLL, or one that it needs"),
+        ("E 00:00:01 executorch:method.cpp:114] Init failed for backend QnnBackend: 0x30", "the delegate is not"),
+        ("Failed to create the Genie Dialog, obtain GENIE_STATUS_ERROR_GENERAL(-1)", "general failure"),
+        ("Failed to create the dialog.   status = -4", "invalid configuration"),
+    ],
+)
+def test_a_number_is_named_in_the_spelling_of_the_program_that_speaks(line: str, named: str) -> None:
+    assert any(named in code.name for code in diagnosis.read(line).codes), diagnosis.read(line).codes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "error: 1002 files are missing",
+        "failed 1008 of 2000 tests",
+        "status 5005 ms",
+        "the shape is (1, 1002)",
+        "exit the loop after 137 rounds with luck",
+        "Listening on port 5005",
+        "version 0808 failed 08080",
+        "page 13 of errno's manual",
+        "the model has -1 as status of dialog parts",
+    ],
+)
+def test_the_same_number_in_a_sentence_about_something_else_is_none(line: str) -> None:
+    assert diagnosis.read(line).codes == []
+
+
+def test_an_exit_code_alone_is_no_cause_in_a_log_but_explains_itself_when_asked_for(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("step failed\nProcess completed with exit code 124.\n", encoding="utf-8")
+    assert verb(str(log)) == 1
+    assert verb("124") == 0
+
+
+def test_lines_that_only_look_like_errors_are_told_to_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = "fastrpc_cap.c:133: Warning 0xffffffff: fastrpc_get_cap failed to get attribute 131 for domain 3\n"
+    log = tmp_path / "run.log"
+    log.write_text(probe, encoding="utf-8")
+    assert verb(str(log)) == 0
+    shown = capsys.readouterr().out
+    assert "no error: the DSP is asked what it can do" in shown and "kind of fault" not in shown
+    log.write_text(probe + "remote_handle_open failed for the skel\n", encoding="utf-8")
+    assert verb(str(log)) == 1
+    assert "told by: FastRPC" in capsys.readouterr().out
+
+
+def test_a_newer_qnn_is_blamed_only_where_two_builds_are_named() -> None:
+    refused = "[ERROR] [Qnn ExecuTorch]: Can't create context from binary. Error 5000.\n"
+    one = "QNN Backend Build Id: v2.31.0.250130151446_114721\n"
+    assert [shown.id for shown in diagnosis.explain(one + refused)] == ["context-binary-refused"]
+    two = one + "made by v2.47.0.260601123456\n"
+    assert [shown.id for shown in diagnosis.explain(two + refused)] == ["context-binary-newer"]
