@@ -31,6 +31,7 @@ EXAMPLES = """\
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
   nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
+  python -m ci diagnose --bundle run.log libs/    what an issue needs, as one text
 """
 
 LOG_SUFFIXES = (".log", ".txt")
@@ -54,6 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="print the error codes that a QNN library for this machine names",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    parser.add_argument(
+        "--bundle",
+        action="store_true",
+        help="print what an issue needs as one markdown text, without secrets and home folders: versions, chip,"
+        " the finding, 200 lines of the log (first argument), and the QNN build of each library (further ones)",
+    )
     parser.epilog = (parser.epilog or "") + (
         "\nA code that is negative is given after --: python -m ci diagnose -- -2147482618\n"
         "Exit code: 0 every input was explained, 1 at least one was not.\n"
@@ -66,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
 
         names = error_names(args.codes_of)
         print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
+        return 0
+    if args.bundle:
+        print(_bundle(args.inputs))
         return 0
     results = [result for name in _inputs(args.inputs) for result in _diagnose_input(name)]
     if args.json:
@@ -112,6 +122,22 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
     return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+
+
+def _bundle(names: Sequence[str]) -> str:
+    from ci.inspect.issue_text import markdown
+
+    paths = [user_path(name, "LOG", str(Parser.user_folder())) for name in names]
+    if not paths or not paths[0].is_file() or paths[0].suffix == ".zip":
+        raise UsageError(
+            f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
+            fix="qnn-ci diagnose --bundle RUN.LOG [FOLDER WITH LIBRARIES]",
+        )
+    if missing := next((path for path in paths if not path.exists()), None):
+        raise UsageError(f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries")
+    with paths[0].open("rb") as log:
+        found = _diagnose(log, paths[0].name)
+    return markdown(found, _as_text(found), paths[0], paths[1:])
 
 
 def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:

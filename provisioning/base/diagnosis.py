@@ -225,7 +225,9 @@ class Reading:
         """Whether a line tells of trouble that is not harmless."""
         harmless = set[int]()
         for row in knowledge().harmless:
-            if lines := {_line_start(piece.text, m.start()) for m in row.pattern.find_all(piece.text, piece.start)}:
+            if lines := {
+                _line_start(piece.text, m.start()) for m in row.pattern.find_all(piece.text, piece.start)
+            }:
                 harmless |= lines
                 self._harmless[row.why] = None
         troubles = (match.start() for match in TROUBLE.find_all(piece.text, piece.start))
@@ -414,7 +416,8 @@ def knowledge() -> Knowledge:
     faults = tuple(Fault(row.name, _any_of(row.name, row.patterns)) for row in table.fault)
     harmless = tuple(Harmless(_any_of("harmless", row.patterns), row.why) for row in table.harmless)
     numbers = tuple(
-        Numbers(row.of, _any_of(row.of, row.patterns), row.offset, _by_number(row.names)) for row in table.numbers
+        Numbers(row.of, _any_of(row.of, row.patterns), row.offset, _by_number(row.names))
+        for row in table.numbers
     )
     return Knowledge(
         entries,

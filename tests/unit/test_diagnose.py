@@ -244,7 +244,10 @@ def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
         ("open failed (errno 13, Permission denied)", "permission denied"),
         ("OSError: [Errno 28] No space left on device", "no space left"),
         ("OSError: [WinError 126] The specified module could not be found", "a DLL, or one that it needs"),
-        ("E 00:00:01 executorch:method.cpp:114] Init failed for backend QnnBackend: 0x30", "the delegate is not"),
+        (
+            "E 00:00:01 executorch:method.cpp:114] Init failed for backend QnnBackend: 0x30",
+            "the delegate is not",
+        ),
         ("Failed to create the Genie Dialog, obtain GENIE_STATUS_ERROR_GENERAL(-1)", "general failure"),
         ("Failed to create the dialog.   status = -4", "invalid configuration"),
     ],
@@ -281,7 +284,9 @@ def test_an_exit_code_alone_is_no_cause_in_a_log_but_explains_itself_when_asked_
 def test_lines_that_only_look_like_errors_are_told_to_be_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    probe = "fastrpc_cap.c:133: Warning 0xffffffff: fastrpc_get_cap failed to get attribute 131 for domain 3\n"
+    probe = (
+        "fastrpc_cap.c:133: Warning 0xffffffff: fastrpc_get_cap failed to get attribute 131 for domain 3\n"
+    )
     log = tmp_path / "run.log"
     log.write_text(probe, encoding="utf-8")
     assert verb(str(log)) == 0
@@ -298,3 +303,43 @@ def test_a_newer_qnn_is_blamed_only_where_two_builds_are_named() -> None:
     assert [shown.id for shown in diagnosis.explain(one + refused)] == ["context-binary-refused"]
     two = one + "made by v2.47.0.260601123456\n"
     assert [shown.id for shown in diagnosis.explain(two + refused)] == ["context-binary-newer"]
+
+
+def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "opensesame42")
+    log, library = tmp_path / "run.log", tmp_path / "libs" / "libQnnHtp.so"
+    library.parent.mkdir()
+    library.write_bytes(b"\x7fELF....v2.47.0.260601123456_1....")
+    log.write_text(
+        "".join(f"step {number}\n" for number in range(500))
+        + "using ghp_0123456789abcdefghij and opensesame42 in /home/jane/run and C:\\Users\\jane\\run\n"
+        + "curl -H 'Authorization: Bearer abcdef.ghijkl' https://jane:pw12@files.example/a?sig=hidden\n"
+        + '{"password": "hunter2222", "mail": "jane@mail.example"}\n'
+        + "-----BEGIN PRIVATE KEY-----\nMIIsecretsecret\n-----END PRIVATE KEY-----\n"
+        + "chip SM8650\n````\nStub lib id mismatch: expected (v2.28.0.241029232508_1), detected (v2.25.17.241017130936_1)\n"
+        + "".join(f"after {number}\n" for number in range(500)),
+        encoding="utf-8",
+    )
+    assert verb("--bundle", str(log), str(library.parent)) == 0
+    text = capsys.readouterr().out
+    assert "stub-mismatch" in text and "SM8650" in text and "v2.47.0.260601123456_1" in text
+    assert "2.28.0.241029232508" in text and "The log, lines 449 to 648:" in text and "`````text" in text
+    for secret in (
+        "ghp_0",
+        "opensesame42",
+        "jane",
+        "abcdef.ghijkl",
+        "pw12",
+        "hidden",
+        "hunter2222",
+        "MIIsecret",
+    ):
+        assert secret not in text, secret
+    assert str(tmp_path) not in text or not str(tmp_path).startswith("/home")
+
+
+def test_a_bundle_needs_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("--bundle", str(tmp_path)) == 2
+    assert "expected a log first" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""What an issue about a failure needs, as one markdown text without secrets or home folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO
+
+from provisioning.base.diagnosis import BUILD_IN_TEXT, DECORATION, TROUBLE, Diagnosis
+from provisioning.base.documents import read
+from provisioning.base.foreign import in_line, visible
+from provisioning.base.settings import ROOT
+from provisioning.build_id import build_ids
+from provisioning.download import redact_text
+
+PACKAGES = ("executorch", "torch", "torchao", "onnxruntime", "onnxruntime-qnn", "qai-hub-models")
+LIBRARIES = re.compile(r".*(?:\.so|\.dll)", re.IGNORECASE)
+LINES, BEFORE = 200, 60
+LONGEST = 2000
+"""A line of the log is cut after so many characters."""
+
+CHIP = re.compile(rb"\b(?:S[MAC]\d{4}[A-Z]?|QC[SM]\d{4}|SXR\d{4}|X[12]E\d{5}|SC\d{4}XP)\b")
+HOME = re.compile(r"(?:/home/|/Users/|[A-Za-z]:[\\/]+Users[\\/]+)[^/\\\s:'\"]+|/root(?=[/\s:'\"]|$)")
+SECRETS = (
+    re.compile(r"\b(?:gh[opsur]_|github_pat_|hf_|glpat-|sk-|xox[abp]-|AKIA|AIza)[A-Za-z0-9_-]{8,}"),
+    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"),
+    re.compile(r"(?i)(?<=bearer )\S+|(?<=basic )[A-Za-z0-9+/=]{8,}"),
+    re.compile(
+        r"(?i)(?:(?<=token)|(?<=secret)|(?<=password)|(?<=passwd)|(?<=api_key)|(?<=apikey)|(?<=api-key))[\"']?\s*[:= ]\s*[\"']?[^\s\"',;]{6,}"
+    ),
+    re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+"),
+)
+KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+SECRET_NAME = re.compile(r"(?i)token|secret|passw|api_?key|private")
+
+
+def without_secrets(text: str, environ: Mapping[str, str]) -> str:
+    for name, value in environ.items():
+        if SECRET_NAME.search(name) and len(value) >= 6:
+            text = text.replace(value, "***")
+    text = redact_text(text)
+    for pattern in SECRETS:
+        text = pattern.sub("***", text)
+    if (home := environ.get("HOME", "")) not in ("", "/"):
+        text = text.replace(home, "~")
+    return HOME.sub("~", text)
+
+
+def markdown(found: Diagnosis, told: str, log: Path, libraries: Iterable[Path]) -> str:
+    """`told` is what diagnose prints of it."""
+    first, lines, named = _excerpt(
+        log, min((shown.line for shown in found.explanations if shown.line), default=0)
+    )
+    rows = [
+        ("qnn-ci", _own_version()),
+        ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
+        ("packages here", ", ".join(_packages()) or "none of QNN's"),
+        ("chips named in the log", ", ".join(sorted(named["chip"])) or "none"),
+        ("QNN builds named in the log", ", ".join(sorted(named["build"])) or "none"),
+        *((path.name, ", ".join(build_ids(path)) or "no build id") for path in _libraries(libraries)),
+    ]
+    table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
+    excerpt = "\n".join(lines)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + told)), default=0))
+    text = (
+        f"| what | value |\n| --- | --- |\n{table}\n\nWhat qnn-ci diagnose says:\n\n{fence}text\n{told}\n{fence}\n\n"
+        f"The log, lines {first} to {first + len(lines) - 1}:\n\n{fence}text\n{excerpt}\n{fence}"
+    )
+    return without_secrets(text, os.environ)
+
+
+def _cell(text: str) -> str:
+    return in_line(text).replace("|", "\\|")
+
+
+def _own_version() -> str:
+    project = ROOT / "pyproject.toml"
+    return str(read(project)["project"]["version"]) if project.is_file() else metadata.version("qnn-ci")
+
+
+def _packages() -> Iterator[str]:
+    for name in PACKAGES:
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _libraries(named: Iterable[Path]) -> list[Path]:
+    files = (file for path in named for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
+    return [file for file in files if LIBRARIES.fullmatch(file.name) and file.is_file()]
+
+
+def _excerpt(path: Path, line: int) -> tuple[int, list[str], dict[str, set[str]]]:
+    """The number of the first line, at most LINES lines around `line` (0: the first that tells of trouble, or the
+    last), and the chips and builds of QNN that the whole log names."""
+    named: dict[str, set[str]] = {"chip": set(), "build": set()}
+    kept: deque[bytes] = deque(maxlen=BEFORE)
+    first, excerpt = 0, list[bytes]()
+    with path.open("rb") as log:
+        for number, text in enumerate(_lines(log), 1):
+            named["chip"] |= {match.decode() for match in CHIP.findall(text)}
+            for match in BUILD_IN_TEXT.find_all(text):
+                named["build"] |= {build.decode() for build in match.groups() if build}
+            if excerpt and len(excerpt) < LINES:
+                excerpt.append(text)
+            elif not excerpt and (number == line or (not line and TROUBLE.search(text))):
+                first, excerpt = number - len(kept), [*kept, text]
+            kept.append(text)
+    if not excerpt:
+        first, excerpt = max(1, number - len(kept) + 1) if kept else 1, list(kept)
+    return first, _without_keys(excerpt), named
+
+
+def _lines(log: BinaryIO) -> Iterator[bytes]:
+    """A line longer than any log's is cut, not read whole."""
+    while line := log.readline(1 << 20):
+        if not line.endswith(b"\n"):
+            while rest := log.readline(1 << 20):
+                if rest.endswith(b"\n"):
+                    break
+        yield DECORATION.sub(b"", line).rstrip(b"\r\n")
+
+
+def _without_keys(lines: Iterable[bytes]) -> list[str]:
+    shown, inside = list[str](), False
+    for line in lines:
+        text = visible(line.decode("utf-8", "replace"))[:LONGEST]
+        inside = inside or KEY.search(text) is not None
+        shown.append("***" if inside else text)
+        inside = inside and "-----END" not in text
+    return shown
