@@ -31,7 +31,8 @@ SECRETS = (
     re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"),
     re.compile(r"(?i)(?<=bearer )\S+|(?<=basic )[A-Za-z0-9+/=]{8,}"),
     re.compile(
-        r"(?i)(?:(?<=token)|(?<=secret)|(?<=password)|(?<=passwd)|(?<=api_key)|(?<=apikey)|(?<=api-key))[\"']?\s*[:= ]\s*[\"']?[^\s\"',;]{6,}"
+        r"(?i)(?:(?<=token)|(?<=secret)|(?<=password)|(?<=passwd)|(?<=api_key)|(?<=apikey)|(?<=api-key))"
+        r"[\"']?\s*[:= ]\s*[\"']?[^\s\"',;]{6,}"
     ),
     re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+"),
 )
@@ -53,7 +54,8 @@ def without_secrets(text: str, environ: Mapping[str, str]) -> str:
 
 def markdown(found: Diagnosis, told: str, log: Path, libraries: Iterable[Path]) -> str:
     """`told` is what diagnose prints of it."""
-    first, lines, named = _excerpt(
+    at = min((shown.line for shown in found.explanations if shown.line), default=0)
+    first, lines, named = _excerpt(log, at)
         log, min((shown.line for shown in found.explanations if shown.line), default=0)
     )
     rows = [
@@ -68,7 +70,8 @@ def markdown(found: Diagnosis, told: str, log: Path, libraries: Iterable[Path]) 
     excerpt = "\n".join(lines)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + told)), default=0))
     text = (
-        f"| what | value |\n| --- | --- |\n{table}\n\nWhat qnn-ci diagnose says:\n\n{fence}text\n{told}\n{fence}\n\n"
+        f"| what | value |\n| --- | --- |\n{table}\n\n"
+        f"What qnn-ci diagnose says:\n\n{fence}text\n{told}\n{fence}\n\n"
         f"The log, lines {first} to {first + len(lines) - 1}:\n\n{fence}text\n{excerpt}\n{fence}"
     )
     return without_secrets(text, os.environ)
@@ -97,8 +100,8 @@ def _libraries(named: Iterable[Path]) -> list[Path]:
 
 
 def _excerpt(path: Path, line: int) -> tuple[int, list[str], dict[str, set[str]]]:
-    """The number of the first line, at most LINES lines around `line` (0: the first that tells of trouble, or the
-    last), and the chips and builds of QNN that the whole log names."""
+    """The number of the first line, at most LINES lines around `line` (0: the first that tells of trouble, or
+    the last), and the chips and builds of QNN that the whole log names."""
     named: dict[str, set[str]] = {"chip": set(), "build": set()}
     kept: deque[bytes] = deque(maxlen=BEFORE)
     first, excerpt = 0, list[bytes]()

@@ -38,8 +38,8 @@ OVERLAP = 64 << 10
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. What begins where one of `unless_here` begins does not count. Not shown when an entry
-    named in `unless` is found too, as it is nearer the cause, nor in a log that names fewer than `builds` builds
-    of QNN."""
+    named in `unless` is found too, as it is nearer the cause, nor in a log that names fewer than `builds`
+    builds of QNN."""
 
     id: str
     patterns: tuple[Pattern, ...]
@@ -81,8 +81,8 @@ class Harmless:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How a program spells its numbers. Without `names` they are those of the table of codes, and below `offset`
-    they were given without it."""
+    """How a program spells its numbers. Without `names` they are those of the table of codes; small ones were
+    given without `offset`."""
 
     of: str
     pattern: Pattern
@@ -128,8 +128,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A number that a program gave. `name` is empty when only its range is known. What is `general` (errno, exit
-    codes, a status) names no cause."""
+    """A number that a program gave. `name` is empty when only its range is known. What is `general` (errno,
+    exit codes, a status) names no cause."""
 
     code: int
     component: str
@@ -374,7 +374,7 @@ def knowledge() -> Knowledge:
         of: str
         patterns: tuple[str, ...]
         offset: int = 0
-        names: dict[str, str] = {}
+        names: dict[str, str] = Field(default_factory=dict)
 
     class Table(Model):
         schema_: int = Field(alias="schema")

@@ -318,7 +318,8 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
         + "curl -H 'Authorization: Bearer abcdef.ghijkl' https://jane:pw12@files.example/a?sig=hidden\n"
         + '{"password": "hunter2222", "mail": "jane@mail.example"}\n'
         + "-----BEGIN PRIVATE KEY-----\nMIIsecretsecret\n-----END PRIVATE KEY-----\n"
-        + "chip SM8650\n````\nStub lib id mismatch: expected (v2.28.0.241029232508_1), detected (v2.25.17.241017130936_1)\n"
+        + "chip SM8650\n````\nStub lib id mismatch: expected (v2.28.0.241029232508_1),"
+        + " detected (v2.25.17.241017130936_1)\n"
         + "".join(f"after {number}\n" for number in range(500)),
         encoding="utf-8",
     )

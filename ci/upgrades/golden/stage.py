@@ -40,8 +40,8 @@ MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own.npz"
 SUMS = "SHA256SUMS"
 
 AGE = ("context-binary-newer", "context-binary-refused")
-"""What `diagnose` says of the one refusal that is no fault: the runtime is older than the program. The stage knows
-both builds; the log need not name them."""
+"""What `diagnose` says of the one refusal that is no fault: the runtime is older than the program. The stage
+knows both builds; the log need not name them."""
 
 Result = Literal["same", "differs", "refused"]
 Lane = Literal["onnx", "executorch"]
