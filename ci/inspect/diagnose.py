@@ -58,8 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="print what an issue needs as one markdown text, without secrets and home folders: versions, chip,"
-        " the finding, 200 lines of the log (first argument), and the QNN build of each library (further ones)",
+        help="print what an issue needs as one markdown text, without secrets and home folders: versions,"
+        " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library (others)",
     )
     parser.epilog = (parser.epilog or "") + (
         "\nA code that is negative is given after --: python -m ci diagnose -- -2147482618\n"

@@ -32,7 +32,7 @@ SECRETS = (
     re.compile(r"(?i)(?<=bearer )\S+|(?<=basic )[A-Za-z0-9+/=]{8,}"),
     re.compile(
         r"(?i)(?:(?<=token)|(?<=secret)|(?<=password)|(?<=passwd)|(?<=api_key)|(?<=apikey)|(?<=api-key))"
-        r"[\"']?\s*[:= ]\s*[\"']?[^\s\"',;]{6,}"
+        r"[\"']?\s*[:=]\s*[\"']?[^\s\"',;]{6,}"
     ),
     re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+"),
 )
@@ -56,8 +56,6 @@ def markdown(found: Diagnosis, told: str, log: Path, libraries: Iterable[Path]) 
     """`told` is what diagnose prints of it."""
     at = min((shown.line for shown in found.explanations if shown.line), default=0)
     first, lines, named = _excerpt(log, at)
-        log, min((shown.line for shown in found.explanations if shown.line), default=0)
-    )
     rows = [
         ("qnn-ci", _own_version()),
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
