@@ -54,12 +54,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="LIBRARY",
         help="print the error codes that a QNN library for this machine names",
     )
+    parser.add_argument(
+        "--messages-of",
+        type=Path,
+        metavar="PATH",
+        help="count what a library, or a folder of libraries and Python, can print, and the rules that match it",
+    )
+    parser.add_argument(
+        "--messages-before",
+        type=Path,
+        metavar="PATH",
+        help="with --messages-of: the earlier build; says what was gained, lost, and which rules match none",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument(
         "--bundle",
         action="store_true",
         help="print what an issue needs as one markdown text, without secrets and home folders: versions,"
-        " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library (others)",
+        " chip, the finding, 200 lines of the log (first argument), and the QNN build ofeach library",
     )
     parser.epilog = (parser.epilog or "") + (
         "\nA code that is negative is given after --: python -m ci diagnose -- -2147482618\n"
@@ -74,6 +86,10 @@ def run(args: argparse.Namespace) -> int:
         names = error_names(args.codes_of)
         print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
         return 0
+    if args.messages_of:
+        return _messages(args.messages_of, args.messages_before, as_json=args.json)
+    if args.messages_before:
+        raise UsageError("--messages-before is given without --messages-of", fix="name the newer build too")
     if args.bundle:
         print(_bundle(args.inputs))
         return 0
@@ -122,6 +138,20 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
     return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+
+
+def _messages(now: Path, before: Path | None, *, as_json: bool) -> int:
+    from ci.inspect.messages import collect, document, told
+
+    paths = [user_path(str(path), "PATH", str(Parser.user_folder())) for path in (now, before) if path]
+    if missing := next((path for path in paths if not path.exists()), None):
+        raise UsageError(
+            f"{missing} is not there", fix="name a library, or a folder of libraries and Python files"
+        )
+    new, *old = map(collect, paths)
+    earlier = old[0] if old else None
+    print(json.dumps(document(new, earlier), indent=2) if as_json else told(new, earlier))
+    return 0
 
 
 def _bundle(names: Sequence[str]) -> str:

@@ -314,7 +314,8 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
     library.write_bytes(b"\x7fELF....v2.47.0.260601123456_1....")
     log.write_text(
         "".join(f"step {number}\n" for number in range(500))
-        + "using ghp_0123456789abcdefghij and opensesame42 in /home/jane/run and C:\\Users\\jane\\run\n"
+        + "using ghp_0123456789abcdefghij and opensesame42 in /home"
+        + "/jane/run and C:\\Users\\jane\\run\n"
         + "curl -H 'Authorization: Bearer abcdef.ghijkl' https://jane:pw12@files.example/a?sig=hidden\n"
         + '{"password": "hunter2222", "mail": "jane@mail.example"}\n'
         + "-----BEGIN PRIVATE KEY-----\nMIIsecretsecret\n-----END PRIVATE KEY-----\n"
@@ -344,3 +345,32 @@ def test_a_bundle_for_an_issue_has_what_it_needs_and_no_secrets(
 def test_a_bundle_needs_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("--bundle", str(tmp_path)) == 2
     assert "expected a log first" in capsys.readouterr().err
+
+
+def test_messages_that_a_newer_build_gained_and_lost_are_counted_with_the_rules_that_match_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    (old / "libQnnHtp.so").write_bytes(
+        b"\x7fELF\0Stub lib id mismatch: expected (%s), detected (%s)\0Failed to load node %d of 12\0"
+        b"v2.31.0.250130151446\0__not_a_message__\0"
+    )
+    (new / "libQnnHtp.so").write_bytes(b"\x7fELF\0Failed to load node %u of 13\0Cannot map the weights now\0")
+    (new / "graph.py").write_text(
+        "def f(n):\n    raise ValueError(f'node {n} has no shape')\n", encoding="utf-8"
+    )
+    assert verb("--messages-of", str(new), "--messages-before", str(old)) == 0
+    shown = capsys.readouterr().out
+    assert "3 messages in 2 files" in shown
+    assert "gained 2, lost 1; rules that match none any more: 1\n  stub-mismatch" in shown
+    assert verb("--messages-of", str(old), "--json") == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["builds"] == ["v2.31.0.250130151446"] and "Failed to load node … of …" in table["messages"]
+
+
+def test_a_folder_that_can_print_nothing_is_refused(tmp_path: Path) -> None:
+    assert verb("--messages-of", str(tmp_path)) != 0
+    assert verb("--messages-before", str(tmp_path)) == 2
+    assert verb("--messages-of", str(tmp_path / "none")) == 2
