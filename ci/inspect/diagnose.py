@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--messages-of",
         type=Path,
         metavar="PATH",
-        help="count what a library, or a folder of libraries and Python, can print, and the rules that match it",
+        help="count what a library, or a folder of them and Python, prints, and the rules that match it",
     )
     parser.add_argument(
         "--messages-before",
