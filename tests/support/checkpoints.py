@@ -53,7 +53,7 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     """With a tokenizer of bytes. Weights are so large that choices are clear."""
     import torch
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import Decoder
@@ -77,5 +77,11 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if (SMALL | changes)["bos_token_id"] is not None:
+        first = (SMALL | changes)["bos_token_id"]
+        word = alphabet[first]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{word} $A", special_tokens=[(word, first)]
+        )
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder

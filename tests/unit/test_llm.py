@@ -20,7 +20,15 @@ from ci.engine.work import Failure, Result
 from ci.engine.workers.child import reporting
 from ci.lanes.llm import verb
 from ci.lanes.llm import worker as llm_worker
-from ci.lanes.llm.architecture import INDEX, read_architecture, require_tensors, shards_of, upstream_name
+from ci.lanes.llm.architecture import (
+    INDEX,
+    beginning_warning,
+    read_architecture,
+    require_tensors,
+    shards_of,
+    upstream_name,
+)
+from ci.lanes.llm.check import _read_by_genie
 from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.lanes.llm.forecast import forecast
@@ -229,6 +237,19 @@ class TestCheckpoint:
     ) -> None:
         with pytest.raises(UsageError, match=named):
             read_architecture(checkpoint(tmp_path, **changes))
+
+    @pytest.mark.parametrize(
+        ("kind", "removes"),
+        [("dynamic", "remove"), ("yarn", "if you added it"), ("linear", ""), ("longrope", ""), ("other", "")],
+    )
+    def test_no_rope_is_removed_from_a_model_that_needs_it(
+        self, tmp_path: Path, kind: str, removes: str
+    ) -> None:
+        scaling = {"rope_type": kind, "factor": 4.0}
+        with pytest.raises(UsageError) as refused:
+            read_architecture(checkpoint(tmp_path, rope_scaling=scaling))
+        assert refused.value.fix is not None
+        assert refused.value.fix.startswith(removes) and ("remove" in refused.value.fix) == bool(removes)
 
     def test_the_rope_of_transformers_5_is_that_of_transformers_4(self, tmp_path: Path) -> None:
         old = read_architecture(checkpoint(tmp_path))
@@ -517,9 +538,54 @@ class TestConfiguration:
         """Like Qwen's: config.json names a token all the same."""
         folder = checkpoint(tmp_path, model_type="qwen2")
         assert read_architecture(folder).beginning == (0,)
+        save_tokenizer(folder)
         (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')
         assert read_architecture(folder).beginning == ()
         assert self.read(tmp_path, bos=None)["context"]["bos-token"] == -1
+
+    def begun(self, folder: Path, form: str, *words: int) -> Path:
+        from tokenizers import Tokenizer, processors
+
+        save_tokenizer(checkpoint(folder), {"a": 0, "b": 1, "c": 2})
+        path = str(folder / "tokenizer.json")
+        tokenizer = Tokenizer.from_file(path)
+        names = {f"{'abc'[word]}": word for word in words}
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=form, special_tokens=list(names.items())
+        )
+        tokenizer.save(path)
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        return folder
+
+    def test_the_tokenizer_says_what_begins_a_text_and_config_json_is_contradicted(
+        self, tmp_path: Path
+    ) -> None:
+        """As in DeepSeek-R1-Distill-Qwen: bos_token_id is 0, and the tokenizer puts 1."""
+        shape = read_architecture(self.begun(tmp_path, "b $A", 1))
+        assert shape.bos == 1
+        warning = beginning_warning(tmp_path, shape)
+        assert "config.json names bos_token_id 0" in warning and "tokenizer.json puts token 1" in warning
+        assert beginning_warning(tmp_path, read_architecture(self.begun(tmp_path, "a $A", 0))) == ""
+
+    @pytest.mark.parametrize(
+        ("form", "words", "named"),
+        [("a b $A", (0, 1), "[0, 1] first"), ("a $A b", (0, 1), "[1] at the end")],
+    )
+    def test_what_genie_cannot_put_around_a_text_is_refused(
+        self, tmp_path: Path, form: str, words: tuple[int, ...], named: str
+    ) -> None:
+        with pytest.raises(UsageError) as refused:
+            read_architecture(self.begun(tmp_path, form, *words))
+        assert named in refused.value.message and "\n" not in refused.value.message
+
+    def test_what_genie_reads_is_held_to_transformers_own_tokenizer(self, tmp_path: Path) -> None:
+        folder = self.begun(tmp_path, "b $A", 1)
+        assert _read_by_genie(folder, [[2, 0]], ["c a"], 1) == []
+        [wrong] = _read_by_genie(folder, [[2, 0]], ["c a"], 0)
+        assert "Genie reads [0, 2, 0]" in wrong and "gives [1, 2, 0]" in wrong
+        assert _read_by_genie(folder, [[2, 0], [1, 2]], ["c a", "b c"], 1) == []
+        [wrong] = _read_by_genie(folder, [[2, 0], [2, 2]], ["c a", "c c"], 1)
+        assert "of a chat Genie reads [1, 2, 2]" in wrong
 
     def test_a_model_without_end_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ci.lanes.llm.arrays import Array
+from ci.lanes.llm.beginning import first_token, tokenizer_decides
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 
 FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"}
@@ -30,6 +31,13 @@ SIZES = (
     "max_position_embeddings",
 )
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ROPE_FIXES = {
+    "dynamic": "remove rope_scaling, which changes only prompts longer than the model was trained for, and"
+    " keep --context within that length",
+    "yarn": "if you added it to a model that was trained without it, remove it and keep --context within the"
+    " length of training; a model published with it needs it at every position, so take another one",
+}
+"""Others, linear and longrope, act at every position: without them the model says something else."""
 UPSTREAM_NAMES = (
     ("llama", "<|start_header_id|>", "llama3"),
     ("llama", "<|im_start|>", "smollm2_135m"),
@@ -205,11 +213,28 @@ def upstream_name(folder: Path, kind: str) -> str:
 
 
 def _beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
-    path, key = folder / "tokenizer_config.json", "bos_token_id"
-    if path.is_file() and read_object(path).get("add_bos_token") is False:
-        return None
-    bos = config.get(key)
-    return None if bos is None else _token(folder / "config.json", key, bos, words)
+    """As the tokenizer has it: models are trained with its tokens, and config.json may name another."""
+    bos = named_beginning(folder, config, words)
+    return first_token(folder, words) if tokenizer_decides(folder) else bos
+
+
+def named_beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
+    bos = config.get("bos_token_id")
+    return None if bos is None else _token(folder / "config.json", "bos_token_id", bos, words)
+
+
+def beginning_warning(folder: Path, shape: Architecture) -> str:
+    """What contradicts what the tokenizer puts first, or nothing."""
+    named = named_beginning(folder, _config(folder), shape.vocab_size)
+    path = folder / "tokenizer_config.json"
+    settings = read_object(path) if path.is_file() else {}
+    if named in (None, shape.bos) or (shape.bos is None and settings.get("add_bos_token") is False):
+        return ""
+    puts = "no token" if shape.bos is None else f"token {shape.bos}"
+    return (
+        f"{folder / 'config.json'} names bos_token_id {named}, and the tokenizer of"
+        f" {folder / 'tokenizer.json'} puts {puts} before a text: the tokenizer is right here, as for transformers"
+    )
 
 
 def _ends(folder: Path, config: Mapping[str, Any], words: int) -> tuple[int, ...]:
@@ -298,8 +323,7 @@ def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | Non
     if kind == "default":
         return None
     if kind != "llama3":
-        fix = "remove rope_scaling if prompts stay within the length that the model was trained for"
-        raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, fix)
+        raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, ROPE_FIXES.get(str(kind), ANOTHER))
     for name in SCALING:
         value = scaling.get(name)
         if not isinstance(value, int | float) or not value > 0:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.beginning import tokenizer_decides, transformers_tokenizer
 from ci.lanes.llm.commands import (
     LOG,
     config_of,
@@ -19,7 +21,7 @@ from ci.lanes.llm.commands import (
     sizes_of,
 )
 from ci.lanes.llm.findings import READER_NAMES, figures_from
-from ci.lanes.llm.genie import KINDS, RECORD, contradictions, encoded, setting
+from ci.lanes.llm.genie import KINDS, NONE, RECORD, contradictions, encoded, setting
 from ci.lanes.llm.judge import EXCUSED, choice_misses, close, misses
 from ci.lanes.llm.prompts import (
     CONTINUED,
@@ -167,7 +169,7 @@ def check_model(options: CheckOptions) -> int:
     with asking(setup_of("generate", log.parent, options.timeout), log) as ask:
         # Before the figures, which take the emulator's time.
         problems = (
-            _tokenizer(config, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
+            _tokenizer(config, folder, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
             if options.on == "both"
             else []
         )
@@ -191,7 +193,7 @@ def check_model(options: CheckOptions) -> int:
     return 0
 
 
-def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
+def _tokenizer(config: Path, checkpoint: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
     """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
     bos = setting(config, "context", "bos-token")
     if has_template(config.parent):
@@ -200,8 +202,29 @@ def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -
     with limited(config, 1) as copy:
         ours, genies = [tokens_of(tokenizer, text) for text in texts], encoded(copy, texts, timeout=timeout)
     if ours == genies:
-        return []
+        return _read_by_genie(checkpoint, genies, texts, bos)
     return ["Genie's tokenizer tokenizes otherwise than the tokenizers library"]
+
+
+def _read_by_genie(
+    checkpoint: Path, genies: Sequence[list[int]], texts: Sequence[str], bos: int
+) -> list[str]:
+    """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own
+    tokenizer gives by its defaults: for a text, and for a chat, whose template writes the first token."""
+    if not tokenizer_decides(checkpoint):
+        return []
+    own, problems = transformers_tokenizer(checkpoint), []
+    for chat, (text, tokens) in enumerate(zip(texts, genies, strict=True)):
+        read = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
+        expected = own(text, add_special_tokens=not chat)["input_ids"]
+        if read != expected:
+            place = next(at for at, pair in enumerate(zip_longest(read, expected)) if pair[0] != pair[1])
+            here = slice(max(0, place - 1), place + 3)
+            problems.append(
+                f"of a {'chat' if chat else 'text'} Genie reads {read[here]} from place {here.start}, and"
+                f" transformers' tokenizer gives {expected[here]}"
+            )
+    return problems
 
 
 def _of_each_kind(ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import Architecture, read_architecture, read_object, require_tensors
+from ci.lanes.llm.architecture import (
+    Architecture,
+    beginning_warning,
+    read_architecture,
+    read_object,
+    require_tensors,
+)
 from ci.lanes.llm.genie import CONFIG, RECORD, generate, require_short, require_sizes, setting
 from ci.lanes.llm.prompts import (
     chat_text,
@@ -60,6 +66,8 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
             fix=f"--context {shape.context}",
         )
     require_tensors(folder, shape)
+    if warning := beginning_warning(folder, shape):
+        sys.stderr.write(f"warning: {warning}\n")
     if not (folder / "tokenizer.json").is_file():
         tokenizer = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
         raise UsageError(

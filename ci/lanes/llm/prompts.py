@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.beginning import in_a_line, transformers_tokenizer
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -29,7 +30,7 @@ def load_tokenizer(folder: Path) -> Any:
     # The library raises nothing narrower.
     except Exception as error:
         raise CheckFailed(
-            f"{path} cannot be read: {_in_a_line(error)}", fix="take it from the checkpoint"
+            f"{path} cannot be read: {in_a_line(error)}", fix="take it from the checkpoint"
         ) from None
 
 
@@ -55,17 +56,15 @@ def chat_text(folder: Path, message: str, system: str) -> str:
             fix="copy it from the checkpoint, or write it:"
             " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         )
-    from transformers import AutoTokenizer
-
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers_tokenizer(folder)
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     # Templates are programs: any error can come out of them.
     except Exception as error:
         raise UsageError(
-            f"{folder}: its chat template gives no text: {_in_a_line(error)}",
+            f"{folder}: its chat template gives no text: {in_a_line(error)}",
             fix="correct the template, or leave out what it refuses",
         ) from error
     return text
@@ -74,10 +73,6 @@ def chat_text(folder: Path, message: str, system: str) -> str:
 def has_template(folder: Path) -> bool:
     config = folder / CONFIG
     return (folder / TEMPLATE).is_file() or (config.is_file() and '"chat_template"' in read_text(config))
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def read_text(path: Path) -> str:

@@ -96,6 +96,7 @@ def order_train(order: Mapping[str, Any]) -> dict[str, Any]:
 def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     """Write the model, its tokenizer and texts.json to `folder`; returns the perplexity on held-out text."""
     import torch
+    from tokenizers import processors
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
@@ -133,6 +134,8 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     model.eval()
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
+    # After its own texts were encoded: what begins a text stands in the stream already.
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos)])
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"bos_token": BOS, "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")
