@@ -233,7 +233,7 @@ def beginning_warning(folder: Path, shape: Architecture) -> str:
     puts = "no token" if shape.bos is None else f"token {shape.bos}"
     return (
         f"{folder / 'config.json'} names bos_token_id {named}, and the tokenizer of"
-        f" {folder / 'tokenizer.json'} puts {puts} before a text: the tokenizer is right here, as for transformers"
+        f" {folder / 'tokenizer.json'} puts {puts} before a text: the tokenizer is right here"
     )
 
 
