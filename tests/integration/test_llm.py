@@ -140,6 +140,47 @@ def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     assert list(one.tokens) != speaker.choices(prompt, one.tokens)[:-1]
 
 
+def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
+    speaker: Speaker, tmp_path: Path
+) -> None:
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.check import LIMITS
+    from ci.lanes.llm.findings import figures_from
+    from ci.lanes.llm.genie import ForcedText, forced_logits, generate
+    from ci.lanes.llm.judge import misses
+    from ci.lanes.llm.measure import genie_figures
+    from ci.lanes.llm.reference import logits_of
+
+    shape = read_architecture(speaker.model)
+    stream = np.random.default_rng(6).integers(2, 255, 127).tolist()
+    # The second one fills the context.
+    texts = [ForcedText(stream[:40], stream[40:43]), ForcedText(stream[:20], stream[20:])]
+    shipped = speaker.config.read_text()
+
+    def figures(config: Path) -> dict[str, Any]:
+        logits = forced_logits(config, texts, shape.vocab_size, timeout=TIMEOUT)
+        assert logits is not None
+        return genie_figures(shape, speaker.reference, texts, logits)
+
+    logits = forced_logits(speaker.config, texts, shape.vocab_size, timeout=TIMEOUT)
+    assert logits is not None and speaker.config.read_text() == shipped
+    for text, rows in zip(texts, logits, strict=True):
+        before = 1 + len(text.prompt)
+        expected = logits_of(speaker.reference, [0, *text.prompt, *text.tokens])[before - 1 : -1]
+        assert np.abs(rows - expected).max() < 0.06
+    right = figures(speaker.config)
+    assert set(right) == {"prefill_genie", "decode_genie"}
+    wrong = changed(speaker, tmp_path, "engine/model/positional-encoding/rope-theta", 350000)
+    prompts = [text.prompt for text in texts]
+    said = [
+        generate(config, prompts[:1], timeout=TIMEOUT)[0].tokens[:1] for config in (speaker.config, wrong)
+    ]
+    assert said[0] == said[1]
+    limits = LIMITS["fp16"]
+    assert not misses(figures_from(right["decode_genie"]), limits, of_few=True)
+    assert misses(figures_from(figures(wrong)["decode_genie"]), limits, of_few=True)
+
+
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

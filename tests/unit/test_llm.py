@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -656,6 +657,7 @@ class TestCheck:
         asked: list[dict[str, Any]] | None = None,
         words: int = 3000,
         vocabulary: Mapping[str, int] | None = None,
+        genie: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
         **figures: float,
     ) -> int:
         from ci.lanes.llm.genie import RECORD
@@ -678,9 +680,15 @@ class TestCheck:
         (folder / "text.txt").write_text("a " * words)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
         answers: dict[str, dict[str, Any]] = {
-            "pace": {"pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
+            "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
             "figures": {"decode_htp": values},
-            "choices": {"prefill": chosen(1.0), "decode": chosen(choices), "cpu_seconds": 1.0, "peak": 1},
+            "genie choices": {
+                "prefill": chosen(1.0),
+                "decode": chosen(choices),
+                "cpu_seconds": 1.0,
+                "peak": 1,
+            },
+            "genie figures": {} if genie is None else {"decode_genie": values | {"divergence": genie}},
             "parts": {"parts": list(parts)},
         }
 
@@ -704,6 +712,29 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, choices=0.5) == 1
         assert self.check(tmp_path, monkeypatch, precision="fp16", choices=0.97) == 1
         assert self.check(tmp_path, monkeypatch, "--tokens", "4000") == 2
+
+    def test_genies_own_logits_are_held_to_the_limits_where_it_gives_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """They are of few tokens, so three standard errors are allowed."""
+        assert self.check(tmp_path, monkeypatch, genie={"value": 0.06, "error": 0.01}) == 0
+        assert self.check(tmp_path, monkeypatch, genie={"value": 0.09, "error": 0.01}) == 1
+        assert "Genie's decode: divergence" in capsys.readouterr().err
+        assert self.check(tmp_path, monkeypatch, genie=None) == 0
+        assert "gives no logits" in capsys.readouterr().out
+
+    def test_a_wrong_part_is_told_without_being_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With and without --where there is one verdict."""
+        parts = [part(0, "prefill", 40.0), part(1, "prefill", 26.0)]
+        for flags in ((), ("--where",)):
+            assert self.check(tmp_path, monkeypatch, *flags, precision="fp16", parts=parts) == 1
+            assert "prefill_1, layers 1 to 1: hidden_1 has 26.0 dB" in capsys.readouterr().err
+        assert self.check(tmp_path, monkeypatch, precision="fp16", parts=parts[:1]) == 0
+        assert "prefill_0" not in capsys.readouterr().out
+        assert self.check(tmp_path, monkeypatch, "--where", precision="fp16", parts=parts[:1]) == 0
+        assert "prefill_0, layers 0 to 0: hidden_1 40.0 dB" in capsys.readouterr().out
 
     def test_a_tokenizer_of_another_model_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -746,11 +777,11 @@ class TestCheck:
         asked: list[dict[str, Any]] = []
         assert self.check(tmp_path, monkeypatch, asked=asked) == 2 and not asked
 
-    @pytest.mark.parametrize(("words", "code"), [(1000, 0), (999, 2)])
+    @pytest.mark.parametrize(("words", "code"), [(1002, 0), (1001, 2)])
     def test_a_text_too_short_for_its_prefixes_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, code: int
     ) -> None:
-        """The longest have 32 + 8 tokens, and each of the other 48 ends 20 later."""
+        """The longest have 32 + 8 tokens, each of the other 48 ends 20 later, and two tokens follow."""
         flags = ("--tokens", "100", "--prefixes", "49")
         assert self.check(tmp_path, monkeypatch, *flags, words=words) == code
 
@@ -924,7 +955,7 @@ class TestVerdicts:
         monkeypatch.setattr("ci.lanes.llm.measure.logits_of", lambda _, tokens: counting[tokens])
         monkeypatch.setattr("ci.lanes.llm.measure.ends_of", lambda _: (0, 1))
         shape = read_architecture(checkpoint(tmp_path))
-        prefixes = prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))
+        prefixes = [text.prompt for text in prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))]
         assert {len(prefix) for prefix in prefixes} == {20, 40}
         assert len({prefix[-1] for prefix in prefixes}) == len(prefixes)
         generated = [GeneratedText(said(prefix[-1]), "", 1, 1) for prefix in prefixes]

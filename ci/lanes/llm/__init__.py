@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     checker.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
     )
-    checker.add_argument("--prefixes", type=count, default=100, metavar="N", help="[%(default)s]")
+    checker.add_argument("--prefixes", type=count, default=40, metavar="N", help="[%(default)s]")
     checker.add_argument(
         "--tokens", type=count, default=1000, metavar="N", help="of text to read [%(default)s]"
     )
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="cpu: the quantized graphs there, at once; parts: each by itself, of a model too large for the"
         " emulator",
     )
-    checker.add_argument("--where", action="store_true", help="measure each part, even if all is right")
+    checker.add_argument("--where", action="store_true", help="print each part, even if all is right")
     limits = checker.add_argument_group("limits, beside those of the precision")
     for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")

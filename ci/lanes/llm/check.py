@@ -21,7 +21,7 @@ from ci.lanes.llm.commands import (
     sizes_of,
 )
 from ci.lanes.llm.findings import READER_NAMES, figures_from
-from ci.lanes.llm.genie import KINDS, NONE, RECORD, contradictions, encoded, setting
+from ci.lanes.llm.genie import KINDS, NONE, RECORD, ForcedText, contradictions, encoded, setting
 from ci.lanes.llm.judge import EXCUSED, choice_misses, close, misses
 from ci.lanes.llm.prompts import (
     CONTINUED,
@@ -33,6 +33,7 @@ from ci.lanes.llm.prompts import (
     prefixes_of,
     read_text,
     share_of_runs,
+    to_the_end,
     tokens_for,
     tokens_of,
     without_beginning,
@@ -47,8 +48,8 @@ LIMITS: Mapping[str, Mapping[str, float]] = {
     "fp16": {
         "first_choice": 0.98,
         "perplexity_ratio": 1.005,
-        "divergence": 0.001,
-        "divergence_99": 0.01,
+        "divergence": 0.0001,
+        "divergence_99": 0.001,
         "regret": 0.005,
     },
     "u16u8": {
@@ -127,7 +128,7 @@ def check_model(options: CheckOptions) -> int:
         )
     lengths = prefix_lengths(options.prefixes, record["prefill"], record["context"])
     own = length - len(shape.beginning)
-    wanted = max(tokens_for(lengths), windows * own)
+    wanted = max(tokens_for(lengths), windows * own, PREFIX + CONTINUED)
     if len(tokens) < wanted:
         raise UsageError(
             f"{options.text} has {len(tokens)} tokens: {options.prefixes} prefixes and {windows} windows of"
@@ -159,8 +160,9 @@ def check_model(options: CheckOptions) -> int:
         name, block = "decode_htp", 1
         if "prefill" in kinds_for_genie(sizes):
             name, block = "prefill_htp", record["prefill"]
-        genie = {"decode_htp": len(lengths)}
-        genie[name] = genie.get(name, 0) + sum(-(-(1 + length) // block) * block for length in lengths)
+        read = 2 * sum(-(-(1 + length) // block) * block for length in [*lengths, PREFIX])
+        genie = {"decode_htp": 2 * CONTINUED * len(lengths) + max(length, PREFIX + CONTINUED)}
+        genie[name] = genie.get(name, 0) + read
     limits = {
         name: default if (value := options.limits[name]) is None else value
         for name, default in LIMITS[record["precision"]].items()
@@ -176,10 +178,14 @@ def check_model(options: CheckOptions) -> int:
         if options.on != "parts":
             problems += _figures(ask, order, genie, limits)
         if options.on == "both":
-            problems += _choices(ask, order, config, prefixes_of(tokens, lengths), limits)
-        if options.on == "parts" or (options.on == "both" and (problems or options.where)):
+            texts = prefixes_of(tokens, lengths)
+            problems += _choices(ask, order, config, texts, limits)
+            texts.append(to_the_end(tokens, max(own, PREFIX + CONTINUED)))
+            problems += _genie_figures(ask, order, config, texts, limits)
+        if options.on != "cpu":
             enough = max(MIN_TOKENS, record["prefill"] + 1)
-            guilty = _parts(ask, {**order, "windows": 1, "length": min(record["context"], enough)})
+            few = {**order, "windows": 1, "length": min(record["context"], enough)}
+            guilty = _parts(ask, few, shown=options.where or bool(problems) or options.on == "parts")
             problems += guilty or ([READ_OTHERWISE] if problems else [])
         if options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
@@ -240,22 +246,29 @@ def _figures(
     pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
     count = order["windows"] * (order["length"] - 1)
     forecast = count * sum(pace.values()) + sum(pace[name] * places for name, places in genie.items())
-    sys.stderr.write(
-        f"{count} tokens in {order['windows']} windows, about {seconds(forecast)} with Genie's\n"
-    )
+    # Each loads the same again: the figures and, where Genie is asked, its two answers and the parts.
+    forecast += sum(reply["ready"] for reply in replies) * (4 if genie else 1)
+    if genie:
+        forecast += MIN_TOKENS * sum(pace.values())
+    with_genie = " with Genie's and each part's" if genie else ""
+    sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(forecast)}{with_genie}\n")
     facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}
+    return _judged(facts, limits)
+
+
+def _judged(facts: Mapping[str, Any], limits: Mapping[str, float], *, of_few: bool = False) -> list[str]:
     problems = []
-    for name in READER_NAMES:
+    for name, words in READER_NAMES.items():
         if name not in facts:
             continue
         figures = figures_from(facts[name])
         shown = ", ".join(
             f"{each.replace('_', ' ')} {one.value:.4g} ± {one.error:.2g}" for each, one in figures.items()
         )
-        sys.stdout.write(f"{READER_NAMES[name]}: {shown}\n")
-        problems += [f"{READER_NAMES[name]}: {miss}" for miss in misses(figures, limits)]
-        for near in close(figures, limits):
-            sys.stderr.write(f"near a limit, {READER_NAMES[name]}: {near}\n")
+        sys.stdout.write(f"{words}: {shown}\n")
+        problems += [f"{words}: {miss}" for miss in misses(figures, limits, of_few=of_few)]
+        for near in [] if of_few else close(figures, limits):
+            sys.stderr.write(f"near a limit, {words}: {near}\n")
     return problems
 
 
@@ -263,12 +276,12 @@ def _choices(
     ask: Asker,
     order: Mapping[str, Any],
     config: Path,
-    prefixes: Sequence[Sequence[int]],
+    texts: Sequence[ForcedText],
     limits: Mapping[str, float],
 ) -> list[str]:
-    """Genie gives no logits, so its choices after each of many prefixes are compared with float's."""
+    """The shipped sampler's choices after each of many prefixes, compared with float's."""
     with limited(config, CONTINUED) as copy:
-        reply = ask(**{**order, "do": "choices", "config": str(copy), "prefixes": prefixes})
+        reply = ask(**{**order, "do": "genie choices", "config": str(copy), "texts": _as_json(texts)})
     facts = {kind: reply[kind] for kind in KINDS}
     for kind, one in facts.items():
         sys.stdout.write(
@@ -284,7 +297,26 @@ def _choices(
     return [f"Genie chooses unlike float at {others} tokens, {ties} of them near ties"]
 
 
-def _parts(ask: Asker, order: Mapping[str, Any]) -> list[str]:
+def _genie_figures(
+    ask: Asker,
+    order: Mapping[str, Any],
+    config: Path,
+    texts: Sequence[ForcedText],
+    limits: Mapping[str, float],
+) -> list[str]:
+    """Of the logits that Genie itself chooses by."""
+    with limited(config, CONTINUED) as copy:
+        facts = ask(**{**order, "do": "genie figures", "config": str(copy), "texts": _as_json(texts)})
+    if not set(facts) & set(READER_NAMES):
+        sys.stdout.write("This build's libGenie.so gives no logits: Genie is judged by its choices alone\n")
+    return _judged(facts, limits, of_few=True)
+
+
+def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:
+    return [{"prompt": list(text.prompt), "tokens": list(text.tokens)} for text in texts]
+
+
+def _parts(ask: Asker, order: Mapping[str, Any], *, shown: bool) -> list[str]:
     """The first part that is worse than its precision explains."""
     guilty = ""
     replies = _of_each_kind(ask, order, "parts")
@@ -293,8 +325,9 @@ def _parts(ask: Asker, order: Mapping[str, Any]) -> list[str]:
         first, last = row["layers"]
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
         beside = f", {cpu['db']:.1f} dB on the CPU" if cpu else ""
-        sys.stdout.write(f"{name}: {htp['output']} {htp['db']:.1f} dB from float{beside}\n")
         least = max(QUANTIZED_LEAST_DB, cpu["db"] - QUANTIZED_LOSS_DB) if cpu else FP16_LEAST_DB
         if not guilty and not htp["db"] >= least:
             guilty = f"it goes wrong in {name}: {htp['output']} has {htp['db']:.1f} dB{beside}"
+        if shown or guilty:
+            sys.stdout.write(f"{name}: {htp['output']} {htp['db']:.1f} dB from float{beside}\n")
     return [guilty] if guilty else []

@@ -17,9 +17,9 @@ from ci.lanes.llm.arrays import Sample
 from ci.lanes.llm.checkpoint_compile import on_cpu_name
 from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 from ci.lanes.llm.decoder import Decoder, load_decoder
-from ci.lanes.llm.genie import RECORD, generate
+from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
-from ci.lanes.llm.measure import choices, figures_on, windows
+from ci.lanes.llm.measure import choices, figures_on, genie_figures, windows
 from ci.lanes.llm.reference import load_reference, require_rope
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
@@ -67,14 +67,21 @@ def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
 
 
 def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds that a token takes, by reader."""
+    """Seconds until all is loaded, and then for a token, by reader."""
     compiled, paces = Compiled.of(order), {}
     row = _rows(compiled, order)[0]
-    for name, reader in compiled.readers(order["kind"], cpu=order["cpu"]).items():
+    began = time.monotonic()
+    readers = compiled.readers(order["kind"], cpu=order["cpu"])
+    for reader in readers.values():
+        # The first time takes longer.
+        reader.read(row[: reader.count])
+        reader.restart()
+    ready = time.monotonic() - began
+    for name, reader in readers.items():
         began = time.monotonic()
         reader.read(row[: reader.count])
-        paces[name] = (time.monotonic() - began) / reader.count
-    return {"pace": paces}
+        paces[name] = (time.monotonic() - began) / min(len(row), reader.count)
+    return {"ready": ready, "pace": paces}
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,11 +92,19 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     return figures_on(_rows(compiled, order), reference, readers)
 
 
-def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
+def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
     """Genie's choices after each prefix, by what float loses by them."""
-    folder, prefixes = Path(order["model"]), order["prefixes"]
+    folder, prefixes = Path(order["model"]), [each["prompt"] for each in order["texts"]]
     generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
     return choices(read_architecture(folder), load_reference(folder), prefixes, generated)
+
+
+def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Of Genie's own logits; nothing where it cannot be asked for them."""
+    folder, texts = Path(order["model"]), [ForcedText(**each) for each in order["texts"]]
+    shape = read_architecture(folder)
+    logits = forced_logits(Path(order["config"]), texts, shape.vocab_size, timeout=order["timeout"])
+    return genie_figures(shape, load_reference(folder), texts, logits) if logits else {}
 
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ci.lanes.llm.genie import CONFIG, RECORD, generate, require_short, require_
 from ci.lanes.llm.prompts import (
     chat_text,
     load_tokenizer,
+    require_no_nul,
     tokens_of,
     without_beginning,
 )
@@ -136,6 +137,7 @@ class Prompt:
 def run_model(prompt: Prompt) -> int:
     config = config_of(prompt.folder)
     tokenizer = load_tokenizer(config.parent)
+    require_no_nul(prompt.text + prompt.system, "the prompt")
     text = chat_text(config.parent, prompt.text, prompt.system) if prompt.chat else prompt.text
     bos = setting(config, "context", "bos-token")
     tokens = without_beginning(tokens_of(tokenizer, text), bos)
@@ -144,7 +146,9 @@ def run_model(prompt: Prompt) -> int:
     with limited(config, prompt.tokens) as copy:
         sys.stdout.write("" if prompt.chat else prompt.text)
         sys.stdout.flush()
-        tokens_so_far, written = list[int](), 0
+        # With the prompt's last token: alone a text loses the space that it begins with (sentencepiece).
+        tokens_so_far = tokens[-1:]
+        written = len(tokenizer.decode(tokens_so_far))
 
         def write(token: int) -> None:
             nonlocal written
@@ -157,7 +161,7 @@ def run_model(prompt: Prompt) -> int:
                 written = len(text)
 
         [generated] = generate(copy, [tokens], timeout=prompt.timeout, on_token=write)
-    sys.stdout.write(tokenizer.decode(list(generated.tokens))[written:] + "\n")
+    sys.stdout.write(tokenizer.decode([*tokens[-1:], *generated.tokens])[written:] + "\n")
     rate = len(generated.tokens) / generated.seconds
     sys.stderr.write(
         f"{len(generated.tokens)} tokens, stopped by {generated.stopped};"

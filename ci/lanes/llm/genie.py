@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ci.engine.trouble import how_it_ended
 from ci.lanes.llm.architecture import Architecture, read_object
+from ci.lanes.llm.arrays import Array
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
@@ -208,21 +211,60 @@ def generate(
     """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
     have none. The process starts in the configuration's folder, where relative paths lead. `on_token` gets
     each token as it comes."""
-    replies = _replies(config, [], [list(prompt) for prompt in prompts], timeout, on_token)
+    replies = _replies(config, timeout, on_token, prompts=[list(prompt) for prompt in prompts])
     most = setting(config, "max-num-tokens")
     return [_generated(reply, most) for reply in replies]
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
     """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
-    return [reply["encoded"] for reply in _replies(config, list(texts), [], timeout, lambda token: None)]
+    return [reply["encoded"] for reply in _replies(config, timeout, texts=list(texts))]
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedText:
+    """A text of which Genie reads `prompt`, and then says `tokens`, whatever it would have chosen."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+
+
+def forced_logits(
+    config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float
+) -> list[Array] | None:
+    """Of each text the logits from which Genie would have chosen each token: the first row is prefill's, the
+    others are decode's. One that fills the context must be the last. None if this Genie cannot be asked."""
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-logits-") as scratch:
+        files = [Path(scratch, str(index)) for index in range(len(texts))]
+        forced = [
+            {"prompt": list(text.prompt), "tokens": list(text.tokens), "logits": str(file)}
+            for text, file in zip(texts, files, strict=True)
+        ]
+        replies = _replies(config, timeout, forced=forced)
+        if replies[0]["logits"] is None:
+            return None
+        found = [np.fromfile(file, np.float32) for file in files]
+    for text, rows in zip(texts, found, strict=True):
+        if rows.size != len(text.tokens) * words:
+            raise CheckFailed(
+                f"Genie gave {rows.size} logits for {len(text.tokens)} tokens of {words} words",
+                fix="report it, with the version of onnxruntime-qnn",
+            )
+    return [rows.reshape(-1, words) for rows in found]
 
 
 def _replies(
-    config: Path, texts: list[str], prompts: list[list[int]], timeout: float, on_token: Callable[[int], None]
+    config: Path,
+    timeout: float,
+    on_token: Callable[[int], None] = lambda token: None,
+    *,
+    texts: Sequence[str] = (),
+    prompts: Sequence[Sequence[int]] = (),
+    forced: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
+    """One reply to each; of all that are forced one, if this Genie cannot be forced."""
     _require_head_size(config)
-    request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts})
+    request = json.dumps({"config": config.name, "texts": texts, "prompts": prompts, "forced": forced})
     printed, answers = list[str](), list[str]()
     late = threading.Event()
     with (
@@ -253,7 +295,7 @@ def _replies(
             for line in process.stdout:
                 if line.startswith('{"token":'):
                     on_token(json.loads(line)["token"])
-                elif line.startswith(('{"tokens"', '{"encoded"')):
+                elif line.startswith(('{"tokens"', '{"encoded"', '{"logits"')):
                     answers.append(line)
                 else:
                     printed.append(line)
@@ -267,9 +309,11 @@ def _replies(
         output = "".join(printed) + errors.read()
     if late.is_set():
         raise CheckFailed(f"Genie gave no answer in {timeout:g} s", fix="give it longer with --timeout")
-    if code or len(answers) != len(texts) + len(prompts):
+    replies: list[dict[str, Any]] = [json.loads(answer) for answer in answers]
+    wanted = 1 if replies == [{"logits": None}] else len(texts) + len(prompts) + len(forced)
+    if code or len(replies) != wanted:
         raise refusal(output, how_it_ended(code))
-    return [json.loads(answer) for answer in answers]
+    return replies
 
 
 def _require_head_size(config: Path) -> None:

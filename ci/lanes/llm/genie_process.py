@@ -3,6 +3,9 @@
 Reads {"config": file, "texts": [text, …], "prompts": [[token, …], …]} and writes lines of JSON: for each text
 its tokens by Genie's tokenizer, then one for each token, and one for each prompt. A prompt that fills the
 context must be the last: Genie answers no other after it, not even after a reset.
+
+With "forced": [{"prompt": [token, …], "tokens": [token, …], "logits": file}, …] Genie says these tokens after
+each prompt, and the logits from which it would have chosen each go to the file.
 """
 
 from __future__ import annotations
@@ -21,6 +24,15 @@ CONTEXT_EXCEEDED = 4
 TOKENS = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
 )
+SAMPLE = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_uint32,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_void_p,
+)
+REGISTER, SAMPLER = "GenieSampler_registerUserDataCallback", "qnn-ci"
 ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
 
 
@@ -32,9 +44,21 @@ def library() -> Path:
     return Path(spec.origin).with_name("libGenie.so")
 
 
+class ForcedChoice:
+    """Genie's sampler here: it says given tokens, then `end`, and keeps the logits of each choice."""
+
+    def __init__(self, end: int) -> None:
+        self.end, self.left, self.logits = end, list[int](), list[bytes]()
+        self.callback = SAMPLE(self._choose)
+
+    def _choose(self, size: int, logits: int, _count: int, chosen: Any, _: Any) -> None:
+        self.logits.append(ctypes.string_at(logits, size))
+        chosen[0] = self.left.pop(0) if self.left else self.end
+
+
 class Dialog:
     def __init__(self, config: dict[str, Any]) -> None:
-        self.genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+        self.genie = load_genie()
         handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
         self.genie.GenieDialog_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         for name in ("GenieDialog_reset", "GenieDialog_free"):
@@ -116,10 +140,40 @@ class Dialog:
             os._exit(3)
 
 
+def load_genie() -> Any:
+    return ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+
+
+def force(config: dict[str, Any], forced: list[dict[str, Any]]) -> None:
+    register = getattr(load_genie(), REGISTER, None)
+    if register is None:
+        print(json.dumps({"logits": None}), flush=True)
+        return
+    end = config["dialog"]["context"]["eos-token"]
+    choice = ForcedChoice(end[0] if isinstance(end, list) else end)
+    register.argtypes = [ctypes.c_char_p, SAMPLE, ctypes.c_void_p]
+    if status := register(SAMPLER.encode(), choice.callback, None):
+        sys.exit(f"{REGISTER}: status {status}")
+    config["dialog"]["sampler"] = {"version": 1, "type": "custom", "callback-name": SAMPLER}
+    config["dialog"]["max-num-tokens"] = config["dialog"]["context"]["size"]
+    dialog = Dialog(config)
+    for each in forced:
+        choice.left, choice.logits = list(each["tokens"]), []
+        dialog.answer(each["prompt"])
+        # The last row is of the end, which follows no token of the text.
+        rows = choice.logits[: len(each["tokens"])]
+        Path(each["logits"]).write_bytes(b"".join(rows))
+        print(json.dumps({"logits": len(rows)}), flush=True)
+
+
 def main() -> None:
     os.chdir(sys.argv[1])
     request = json.load(sys.stdin)
-    dialog = Dialog(json.loads(Path(request["config"]).read_text(encoding="utf-8")))
+    config = json.loads(Path(request["config"]).read_text(encoding="utf-8"))
+    if request["forced"]:
+        force(config, request["forced"])
+        os._exit(0)
+    dialog = Dialog(config)
     for text in request["texts"]:
         print(json.dumps({"encoded": dialog.encode(text)}), flush=True)
     for prompt in request["prompts"]:

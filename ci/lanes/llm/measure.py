@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
-from ci.lanes.llm.genie import KINDS, GeneratedText
+from ci.lanes.llm.genie import KINDS, ForcedText, GeneratedText
 from ci.lanes.llm.judge import NEAR_TIE, Continue, TextComparison, Window, compare_text, figures_of, window_of
 from ci.lanes.llm.prompts import CONTINUED, load_tokenizer, read_text, tokens_of
 from ci.lanes.llm.reference import ends_of, logits_of, text_of
@@ -198,6 +198,20 @@ def figures_on(
                 windows.setdefault(f"{name}_cpu", []).append(window_of(logits, read[on_cpu], row[1:]))
     readings = {name: _as_json(each) for name, each in windows.items()}
     return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **readings}
+
+
+def genie_figures(
+    shape: Architecture, reference: Any, texts: Sequence[ForcedText], logits: Sequence[Array]
+) -> dict[str, Any]:
+    """Figures of Genie's own logits: of prefill's at the end of each prompt, and of decode's after it."""
+    windows: dict[str, list[Window]] = {f"{kind}_genie": [] for kind in KINDS}
+    for text, rows in zip(texts, logits, strict=True):
+        before = [*shape.beginning, *text.prompt]
+        expected = logits_of(reference, [*before, *text.tokens])[len(before) - 1 : -1]
+        for name, part in zip(windows, (slice(0, 1), slice(1, None)), strict=True):
+            if len(following := text.tokens[part]):
+                windows[name].append(window_of(rows[part], expected[part], following))
+    return {name: _as_json(each) for name, each in windows.items()}
 
 
 def _read(reader: TokenReader, row: Sequence[int]) -> Array:

@@ -22,7 +22,7 @@ from ci.lanes.llm.genie import CONFIG, RECORD
 from ci.lanes.llm.prompts import hashed_runs, require_tokenizer
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, require_installed
+from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, require_installed, weights_of
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Compiling, OneModel
@@ -103,6 +103,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             **shown,
             **costs,
             "calibrated by": hashed_runs(row[beginning:] for row in self.calibration),
+            "weights": weights_of(Path(order["model"]), self.model.selection.store),
             "files": sorted([*files, RECORD]),
         }
         files[RECORD] = json.dumps(record, indent=2) + "\n"

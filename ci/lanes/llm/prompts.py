@@ -10,6 +10,7 @@ from typing import Any
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import in_a_line, transformers_tokenizer
+from ci.lanes.llm.genie import ForcedText
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -77,12 +78,23 @@ def has_template(folder: Path) -> bool:
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         converted = quoted("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
         raise UsageError(
             f"{path} is not UTF-8 text at byte {error.start}", fix=f"if it is Latin-1: {converted} > OUT"
         ) from None
+    require_no_nul(text, str(path))
+    return text
+
+
+def require_no_nul(text: str, what: str) -> None:
+    """Genie's tokenizer takes it for the text's end."""
+    if "\0" in text:
+        raise UsageError(
+            f"{what} has a NUL character at place {text.index(chr(0))}, where Genie's tokenizer ends",
+            fix="remove it: tr -d '\\000' < TEXT > OUT",
+        )
 
 
 def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
@@ -114,14 +126,23 @@ def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
 
 def tokens_for(lengths: Sequence[int]) -> int:
     """How long a text `prefixes_of` needs."""
-    return max(lengths) + (len(lengths) - 1) * PREFIX
+    return max(lengths) + (len(lengths) - 1) * PREFIX + CONTINUED
 
 
-def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Their ends are equally far apart, so that each is judged at a place of its own."""
+def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[ForcedText]:
+    """Their ends are equally far apart, so that each is judged at a place of its own. With the tokens that
+    follow in the text."""
     first = max(lengths)
     ends = [first + index * PREFIX for index in range(len(lengths))]
-    return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+    return [
+        ForcedText(tokens[end - length : end], tokens[end : end + CONTINUED])
+        for end, length in zip(ends, lengths, strict=True)
+    ]
+
+
+def to_the_end(tokens: Sequence[int], length: int) -> ForcedText:
+    """Of a text of that many tokens, all but its first words, by decode."""
+    return ForcedText(tokens[:PREFIX], tokens[PREFIX:length])
 
 
 def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:

@@ -10,14 +10,32 @@ from typing import Any
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.checkpoint_check import Compiled
 from ci.lanes.llm.checkpoint_compile import write_binaries
-from ci.lanes.llm.genie import CONFIG, KINDS, GeneratedText, generate, require_sizes, write_config
-from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, texts
-from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of
+from ci.lanes.llm.genie import (
+    CONFIG,
+    KINDS,
+    GeneratedText,
+    forced_logits,
+    generate,
+    require_sizes,
+    write_config,
+)
+from ci.lanes.llm.measure import (
+    DECODE,
+    MOST,
+    PREFILL,
+    ProgramFolders,
+    choices,
+    figures,
+    genie_figures,
+    texts,
+)
+from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of, to_the_end
 from ci.lanes.llm.reference import load_reference
 from ci.lanes.llm.suite import LlmRun
+from provisioning.base.errors import CheckFailed
 
 PREFIXES = 100
-"""Genie gives no logits, so its choices are read after this many held-out prefixes."""
+"""Held-out, after which Genie's choices and its logits are read."""
 ENDLESS, FEW = "endless.json", "few.json"
 """Configurations for texts that fill the context, and of the tokens after a prefix."""
 
@@ -51,7 +69,16 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
         stream = [token for row in place.rows("judged") for token in row[1:]]
-        prefixes = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
+        short = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
+        prefixes = [text.prompt for text in short]
         generated = generate(into / FEW, prefixes, timeout=place.timeout)
         facts["choices"] = choices(place.shape, reference, prefixes, generated)
+        forced = [*short, to_the_end(stream, context - len(place.shape.beginning))]
+        logits = forced_logits(into / CONFIG, forced, place.shape.vocab_size, timeout=place.timeout)
+        if logits is None:
+            raise CheckFailed(
+                "this build's libGenie.so gives no logits",
+                fix="take the locked onnxruntime-qnn: nox -s test_llm",
+            )
+        facts["figures"] |= genie_figures(place.shape, reference, forced, logits)
     return facts

@@ -20,6 +20,7 @@ from ci.engine.recheck import Repeats
 from ci.engine.work import Result
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.findings import findings_of, model_findings
+from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
 from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
@@ -31,6 +32,9 @@ from provisioning.environment import Environment
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
+WEIGHTS = ".safetensors"
+READ = (".json", WEIGHTS)
+"""The kinds of a checkpoint's files."""
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
@@ -173,6 +177,27 @@ class GenerateByExecutorch(Generate):
         return key_context_of(memo.roots, self.plan.selection.store, self.plan.qnn_environment)
 
 
+def digests_of_checkpoint(folder: Path, store: Path) -> dict[str, str]:
+    """Of all that a compile may read, by name."""
+    paths = (path for path in sorted(folder.iterdir()) if path.suffix in READ or path.name == TEMPLATE)
+    return digests_of(store, {path.name: path for path in paths})
+
+
+def weights_of(folder: Path, store: Path) -> dict[str, str]:
+    return {
+        name: digest
+        for name, digest in digests_of_checkpoint(folder, store).items()
+        if name.endswith(WEIGHTS)
+    }
+
+
+def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
+    digests = Digests(store)
+    found = {name: digests.of(str(path))[0] for name, path in paths.items()}
+    digests.save()
+    return found
+
+
 def _asked(program: LlmProgram) -> dict[str, Any]:
     return {name: program.request[name] for name in ("run", "soc")}
 
@@ -200,14 +225,13 @@ class CompileCheckpoint(LanguageStep):
         return setup_of(kind, self.plan.logs, self.plan.work.timeout, self.environment(own))
 
     def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        store, request = self.plan.selection.store, self.request
-        digests, folder = Digests(store), Path(request["model"])
-        paths = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
-        paths += [Path(request["calibrate"])] if request["calibrate"] else []
-        files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in paths}
-        digests.save()
+        store, request = self.plan.selection.store, dict(self.request)
+        # By what is in them, wherever they are.
+        files: dict[str, Metric] = {**digests_of_checkpoint(Path(request.pop("model")), store)}
+        if text := request.pop("calibrate"):
+            files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
         basis = key_context_of(memo.roots, store, self.plan.qnn_environment)
-        return {"what": "compile", "order": dict(request), "files": files, **basis}
+        return {"what": "compile", "name": program.case_name, "order": request, "files": files, **basis}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 60.0, MEMORY)
