@@ -45,11 +45,15 @@ from ci.lanes.llm.genie import (
 from ci.lanes.llm.judge import TextComparison, compare_text, figures_of, misses, window_of
 from ci.lanes.llm.measure import choices, windows
 from ci.lanes.llm.prompts import (
+    SPECIAL_PLACES,
     hashed_runs,
+    load_tokenizer,
     prefix_lengths,
     prefixes_of,
     require_tokenizer,
     share_of_runs,
+    special_places,
+    with_chats,
     without_beginning,
 )
 from ci.lanes.llm.suite import SUITES, LlmProgram
@@ -759,7 +763,7 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, "--text", str(latin)) == 2
         assert f"{latin} is not UTF-8 text at byte 3" in capsys.readouterr().err
         with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
-            windows(tmp_path / "out", (0,), latin, 128)
+            windows(tmp_path / "out", read_architecture(tmp_path / "model"), latin, 128)
 
     def test_a_template_without_the_tokenizers_configuration_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1020,10 +1024,58 @@ def test_several_words_choose_from_several_suites(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(("context", "count"), [(128, 12), (1024, 8), (8192, 2)])
 def test_a_long_context_is_quantized_by_fewer_windows(tmp_path: Path, context: int, count: int) -> None:
+    shape = read_architecture(checkpoint(tmp_path))
     save_tokenizer(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("a " * (count * (context - 1)))
-    assert [len(row) for row in windows(tmp_path, (0,), text, context)] == [context] * count
+    assert [len(row) for row in windows(tmp_path, shape, text, context)] == [context] * count
     text.write_text("a " * (count * (context - 1) - 1))
     with pytest.raises(CheckFailed):
-        windows(tmp_path, (0,), text, context)
+        windows(tmp_path, shape, text, context)
+
+
+class TestChats:
+    """Of the windows and prefixes that a model is quantized and judged by, a share are chats."""
+
+    TEMPLATE = (
+        "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} [end] {% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+
+    def folder(self, folder: Path, *, template: bool) -> Path:
+        from tokenizers import Tokenizer
+
+        checkpoint(folder, eos_token_id=3, vocab_size=40)
+        names = ["<s>", "[user]", "[assistant]", "[end]", "a"]
+        save_tokenizer(folder, {name: index for index, name in enumerate(names)})
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.add_special_tokens(names[:4])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {"bos_token": "<s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+        chat = {"chat_template": self.TEMPLATE} if template else {}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | chat))
+        return folder
+
+    @pytest.mark.parametrize("template", [True, False])
+    def test_windows_have_the_tokens_that_begin_and_end_turns(self, tmp_path: Path, template: bool) -> None:
+        folder, text = self.folder(tmp_path, template=template), tmp_path / "text.txt"
+        shape = read_architecture(folder)
+        text.write_text("a " * 2000)
+        rows = windows(folder, shape, text, 128)
+        chats = [index for index, row in enumerate(rows) if 3 in row]
+        assert chats == [1, 5, 9] and {len(row) for row in rows} == {128}
+        assert {1, 2} <= set(rows[1]) if template else rows[1].count(3) == 4
+        places = special_places(folder, shape, rows)
+        assert {rows[1][place] for place in places[1]} == set(rows[1]) - {4}
+        assert all(len(each) <= SPECIAL_PLACES * 4 for each in places)
+
+    @pytest.mark.parametrize("template", [True, False])
+    def test_prefixes_are_questions_if_they_are_short_enough(self, tmp_path: Path, template: bool) -> None:
+        folder = self.folder(tmp_path, template=template)
+        shape, tokenizer = read_architecture(folder), load_tokenizer(folder)
+        texts = prefixes_of([4] * 500, prefix_lengths(8, 32, 128))
+        asked = with_chats(texts, folder, tokenizer, shape, 96)
+        assert [index for index, text in enumerate(asked) if text != texts[index]] == [1, 5]
+        assert list(asked[1].prompt[-3:]) == [4, 3, 2] if template else 3 in asked[1].prompt
+        assert asked[1].tokens == texts[1].tokens
+        assert with_chats(texts, folder, tokenizer, shape, 10) == texts

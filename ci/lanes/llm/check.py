@@ -36,6 +36,7 @@ from ci.lanes.llm.prompts import (
     to_the_end,
     tokens_for,
     tokens_of,
+    with_chats,
     without_beginning,
 )
 from ci.lanes.llm.work import setup_of
@@ -179,6 +180,7 @@ def check_model(options: CheckOptions) -> int:
             problems += _figures(ask, order, genie, limits)
         if options.on == "both":
             texts = prefixes_of(tokens, lengths)
+            texts = with_chats(texts, folder, tokenizer, shape, record["context"] - record["prefill"])
             problems += _choices(ask, order, config, texts, limits)
             texts.append(to_the_end(tokens, max(own, PREFIX + CONTINUED)))
             problems += _genie_figures(ask, order, config, texts, limits)

@@ -62,8 +62,8 @@ class Compiled:
 
 
 def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
-    text, beginning = Path(order["text"]), compiled.shape.beginning
-    return windows(compiled.folder, beginning, text, order["length"], order["windows"], "fewer --tokens")
+    text, shape = Path(order["text"]), compiled.shape
+    return windows(compiled.folder, shape, text, order["length"], order["windows"], "fewer --tokens")
 
 
 def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
 from ci.lanes.llm.measure import windows
-from ci.lanes.llm.prompts import TEMPLATE
+from ci.lanes.llm.prompts import TEMPLATE, special_places
 from provisioning.manifest import Soc, soc_named
 
 MOST = 256
@@ -45,7 +45,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     shape, soc, context = read_architecture(folder), soc_named(order["soc"]), int(order["context"])
     rows: list[Any] = []
     if order["precision"] != "fp16":
-        rows = windows(folder, shape.beginning, Path(order["calibrate"]), context)
+        rows = windows(folder, shape, Path(order["calibrate"]), context)
     counts = {"prefill": int(order["prefill"]), "decode": 1}
     binaries = write_binaries(
         folder, out, soc, rows, context=context, counts=counts, parts=order["parts"], shared=order["shared"]
@@ -73,6 +73,8 @@ class LayerPart:
     rows: Sequence[Any]
     outputs: Sequence[Sample]
     """Float's, of the rows."""
+    special: Sequence[Sequence[int]]
+    """The places of each row that decode's calibration must see."""
     encodings: Mapping[str, Encoding]
 
     def write_graph(self, name: str, count: int, out: Path) -> Path:
@@ -87,7 +89,7 @@ class LayerPart:
             return graph
         plain = work / "float.onnx"
         export(decoder, plain)
-        calibration = samples(decoder, self.rows, self.outputs, self.context, count)
+        calibration = samples(decoder, self.rows, self.outputs, self.context, count, self.special)
         # Quantizing needs the memory, once all samples are drawn.
         del decoder
         quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=self.encodings)
@@ -113,6 +115,7 @@ def write_binaries(
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
     numbers = {name: index * parts for index, name in enumerate(counts)}
+    special = special_places(folder, shape, rows) if rows else []
     for number in range(parts):
         first, last = shape.part(number, parts)
         outputs: list[Sample] = []
@@ -124,7 +127,7 @@ def write_binaries(
             encodings = into | shared_encodings(outputs, cache)
             # Quantizing needs the memory.
             del decoder
-        part = LayerPart(folder, shape, context, number, first, last, rows, outputs, encodings)
+        part = LayerPart(folder, shape, context, number, first, last, rows, outputs, special, encodings)
         for names in [tuple(counts)] if shared else [(name,) for name in counts]:
             graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}
             binary = binaries[min(graphs)] = out / f"{'shared' if shared else names[0]}_{number}.bin"

@@ -115,11 +115,16 @@ def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list
 
 
 def blocks(
-    decoder: Any, row: Sequence[int] | Array, outputs: Sample, context: int, count: int
+    decoder: Any,
+    row: Sequence[int] | Array,
+    outputs: Sample,
+    context: int,
+    count: int,
+    special: Iterable[int] = (),
 ) -> Iterator[tuple[int, Sample]]:
     """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
     caches."""
-    for start in _starts(len(row), count):
+    for start in _starts(len(row), count, special):
         caches = {}
         for name in decoder.inputs[4:]:
             values = outputs[name.replace("_in", "_out")]
@@ -139,20 +144,24 @@ def samples(
     outputs: Iterable[Sample],
     context: int,
     count: int,
+    special: Iterable[Iterable[int]],
 ) -> Iterator[Sample]:
     """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the
-    memory."""
-    for row, each in zip(rows, outputs, strict=True):
-        for _, inputs in blocks(decoder, row, each, context, count):
+    memory. `special` has the places of each row that single tokens must be read at."""
+    for row, each, places in zip(rows, outputs, special, strict=True):
+        for _, inputs in blocks(decoder, row, each, context, count, places):
             yield inputs
 
 
-def _starts(length: int, count: int) -> list[int]:
-    """All blocks of a longer graph. Of single tokens the first, which see the least, and some others."""
+def _starts(length: int, count: int, special: Iterable[int]) -> list[int]:
+    """All blocks of a longer graph. Of single tokens the first, which see the least, the special and some
+    others."""
     if count > 1:
         return list(range(0, length - count, count))
-    every = max(4, length // 32)
-    return [start for start in range(length - 1) if start < 8 or start % every == every - 1]
+    every, wanted = max(4, length // 32), set(special)
+    return [
+        start for start in range(length - 1) if start < 8 or start % every == every - 1 or start in wanted
+    ]
 
 
 def quantize(

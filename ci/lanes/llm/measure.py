@@ -14,7 +14,15 @@ from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.genie import KINDS, ForcedText, GeneratedText
 from ci.lanes.llm.judge import NEAR_TIE, Continue, TextComparison, Window, compare_text, figures_of, window_of
-from ci.lanes.llm.prompts import CONTINUED, load_tokenizer, read_text, tokens_of
+from ci.lanes.llm.prompts import (
+    CHAT_PLACE,
+    CHAT_SHARE,
+    CONTINUED,
+    chat_row,
+    load_tokenizer,
+    read_text,
+    tokens_of,
+)
 from ci.lanes.llm.reference import ends_of, logits_of, text_of
 from ci.lanes.llm.suite import LlmRun
 from provisioning.base.commands import quoted
@@ -38,25 +46,29 @@ def calibration_windows(context: int) -> int:
 
 def windows(
     folder: Path,
-    beginning: Sequence[int],
+    shape: Architecture,
     text: Path,
     context: int,
     most: int = 0,
     or_else: str = "a shorter --context",
 ) -> list[list[int]]:
     """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
-    otherwise the first tokens' values would be cut off. `or_else` is what a shorter text needs."""
+    otherwise the first tokens' values would be cut off; and a share are chats, for the same reason.
+    `or_else` is what a shorter text needs."""
     most = most or calibration_windows(context)
-    tokens = tokens_of(load_tokenizer(folder), read_text(text))
-    length = context - len(beginning)
+    tokenizer = load_tokenizer(folder)
+    tokens = tokens_of(tokenizer, read_text(text))
+    length = context - len(shape.beginning)
     starts = range(0, len(tokens) - length + 1, length)[:most]
-    rows = [[*beginning, *tokens[at : at + length]] for at in starts]
+    rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
     if len(rows) < most:
         needed = quoted("wc", "-w", str(text))
         raise CheckFailed(
             f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
             fix=f"give a longer text ({needed} counts its words), or {or_else}",
         )
+    for row in rows[CHAT_PLACE::CHAT_SHARE]:
+        row[:] = chat_row(folder, tokenizer, shape, row)
     return rows
 
 

@@ -57,7 +57,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             from ci.lanes.llm.measure import windows
 
             # Before anything starts: a text that is too short is refused.
-            calibration = windows(folder, shape.beginning, Path(order["calibrate"]), order["context"])
+            calibration = windows(folder, shape, Path(order["calibrate"]), order["context"])
         if _taken(how.output):
             raise UsageError(f"{how.output} is not empty", fix="name another folder with -o, or remove it")
         return cls(model, how, shape, order, calibration)
@@ -79,8 +79,10 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
     def do(self, plan: LlmPlan) -> Results:
         order, shape = self.order, self.shape
         layers = f"{shape.num_layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
-        cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
-        expected = f": about {cost}" if cost and order["do"] == "compile" else ""
+        cost = None
+        if order["do"] == "compile":
+            cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
+        expected = f": about {cost}" if cost else ""
         sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
         free = available_memory()
         if cost and free and cost.memory > free:

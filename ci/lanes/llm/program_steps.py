@@ -33,6 +33,7 @@ from ci.lanes.llm.programs import (
     methods,
     quantized,
 )
+from ci.lanes.llm.prompts import special_places
 from ci.lanes.llm.reference import greedy_text, load_reference
 from ci.lanes.llm.suite import LlmRun
 
@@ -139,9 +140,9 @@ def write_program(
     encodings: dict[str, dict[str, Encoding]] = {}
     if precision != "fp16":
         rows = calibration()
-        outputs = outputs_of_rows(whole, rows)
+        outputs, special = outputs_of_rows(whole, rows), special_places(model, shape, rows)
         calls = {
-            name: layouts[name].calibration(samples(whole, rows, outputs, shape.context, count))
+            name: layouts[name].calibration(samples(whole, rows, outputs, shape.context, count, special))
             for name, count in names.items()
         }
         modules = quantized(layouts, calls, precision, chip)
@@ -164,7 +165,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     folder, out, context = Path(order["model"]), Path(order["into"]), int(order["context"])
     shape, soc = replace(read_architecture(folder), context=context), order["soc"]
     precision, text = order["precision"], Path(order["calibrate"])
-    rows = partial(windows, folder, shape.beginning, text, context)
+    rows = partial(windows, folder, shape, text, context)
     write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
     shutil.copy(folder / "tokenizer.json", out)
     name = upstream_name(folder, shape.model_type)

@@ -4,18 +4,24 @@ begins a text; and what two texts have in common."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import in_a_line, transformers_tokenizer
-from ci.lanes.llm.genie import ForcedText
+from ci.lanes.llm.genie import NONE, ForcedText
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 PREFIX = 20
+TURN = 25
+"""Tokens of a turn in the chats that a model is quantized and judged by."""
+CHAT_SHARE, CHAT_PLACE = 4, 1
+"""Of four windows or prefixes the second one: there may be two."""
+SPECIAL_PLACES = 2
 CONTINUED = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 RUN = 16
@@ -58,10 +64,15 @@ def chat_text(folder: Path, message: str, system: str) -> str:
             " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         )
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": message})
+    return _rendered(folder, [*messages, {"role": "user", "content": message}], answered=False)
+
+
+def _rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: bool) -> str:
     try:
         tokenizer = transformers_tokenizer(folder)
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=not answered
+        )
     # Templates are programs: any error can come out of them.
     except Exception as error:
         raise UsageError(
@@ -74,6 +85,56 @@ def chat_text(folder: Path, message: str, system: str) -> str:
 def has_template(folder: Path) -> bool:
     config = folder / CONFIG
     return (folder / TEMPLATE).is_file() or (config.is_file() and '"chat_template"' in read_text(config))
+
+
+def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence[int]) -> list[int]:
+    """A text as a chat of short turns, and as long as it is in tokens: by the checkpoint's template, or else
+    as texts that begin and end."""
+    turns = [list(tokens[at : at + TURN]) for at in range(0, len(tokens), TURN)]
+    if has_template(folder):
+        roles = itertools.cycle(("user", "assistant"))
+        messages = [
+            {"role": role, "content": tokenizer.decode(turn)}
+            for role, turn in zip(roles, turns, strict=False)
+        ]
+        chat = tokens_of(tokenizer, _rendered(folder, messages, answered=True))
+        row = [*shape.beginning, *without_beginning(chat, NONE if shape.bos is None else shape.bos)]
+    else:
+        row = [token for turn in turns for token in (*shape.beginning, *turn, shape.eos[0])]
+    return [*row, *tokens][: len(tokens)]
+
+
+def with_chats(
+    texts: Sequence[ForcedText], folder: Path, tokenizer: Any, shape: Architecture, most: int
+) -> list[ForcedText]:
+    """A share of the texts as questions of a chat, or else after the end of a text; not those that would be
+    longer than `most`."""
+    bos, found = NONE if shape.bos is None else shape.bos, list(texts)
+    for index in range(CHAT_PLACE, len(texts), CHAT_SHARE):
+        prompt = list(texts[index].prompt)
+        if has_template(folder):
+            chat = chat_text(folder, tokenizer.decode(prompt), "")
+            prompt = without_beginning(tokens_of(tokenizer, chat), bos)
+        else:
+            half = len(prompt) // 2
+            prompt[half:half] = [shape.eos[0], *shape.beginning]
+        if len(prompt) <= most:
+            found[index] = ForcedText(prompt, texts[index].tokens)
+    return found
+
+
+def special_places(folder: Path, shape: Architecture, rows: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Where the tokens that begin, end and divide texts stand in each row: of each the first places."""
+    added = load_tokenizer(folder).get_added_tokens_decoder()
+    special = {*shape.beginning, *shape.eos, *(token for token, each in added.items() if each.special)}
+    found = []
+    for row in rows:
+        places: dict[int, list[int]] = {}
+        for place, token in enumerate(row):
+            if token in special and len(places.setdefault(token, [])) < SPECIAL_PLACES:
+                places[token].append(place)
+        found.append([place for every in places.values() for place in every])
+    return found
 
 
 def read_text(path: Path) -> str:
