@@ -154,7 +154,7 @@ def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     shape = read_architecture(speaker.model)
     stream = np.random.default_rng(6).integers(2, 255, 127).tolist()
     # The second one fills the context.
-    texts = [ForcedText(stream[:40], stream[40:43]), ForcedText(stream[:20], stream[20:])]
+    texts = [ForcedText(stream[:40], [shape.eos[0], *stream[40:43]]), ForcedText(stream[:20], stream[20:])]
     shipped = speaker.config.read_text()
 
     def figures(config: Path) -> dict[str, Any]:

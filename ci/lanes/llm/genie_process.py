@@ -149,13 +149,16 @@ def force(config: dict[str, Any], forced: list[dict[str, Any]]) -> None:
     if register is None:
         print(json.dumps({"logits": None}), flush=True)
         return
-    end = config["dialog"]["context"]["eos-token"]
-    choice = ForcedChoice(end[0] if isinstance(end, list) else end)
+    context = config["dialog"]["context"]
+    # The model's own end may stand in a text, and Genie would stop there.
+    said = {token for each in forced for token in each["tokens"]}
+    end = context["eos-token"] = next(token for token in range(context["n-vocab"]) if token not in said)
+    choice = ForcedChoice(end)
     register.argtypes = [ctypes.c_char_p, SAMPLE, ctypes.c_void_p]
     if status := register(SAMPLER.encode(), choice.callback, None):
         sys.exit(f"{REGISTER}: status {status}")
     config["dialog"]["sampler"] = {"version": 1, "type": "custom", "callback-name": SAMPLER}
-    config["dialog"]["max-num-tokens"] = config["dialog"]["context"]["size"]
+    config["dialog"]["max-num-tokens"] = context["size"]
     dialog = Dialog(config)
     for each in forced:
         choice.left, choice.logits = list(each["tokens"]), []
