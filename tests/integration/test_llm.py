@@ -177,8 +177,8 @@ def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     ]
     assert said[0] == said[1]
     limits = LIMITS["fp16"]
-    assert not misses(figures_from(right["decode_genie"]), limits, of_few=True)
-    assert misses(figures_from(figures(wrong)["decode_genie"]), limits, of_few=True)
+    assert not misses(figures_from(right["decode_genie"]), limits, chance=True)
+    assert misses(figures_from(figures(wrong)["decode_genie"]), limits, chance=True)
 
 
 LLAMA_3 = (

@@ -34,6 +34,7 @@ from tests.support.speakers import (
     changed,
     make_speaker,
 )
+from tests.support.typed import typed
 
 LAYERS = 2
 """With one, what prefill sees decides of one token alone, for its keys and values do not depend on it."""
@@ -232,14 +233,15 @@ def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None
     assert weights[0] == weights[1]
 
 
-def louder(trained: Path, folder: Path) -> Path:
-    """The values of the token that begins a text are 30 times as large, as large models have them."""
+def louder(trained: Path, folder: Path, token: int = 0) -> Path:
+    """The values of a token, without another of the one that begins a text, are 30 times as large, as large
+    models have them."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(trained, folder)
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    weights["model.embed_tokens.weight"][0] *= 30
+    weights["model.embed_tokens.weight"][token] *= 30
     save_file(weights, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -336,3 +338,102 @@ def test_of_a_quantized_model(
 ) -> None:
     plant(monkeypatch)
     require_documented(fault, where, quantized(trained, windows))
+
+
+def checked(model: Path, folder: Path) -> str:
+    """The verdict of `llm check` on a checkpoint compiled with what is planted in this process alone."""
+    from tokenizers import Tokenizer
+
+    from ci.lanes.llm.checkpoint_compile import order_compile
+    from ci.lanes.llm.genie import RECORD
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    out, texts = folder / "out", json.loads((model / "texts.json").read_text())
+    out.mkdir()
+    for name, rows in texts.items():
+        (folder / f"{name}.txt").write_text(" ".join(tokenizer.decode(row) for row in rows))
+    order = {"model": str(model), "soc": "SM8650", "precision": "u16u8", "context": 128, "prefill": 32}
+    order |= {"parts": 1, "shared": False, "calibrate": str(folder / "calibration.txt")}
+    order_compile({**order, "into": str(out)})
+    (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": []}))
+    ended = typed("llm", "check", out, "--text", folder / "judged.txt", timeout=TIMEOUT)
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
+    missed = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    found = [each for each in READERS if any(each in line for line in missed)]
+    return f"`llm check` ({', '.join(found)})" if ended.returncode else "none"
+
+
+def no_change(decoder: Any) -> None:
+    pass
+
+
+def without_scale(decoder: Any) -> None:
+    """Of the second layer's attention: as if nothing divided the scores by the root of a head's size."""
+    import torch
+
+    attention = decoder.layers["1"].self_attn
+    attention.q_proj.weight = torch.nn.Parameter(attention.q_proj.weight * decoder.shape.head_dim**0.5)
+
+
+def with_another_eps(decoder: Any) -> None:
+    from ci.lanes.llm.decoder import Norm
+
+    for module in decoder.modules():
+        if isinstance(module, Norm):
+            module.eps *= 100
+
+
+def in_blocks_of_four_bits(decoder: Any) -> None:
+    import torch
+
+    for layer in decoder.layers.values():
+        weight = layer.mlp.down_proj.weight
+        blocks = weight.reshape(-1, 32)
+        scale = blocks.abs().amax(1, keepdim=True) / 7
+        layer.mlp.down_proj.weight = torch.nn.Parameter(((blocks / scale).round() * scale).view_as(weight))
+
+
+@pytest.mark.parametrize(
+    ("fault", "plant"),
+    [
+        ("", no_change),
+        ("no scale in one layer's attention", without_scale),
+        ("RMSNorm's eps times 100", with_another_eps),
+        ("blocks of 4 bits in each down_proj", in_blocks_of_four_bits),
+    ],
+)
+def test_what_a_users_quantized_checkpoint_may_lose_is_what_rounding_costs(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    plant: Callable[[Any], None],
+) -> None:
+    from ci.lanes.llm import checkpoint_compile
+    from ci.lanes.llm.decoder import load_decoder
+
+    def planted(*arguments: Any) -> Any:
+        decoder = load_decoder(*arguments)
+        plant(decoder)
+        return decoder
+
+    monkeypatch.setattr(checkpoint_compile, "load_decoder", planted)
+    found = checked(trained, tmp_path)
+    if fault:
+        require_documented(fault, "graph, u16u8", found)
+    else:
+        assert found == "none"
+
+
+def test_a_token_of_chats_that_calibration_never_saw(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that ends a turn: plain text has none of them."""
+    from ci.lanes.llm import measure, prompts
+
+    model = louder(trained, tmp_path / "louder", token=1)
+    (tmp_path / "right").mkdir()
+    assert checked(model, tmp_path / "right") == "none"
+    monkeypatch.setattr(measure, "CHAT_PLACE", 9999)
+    monkeypatch.setattr(prompts, "SPECIAL_PLACES", 0)
+    require_documented("calibration without the end of turns", "quantizing, u16u8", checked(model, tmp_path))

@@ -661,6 +661,7 @@ class TestCheck:
         asked: list[dict[str, Any]] | None = None,
         words: int = 3000,
         vocabulary: Mapping[str, int] | None = None,
+        noise: float = 0.1,
         genie: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
         **figures: float,
     ) -> int:
@@ -683,8 +684,13 @@ class TestCheck:
         save_tokenizer(model, vocabulary)
         (folder / "text.txt").write_text("a " * words)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
+        bounds = {
+            name: {"value": noise if name == "divergence" else value, "error": 1e-3}
+            for name, value in GOOD.items()
+        }
         answers: dict[str, dict[str, Any]] = {
             "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
+            "noise": {"noise": bounds},
             "figures": {"decode_htp": values},
             "genie choices": {
                 "prefill": chosen(1.0),
@@ -726,6 +732,15 @@ class TestCheck:
         assert "Genie's decode: divergence" in capsys.readouterr().err
         assert self.check(tmp_path, monkeypatch, genie=None) == 0
         assert "gives no logits" in capsys.readouterr().out
+
+    def test_a_quantized_model_may_lose_what_rounding_alone_costs_and_no_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch, noise=0.01, divergence=0.012) == 0
+        assert self.check(tmp_path, monkeypatch, noise=0.001, divergence=0.012) == 1
+        assert self.check(tmp_path, monkeypatch, noise=0.2, divergence=0.06) == 1
+        assert self.check(tmp_path, monkeypatch, "--divergence", "0.1", noise=0.001, divergence=0.06) == 0
+        assert self.check(tmp_path, monkeypatch, precision="fp16", noise=0.0, divergence=5e-5) == 0
 
     def test_a_wrong_part_is_told_without_being_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,15 @@ from ci.lanes.llm.commands import (
 )
 from ci.lanes.llm.findings import READER_NAMES, figures_from
 from ci.lanes.llm.genie import KINDS, NONE, RECORD, ForcedText, contradictions, encoded, setting
-from ci.lanes.llm.judge import EXCUSED, choice_misses, close, misses
+from ci.lanes.llm.judge import (
+    EXCUSED,
+    HIGHER_IS_BETTER,
+    STANDARD_ERRORS,
+    Figure,
+    choice_misses,
+    close,
+    misses,
+)
 from ci.lanes.llm.prompts import (
     CONTINUED,
     PREFIX,
@@ -164,10 +172,8 @@ def check_model(options: CheckOptions) -> int:
         read = 2 * sum(-(-(1 + length) // block) * block for length in [*lengths, PREFIX])
         genie = {"decode_htp": 2 * CONTINUED * len(lengths) + max(length, PREFIX + CONTINUED)}
         genie[name] = genie.get(name, 0) + read
-    limits = {
-        name: default if (value := options.limits[name]) is None else value
-        for name, default in LIMITS[record["precision"]].items()
-    }
+    given = {name: value for name, value in options.limits.items() if value is not None}
+    limits = {**LIMITS[record["precision"]], **given}
     log = Path.cwd() / LOG
     with asking(setup_of("generate", log.parent, options.timeout), log) as ask:
         # Before the figures, which take the emulator's time.
@@ -176,8 +182,11 @@ def check_model(options: CheckOptions) -> int:
             if options.on == "both"
             else []
         )
+        narrow = record["precision"] != "fp16"
+        if narrow and options.on != "parts":
+            limits = {**_by_noise(ask, order, limits), **given}
         if options.on != "parts":
-            problems += _figures(ask, order, genie, limits)
+            problems += _figures(ask, order, genie, limits, narrow=narrow)
         if options.on == "both":
             texts = prefixes_of(tokens, lengths)
             texts = with_chats(texts, folder, tokenizer, shape, record["context"] - record["prefill"])
@@ -235,13 +244,41 @@ def _read_by_genie(
     return problems
 
 
+def _by_noise(ask: Asker, order: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, float]:
+    """Of each figure the limit, or what rounding alone costs this checkpoint, with its error, where that is
+    less: a wider limit would hide a mistake."""
+    figures = figures_from(ask(**{**order, "do": "noise"})["noise"])
+    sys.stdout.write(f"rounding alone: {_in_words(figures)}\n")
+    narrow = {}
+    for name, figure in figures.items():
+        allowed = STANDARD_ERRORS * figure.error
+        narrow[name] = (
+            max(limits[name], figure.value - allowed)
+            if name in HIGHER_IS_BETTER
+            else min(limits[name], figure.value + allowed)
+        )
+    return narrow
+
+
+def _in_words(figures: Mapping[str, Figure]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')} {figure.value:.4g} ± {figure.error:.2g}"
+        for name, figure in figures.items()
+    )
+
+
 def _of_each_kind(ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
     """The worker answers in a fork each time, so that the emulator's memory is free again."""
     return [ask(**{**order, "do": do, "kind": kind}) for kind in KINDS]
 
 
 def _figures(
-    ask: Asker, order: Mapping[str, Any], genie: Mapping[str, int], limits: Mapping[str, float]
+    ask: Asker,
+    order: Mapping[str, Any],
+    genie: Mapping[str, int],
+    limits: Mapping[str, float],
+    *,
+    narrow: bool,
 ) -> list[str]:
     """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
     replies = _of_each_kind(ask, order, "pace")
@@ -255,21 +292,19 @@ def _figures(
     with_genie = " with Genie's and each part's" if genie else ""
     sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(forecast)}{with_genie}\n")
     facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}
-    return _judged(facts, limits)
+    return _judged(facts, limits, chance=narrow)
 
 
-def _judged(facts: Mapping[str, Any], limits: Mapping[str, float], *, of_few: bool = False) -> list[str]:
+def _judged(facts: Mapping[str, Any], limits: Mapping[str, float], *, chance: bool) -> list[str]:
+    """With `chance` a figure may be beyond its limit by three standard errors of its own."""
     problems = []
     for name, words in READER_NAMES.items():
         if name not in facts:
             continue
         figures = figures_from(facts[name])
-        shown = ", ".join(
-            f"{each.replace('_', ' ')} {one.value:.4g} ± {one.error:.2g}" for each, one in figures.items()
-        )
-        sys.stdout.write(f"{words}: {shown}\n")
-        problems += [f"{words}: {miss}" for miss in misses(figures, limits, of_few=of_few)]
-        for near in [] if of_few else close(figures, limits):
+        sys.stdout.write(f"{words}: {_in_words(figures)}\n")
+        problems += [f"{words}: {miss}" for miss in misses(figures, limits, chance=chance)]
+        for near in [] if chance else close(figures, limits):
             sys.stderr.write(f"near a limit, {words}: {near}\n")
     return problems
 
@@ -311,7 +346,7 @@ def _genie_figures(
         facts = ask(**{**order, "do": "genie figures", "config": str(copy), "texts": _as_json(texts)})
     if not set(facts) & set(READER_NAMES):
         sys.stdout.write("This build's libGenie.so gives no logits: Genie is judged by its choices alone\n")
-    return _judged(facts, limits, of_few=True)
+    return _judged(facts, limits, chance=True)
 
 
 def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:

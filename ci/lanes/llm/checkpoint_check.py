@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
+from ci.lanes.llm.judge import figures_of, window_of
 from ci.lanes.llm.measure import choices, figures_on, genie_figures, windows
 from ci.lanes.llm.reference import load_reference, require_rope
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
@@ -90,6 +91,20 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     reference = load_reference(compiled.folder)
     require_rope(reference, compiled.shape, next(iter(readers.values())).context)
     return figures_on(_rows(compiled, order), reference, readers)
+
+
+def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of the checkpoint where all is right and only rounded, on the same tokens."""
+    from ci.lanes.llm.noise import rounded_logits
+
+    compiled = Compiled.of(order)
+    rows = _rows(compiled, order)
+    exact, rounded = rounded_logits(load_reference(compiled.folder), rows)
+    windows = [
+        window_of(some[:-1], every[:-1], row[1:])
+        for some, every, row in zip(rounded, exact, rows, strict=True)
+    ]
+    return {"noise": {name: asdict(figure) for name, figure in figures_of(windows).items()}}
 
 
 def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:

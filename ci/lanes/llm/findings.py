@@ -57,7 +57,7 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
             continue
         bounds = chosen.model_dump()
         figures = figures_from(result.facts["figures"][name])
-        for miss in misses(figures, bounds, of_few=is_genies(name)):
+        for miss in misses(figures, bounds, chance=is_genies(name)):
             yield error(
                 "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
             )

@@ -187,13 +187,13 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
     }
 
 
-def misses(figures: Mapping[str, Figure], limits: Mapping[str, float], *, of_few: bool = False) -> list[str]:
-    """Each figure beyond its limit, as text. Figures of few tokens may be so by three standard errors."""
+def misses(figures: Mapping[str, Figure], limits: Mapping[str, float], *, chance: bool = False) -> list[str]:
+    """Each figure beyond its limit, as text; with `chance` by more than three standard errors."""
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
         higher = name in HIGHER_IS_BETTER
-        allowed = STANDARD_ERRORS * figure.error if of_few else 0.0
+        allowed = STANDARD_ERRORS * figure.error if chance else 0.0
         # NaN passes no limit.
         if not (figure.value + allowed >= limit if higher else figure.value - allowed <= limit):
             problems.append(

@@ -43,7 +43,8 @@ class LanguageModels(Lane[LlmProgram, LlmPlan]):
                 for each in plan.programs
                 if each.run.through == through and (model := models[each.name]).folder and not model.failure
             ]
-            texts |= run_step(step(plan, models), trained)
+            if trained:
+                texts |= run_step(step(plan, models), trained)
         return {MODELS: models, TEXTS: texts}
 
     def reached(self, mine: Mine) -> bool:
