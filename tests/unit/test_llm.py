@@ -729,6 +729,8 @@ class TestCheck:
         """They are of few tokens, so three standard errors are allowed."""
         assert self.check(tmp_path, monkeypatch, genie={"value": 0.06, "error": 0.01}) == 0
         assert self.check(tmp_path, monkeypatch, genie={"value": 0.09, "error": 0.01}) == 1
+        capsys.readouterr()
+        assert self.check(tmp_path, monkeypatch, genie={"value": 0.11, "error": 0.5}) == 1
         assert "Genie's decode: divergence" in capsys.readouterr().err
         assert self.check(tmp_path, monkeypatch, genie=None) == 0
         assert "gives no logits" in capsys.readouterr().out
