@@ -358,7 +358,13 @@ def checked(model: Path, folder: Path) -> str:
     (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": []}))
     ended = typed("llm", "check", out, "--text", folder / "judged.txt", timeout=TIMEOUT)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
-    missed = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    missed = [
+        miss
+        for line in ended.stderr.splitlines()
+        if line.startswith("error: ")
+        for miss in line.split("; ")
+        if " against " not in miss
+    ]
     found = [each for each in READERS if any(each in line for line in missed)]
     return f"`llm check` ({', '.join(found)})" if ended.returncode else "none"
 
