@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
     elif args.what == "denied":
         raise CheckFailed(
-            "no pull request was opened: the step above says why; GitHub refuses those of a workflow unless the"
-            " repository and its organisation allow them",
+            "no pull request was opened: the step above says why; GitHub refuses those of a workflow unless"
+            " repository and organisation allow them",
             fix="Settings, Actions, General: Allow GitHub Actions to create and approve pull requests",
         )
     elif args.what == "write":
