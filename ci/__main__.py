@@ -118,7 +118,7 @@ VERBS = {
     "lint": Verb("ci.dev.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them"),
-    "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as a patch that is judged"),
+    "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as files that are judged"),
     "bench": Verb("ci.dev.bench", "measure performance claims as ratios, side by side; --list names them"),
 }
 

@@ -56,6 +56,7 @@ class CiJob(Model):
     profiles: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"
+    sooner: tuple[str, ...] = ()
 
 
 class GateTable(Model):

@@ -1,46 +1,63 @@
-"""`pins`: pass newer pins from a job without write access to one with it, as a checked patch.
+"""`pins`: pass newer pins from a job without write access to one with it, as files that are judged.
 
-Computing newer pins runs packages that nobody has reviewed. So the job that may write takes only a patch, and
-refuses everything but changed lines in files of manifests/.
+Computing newer pins runs packages that nobody has reviewed, and the job that may write installs some of what
+is pinned. So it takes only files that `lock` and `image` write, and of each only what its kind may say.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import stat
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import write_named
+from provisioning.base.files import replace_text, write_named
+from provisioning.base.foreign import visible
 from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
-  nox -s pins -- write dist/pins/pins.patch
-  nox -s pins -- apply pins/pins.patch
+  nox -s pins -- write dist/pins
+  nox -s pins -- apply dist/pins --text reports/compare/table.md
   nox -s pins -- releases reports/compare/table.md
 """
 
 FOLDER = "manifests"
-LARGEST = 8 << 20
-"""The largest patch, in bytes. All locks together are a tenth of that."""
+LARGEST = 2 << 20
+"""Of a file, in bytes: the longest lock has a tenth of that."""
+LARGEST_TEXT = 64 << 10
+"""Of the pull request's text: GitHub takes 65,536 characters."""
+MOST_SHOWN = 40
 
-_NAME = rf"{FOLDER}/(?:[A-Za-z0-9][A-Za-z0-9._+-]*/)*[A-Za-z0-9][A-Za-z0-9._+-]*"
-_HEAD = re.compile(rf"diff --git a/(?P<name>{_NAME}) b/(?P=name)")
-_INDEX = re.compile(r"index [0-9a-f]{7,64}\.\.[0-9a-f]{7,64} 100644")
-_HUNK = re.compile(r"@@ -\d+(?:,(?P<old>\d+))? \+\d+(?:,(?P<new>\d+))? @@.*")
+_PIN = re.compile(
+    r"(?P<name>[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)"
+    r"(?: ; [a-z_]+ (?:==|!=|>=|<=|<|>) '[A-Za-z0-9.*_ -]+'"
+    r"(?: (?:and|or) [a-z_]+ (?:==|!=|>=|<=|<|>) '[A-Za-z0-9.*_ -]+')*)? \\"
+)
+_HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}(?P<more> \\)?")
+_TORCH = re.compile(r"# torch: torch==[0-9][A-Za-z0-9.!+_-]*")
+_SNAPSHOT = re.compile(r"# snapshot: \d{8}T\d{6}Z")
+_DEBIAN = re.compile(r"(?P<name>[a-z0-9][a-z0-9.+-]+) (?P<version>[A-Za-z0-9.+~:-]+) [0-9a-f]{64}")
+_DATE = re.compile(r"-\d{8}(?=[-\"])")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=("write", "apply", "releases"),
-        help="write what changed as a patch, judge one and apply it, or add newer releases to a page",
+    commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
+    writer = commands.add_parser("write", help="copy the manifests that changed to a folder")
+    writer.add_argument("folder", type=Path, metavar="FOLDER")
+    applier = commands.add_parser("apply", help="judge what such a folder has, and put it into this clone")
+    applier.add_argument("folder", type=Path, metavar="FOLDER")
+    applier.add_argument(
+        "--text", type=Path, metavar="FILE", help="the pull request's text: judged, and told new packages"
     )
-    parser.add_argument(
-        "file", type=Path, metavar="FILE", help="the patch (empty: change nothing), or the page"
-    )
+    commands.add_parser("denied", help="say what to allow where GitHub opened no pull request")
+    lister = commands.add_parser("releases", help="add newer releases, which a person decides on, to a page")
+    lister.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,98 +68,212 @@ def run(args: argparse.Namespace) -> int:
         if args.file.is_file():  # no page, no pull request: then it is only printed
             write_named(args.file, f"\n{text}", append=True, fix="name another file")
         sys.stdout.write(text)
-        return 0
-    if args.what == "write":
-        write(args.file, ROOT)
-        return 0
-    try:
-        patch = args.file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{args.file}: {error.strerror}", fix="nox -s pins -- write FILE") from error
-    apply(patch, ROOT)
+    elif args.what == "denied":
+        raise CheckFailed(
+            "no pull request was opened: the step above says why; GitHub refuses those of a workflow unless"
+            " repository and organisation allow them",
+            fix="Settings, Actions, General: Allow GitHub Actions to create and approve pull requests",
+        )
+    elif args.what == "write":
+        write(args.folder, ROOT)
+    else:
+        apply(args.folder, ROOT, args.text)
     return 0
 
 
-def write(file: Path, root: Path) -> None:
-    """Write what changed in a clone as a patch."""
-    command = ["git", "diff", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--", FOLDER]
+def write(folder: Path, root: Path) -> None:
+    """Copy the changed files of a clone."""
+    command = ["git", "diff", "--name-only", "-z", "--no-renames", "--diff-filter=M", "--", FOLDER]
     done = captured(command, cwd=root, encoding="utf-8")
     if done.returncode:
         raise UsageError(f"git diff: {done.stderr.strip()}", fix="run it in a clone")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(done.stdout, encoding="utf-8", newline="")
-    sys.stdout.write(f"{file}: {len(judged(done.stdout.encode()))} files\n")
-
-
-def apply(patch: bytes, root: Path) -> None:
-    """Change the files of a clone by a checked patch."""
-    names = judged(patch)
+    names = [name for name in done.stdout.split("\0") if name]
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty", fix="name another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    # An artifact needs a file, also when nothing is newer.
+    (folder / NOTHING).touch()
     for name in names:
-        file = root / name
-        listed = captured(["git", "ls-files", "--stage", "--", name], cwd=root).stdout
-        if not listed.startswith("100644 ") or file.resolve() != root.resolve() / name:
-            raise _refused(f"{name} is not an ordinary file of this clone")
-    if names:
-        # Exactly the checked bytes: git reads them from the pipe.
-        command = ["git", "apply", "--whitespace=nowarn", "-"]
-        done = captured(command, cwd=root, input=patch.decode(), encoding="utf-8")
-        if done.returncode:
-            raise CheckFailed(f"git apply: {done.stderr.strip()}", fix="make the patch again, of this commit")
-    sys.stdout.writelines(f"{name}\n" for name in names or ["nothing changed"])
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((root / name).read_bytes())
+    sys.stdout.write(f"{folder}: {len(names)} files\n")
 
 
-def judged(patch: bytes) -> list[str]:
-    """The files that a patch changes.
+NOTHING = "pins"
 
-    Raises CheckFailed if it does more than change lines of ordinary files in manifests/: if it creates,
-    removes, renames or links files, or changes their modes."""
-    if len(patch) > LARGEST:
-        raise _refused(f"it has {len(patch)} bytes, more than {LARGEST}")
+
+@dataclass(frozen=True)
+class Judged:
+    """A file that may take the place of the one in the clone."""
+
+    name: str
+    text: str
+    said: tuple[str, ...] = field(default=())
+    """What the pull request's text must say of it."""
+
+
+def apply(folder: Path, root: Path, text: Path | None) -> None:
+    """Change the files of a clone to those of a folder. All are judged before one is written."""
+    judged = [_judge(name, file, root) for name, file in sorted(_files(folder).items())]
+    page = _page(text) if text else ""
+    for one in judged:
+        replace_text(root / one.name, one.text)
+    said = [line for one in judged for line in one.said]
+    if text and said:
+        shown = [*said[:MOST_SHOWN], *([f"… and {len(said) - MOST_SHOWN} more"] if said[MOST_SHOWN:] else [])]
+        page = "\n".join(
+            [page.rstrip(), "", "## Packages that come or go", "", *(f"- {one}" for one in shown), ""]
+        )
+    if text:
+        replace_text(text, page)
+    sys.stdout.writelines(
+        f"{line}\n" for line in [*said, *([one.name for one in judged] or ["nothing changed"])]
+    )
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """By name from `folder`. No link is followed."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", fix="nox -s pins -- write FOLDER")
+    found: dict[str, Path] = {}
+    for place, folders, names in os.walk(folder):
+        for name in [*folders, *names]:
+            path = Path(place, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                found[path.relative_to(folder).as_posix()] = path
+            elif not stat.S_ISDIR(mode):
+                raise _refused(path.relative_to(folder).as_posix(), "it is no regular file")
+    found.pop(NOTHING, None)
+    return found
+
+
+def _judge(name: str, file: Path, root: Path) -> Judged:
+    kind = next((judge for pattern, judge in KINDS.items() if re.fullmatch(pattern, name)), None)
+    if kind is None:
+        raise _refused(name, "neither `lock` nor `image` writes it")
+    listed = captured(["git", "ls-files", "--stage", "--", name], cwd=root, encoding="utf-8").stdout
+    before = root / name
+    if not listed.startswith("100644 ") or before.is_symlink() or before.resolve() != root.resolve() / name:
+        raise _refused(name, "it is not an ordinary file of this clone")
+    new = _text(name, file, LARGEST)
+    return Judged(name, new, tuple(kind(name, before.read_text(encoding="utf-8"), new)))
+
+
+def _text(name: str, file: Path, largest: int) -> str:
     try:
-        lines = patch.decode("utf-8").split("\n")
+        with file.open("rb") as stream:
+            data = stream.read(largest + 1)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", fix="nox -s pins -- write FOLDER") from error
+    if len(data) > largest:
+        raise _refused(name, f"it has more than {largest} bytes")
+    try:
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refused("it is not UTF-8") from error
-    if lines.pop() != "":
-        raise _refused("its last line has no end")
-    names: list[str] = []
-    at = 0
-    while at < len(lines):
-        head = _HEAD.fullmatch(lines[at])
-        if head is None or head["name"] in names:
-            raise _refused(f"line {at + 1}: {lines[at][:100]!r}")
-        name = head["name"]
-        names.append(name)
-        expected = [_INDEX, re.compile(re.escape(f"--- a/{name}")), re.compile(re.escape(f"+++ b/{name}"))]
-        for pattern in expected:
-            at += 1
-            if at >= len(lines) or not pattern.fullmatch(lines[at]):
-                raise _refused(f"line {at + 1}: {lines[at][:100]!r}" if at < len(lines) else "it ends early")
-        at = _end_of_hunks(lines, at + 1)
-    return names
+        raise _refused(name, "it is not UTF-8") from error
+    if text != visible(text) or (text and not text.endswith("\n")):
+        raise _refused(name, "it has characters that hide or steer, or its last line has no end")
+    return text
 
 
-def _end_of_hunks(lines: list[str], at: int) -> int:
-    begun = at
-    while at < len(lines) and (hunk := _HUNK.fullmatch(lines[at])):
-        remaining = {"-": int(hunk["old"] or 1), "+": int(hunk["new"] or 1)}
-        at += 1
-        while any(remaining.values()):
-            if at >= len(lines) or lines[at][:1] not in (" ", "-", "+", "\\"):
-                raise _refused(f"line {at + 1}: a hunk ends early")
-            for side in {" ": "-+", "-": "-", "+": "+"}.get(lines[at][0], ""):
-                remaining[side] -= 1
-            if min(remaining.values()) < 0:
-                raise _refused(f"line {at + 1}: a hunk has more lines than it says")
-            at += 1
-        while at < len(lines) and lines[at] == "\\ No newline at end of file":
-            at += 1
-    if at == begun:
-        raise _refused(f"line {at + 1}: expected a hunk")
-    return at
+def _page(text: Path) -> str:
+    """Only a table: what would be HTML, or call somebody, is shown as text."""
+    try:
+        with text.open("rb") as stream:
+            data = stream.read(LARGEST_TEXT + 1)
+    except OSError as error:
+        raise UsageError(f"{text}: {error.strerror}", fix="name the table of compare") from error
+    if len(data) > LARGEST_TEXT:
+        raise _refused(text.name, f"it has more than {LARGEST_TEXT} bytes")
+    shown = visible(data.decode("utf-8", "replace"))
+    return shown.replace("<", "&lt;").replace("@", "@\u200b").replace("](", "]\\(")
 
 
-def _refused(why: str) -> CheckFailed:
+def _lock(name: str, before: str, after: str) -> list[str]:
+    """Pins with hashes, and the comments that were there."""
+    comments = [line for line in before.splitlines() if line.startswith("#")]
+    found: dict[str, set[str]] = {}
+    expecting = False
+    for number, line in enumerate(after.splitlines(), 1):
+        if match := _PIN.fullmatch(line):
+            if expecting:
+                raise _wrong_line(name, number, line)
+            found.setdefault(match["name"], set()).add(match["version"])
+            expecting = True
+        elif expecting and (match := _HASH.fullmatch(line)):
+            expecting = bool(match["more"])
+        elif line.startswith("#") and not expecting:
+            if not comments or not (
+                line == comments[0] or (_TORCH.fullmatch(line) and _TORCH.fullmatch(comments[0]))
+            ):
+                raise _wrong_line(name, number, line)
+            comments.pop(0)
+        else:
+            raise _wrong_line(name, number, line)
+    if expecting or comments:
+        raise _refused(name, "it ends early")
+    known = {match["name"] for line in before.splitlines() if (match := _PIN.fullmatch(line))}
+    return _come_and_go(name, known, set(found))
+
+
+def _packages(name: str, before: str, after: str) -> list[str]:
+    """Debian's, of one snapshot."""
+    old, new = before.splitlines(), after.splitlines()
+    heads = [[line for line in lines if line.startswith("#")] for lines in (old, new)]
+    for was, line in zip(*heads, strict=False):
+        if line != was and not (_SNAPSHOT.fullmatch(line) and _SNAPSHOT.fullmatch(was)):
+            raise _refused(name, f"{line[:100]!r}")
+    if len(heads[0]) != len(heads[1]) or new[: len(heads[1])] != heads[1]:
+        raise _refused(name, "it has other comments")
+    for number, line in enumerate(new[len(heads[1]) :], len(heads[1]) + 1):
+        if not _DEBIAN.fullmatch(line):
+            raise _wrong_line(name, number, line)
+    names = [{line.split()[0] for line in lines if not line.startswith("#")} for lines in (old, new)]
+    return _come_and_go(name, *names)
+
+
+def _images(name: str, before: str, after: str) -> list[str]:
+    """The date, the digest and the time of the system's image; every other line is as it was."""
+    old, new = before.splitlines(), after.splitlines()
+    for number, (was, line) in enumerate(zip(old, new, strict=False), 1):
+        known = any(each.fullmatch(was) and each.fullmatch(line) for each in SYSTEM)
+        if was != line and (not known or (IMAGE.fullmatch(line) and _undated(was) != _undated(line))):
+            raise _wrong_line(name, number, line)
+    if len(old) != len(new):
+        raise _refused(name, "it has more lines, or fewer")
+    return []
+
+
+def _undated(line: str) -> str:
+    return _DATE.sub("", line)
+
+
+IMAGE = re.compile(r'image = "[a-z0-9:.-]+"')
+SYSTEM = (
+    IMAGE,
+    re.compile(r'digest = "sha256:[0-9a-f]{64}"'),
+    re.compile(r"epoch = \d{1,11}"),
+)
+KINDS: Mapping[str, Callable[[str, str, str], list[str]]] = {
+    rf"{FOLDER}/(locks|torch)/[a-z0-9-]+\.txt": _lock,
+    rf"{FOLDER}/image-packages\.txt": _packages,
+    rf"{FOLDER}/images\.toml": _images,
+}
+"""By name, how each file that `lock` and `image` write is judged: what changed in it beside versions."""
+
+
+def _come_and_go(name: str, before: set[str], after: set[str]) -> list[str]:
+    words = {"new": after - before, "gone": before - after}
+    return [f"{name}: {word}: {', '.join(sorted(some))}" for word, some in words.items() if some]
+
+
+def _wrong_line(name: str, number: int, line: str) -> CheckFailed:
+    return _refused(name, f"line {number}: {line[:100]!r}")
+
+
+def _refused(name: str, why: str) -> CheckFailed:
     return CheckFailed(
-        f"the patch is refused: {why}",
-        fix=f"it may only change lines of ordinary files in {FOLDER}/; look at the job that made it",
+        f"{visible(name)} is refused: {why}",
+        fix="only versions and hashes of what is pinned may change: look at the job that made it",
     )

@@ -262,7 +262,9 @@ def choose(
                 f"the job {name} was named, and needs {lacking}",
                 fix="give gate.yml that input, or leave the job out of stages",
             )
-        if row.when == "nightly" and occasion != "nightly" and not named:
+        sooner = next((file for file in changed or () if matches(file, row.sooner)), "")
+        waits = row.when == "nightly" and occasion != "nightly" and not named
+        if waits and not sooner and not (row.sooner and changed is None):
             reasons[name] = "left out: runs nightly"
             continue
         if lacking:
@@ -276,7 +278,9 @@ def choose(
             continue
         ignored = table.ignored_by(row)
         cause = next((file for file in changed or () if not matches(file, ignored)), "")
-        if not ignored:
+        if waits:
+            reasons[name] = f"runs: {sooner} changed" if sooner else "runs: which files changed is not known"
+        elif not ignored:
             reasons[name] = "always runs"
         elif changed is None:
             reasons[name] = "runs: which files changed is not known"

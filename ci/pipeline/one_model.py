@@ -4,6 +4,8 @@ made of it."""
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
@@ -22,6 +24,8 @@ from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import quoted
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import UsageError
 
@@ -78,6 +82,11 @@ class LaneModel(ABC, Generic[P, L]):
     @property
     def programs(self) -> Sequence[P]:
         return [self.program(soc) for soc in self.model.selection.socs]
+
+    @property
+    def origin(self) -> str:
+        """By which another model of the same name is told apart in the output."""
+        return os.path.relpath(Parser.user_folder() / self.model.typed, self.how.output.absolute())
 
     def exported(self, scratch: Path, publish: Publish) -> LaneModel[P, L]:
         """The model as it is compiled, where another Python exports it."""
@@ -139,6 +148,7 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
         require_place(suite, measured=taken.measured)
     # What cannot be compiled is refused before a folder is made.
     programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
+    origin = taken.origin
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         exported = taken.exported(new, publish)
         extension = _extension(exported, suite) if suite else None
@@ -147,7 +157,7 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
         plan = exported.plan(programs)
         results = exported.do(plan)
         products = [exported.product(plan, each, mine_of(each, results)) for each in plan.programs]
-        _write(products, output, new, publish)
+        _write(products, output, new, publish, origin)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
@@ -159,21 +169,25 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
 def quantize_model(taken: LaneModel[P, L]) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        _write(taken.exported(new, publish).quantized(), output, new, publish)
+        _write(taken.exported(new, publish).quantized(), output, new, publish, taken.origin)
     return 0
 
 
 ELSEWHERE = "name another folder with -o"
 
 
-def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Publish) -> None:
-    """Put the files of all into the output at once, and say what they are."""
+def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Publish, origin: str) -> None:
+    """Put the files of all into the output at once, and say what they are. Their records name the model's
+    origin, and no other model's record is overwritten."""
     for product in products:
         for name, content in product.files.items():
             if isinstance(content, Path):
                 shutil.copyfile(content, scratch / name)
             else:
                 (scratch / name).write_text(content, encoding="utf-8")
+            if name.endswith(".json") and (record := _record(scratch / name)):
+                require_own(output / name, origin)
+                (scratch / name).write_text(json.dumps({**record, "origin": origin}, indent=2) + "\n")
     written = publish([scratch / name for product in products for name in product.files])
     for product in products:
         for path in {*product.stale} - {*written}:
@@ -183,6 +197,26 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
             if path.name in product.files:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
         sys.stdout.writelines(f"{each}\n" for each in product.words)
+
+
+def require_own(path: Path, origin: str) -> None:
+    """Refuse to overwrite the record of another model."""
+    if (other := _record(path).get("origin", origin)) != origin:
+        raise UsageError(
+            f"{path} is of another model, {os.path.normpath(path.parent / other)}",
+            fix=f"name another folder with -o, or remove it: {quoted('rm', path)}",
+        )
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        # The user's own file of this name, which a compile always replaced.
+        return {}
+    return record if isinstance(record, dict) and "schema" in record else {}
 
 
 def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:

@@ -154,8 +154,8 @@ def test_another_python_exports_a_model_of_a_package_called_ci(
     file = export_with(
         Path(sys.executable), user_model("ci.models:net", where), None, out, seed=0, timeout=100
     )
-    assert file == out / "net.pt2"
-    assert len(make("net.pt2", {}, out).sample(0)) == 1
+    assert file == out / "models-net.pt2"
+    assert len(make("models-net.pt2", {}, out).sample(0)) == 1
 
 
 def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tmp_path: Path) -> None:

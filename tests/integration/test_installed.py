@@ -82,7 +82,7 @@ def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: P
     store = ("--store", str(store_path()))
     done = qnn_ci("compile", "ci.models:net", "--verify", "none", "-o", "out", *store)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "home" / "out" / "net-SM8650-fp16.pte").is_file()
+    assert (tmp_path / "home" / "out" / "models-net-SM8650-fp16.pte").is_file()
 
 
 def test_what_needs_a_clone_is_no_verb(qnn_ci: Command) -> None:

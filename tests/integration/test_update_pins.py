@@ -38,7 +38,8 @@ NOXFILE = """
     @nox.session(python=False)
     def image(session):
         assert session.posargs == ["--lock", "--renew-base"]
-        pathlib.Path("manifests/image-packages.txt").write_text("git 1:2.40\\n")
+        packages = pathlib.Path("manifests/image-packages.txt")
+        packages.write_text(packages.read_text().replace("2.39", "2.40"))
 
 
     @nox.session(python=False)
@@ -54,22 +55,28 @@ NOXFILE = """
     def pins(session):
         from ci.dev import pins
 
-        pins.ROOT = pathlib.Path.cwd()
-        what, file = session.posargs
+        what, *words = session.posargs
+        root = pathlib.Path.cwd()
         if what == "releases":
-            with open(file, "a") as page:
+            with open(words[0], "a") as page:
                 page.write("| executorch | 1.5.1 | 1.6.0 |\\n")
-            return
-        pins.run(pins.argparse.Namespace(what=what, file=pathlib.Path(file)))
+        elif what == "write":
+            pins.write(pathlib.Path(words[0]), root)
+        else:
+            folder, flag, text = words
+            assert (what, flag) == ("apply", "--text")
+            pins.apply(pathlib.Path(folder), root, pathlib.Path(text))
     """
 """In place of sessions that ask the package index and Debian."""
+
+LOCK = f"ruff==1.0 \\\n    --hash=sha256:{'0' * 64}\n"
 
 
 def test_the_pull_request_has_the_newer_locks_and_nothing_else_is_touched(tmp_path: Path) -> None:
     own = [*(ROOT / ".github").rglob("*.yml"), MANIFESTS / "locks" / "nox.txt"]
     files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in own}
-    files |= {"noxfile.py": NOXFILE.format(toolkit=str(ROOT)), "manifests/locks/lint.txt": "ruff==1.0\n"}
-    files |= {"manifests/image-packages.txt": "git 1:2.39\n"}
+    files |= {"noxfile.py": NOXFILE.format(toolkit=str(ROOT)), "manifests/locks/lint.txt": LOCK}
+    files |= {"manifests/image-packages.txt": f"# snapshot: 20261120T021110Z\ngit 1:2.39 {'0' * 64}\n"}
     root = repository(tmp_path / "small", files)
     proposed = run_workflow(tmp_path / "run", "update-pins", root, event="schedule")
     assert proposed.results() == {"compute": "success", "propose": "success"}, proposed.failures()
@@ -80,7 +87,7 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_else_is_touched(tmp_pa
         "propose:    M manifests/locks/lint.txt",
     ]
     log = proposed.log("propose")
-    assert "\n-ruff==1.0\n+ruff==1.1\n" in log and "body: | program | 2.51.0 | 2.50.40 |" in log
+    assert "\n-ruff==1.0 \\\n+ruff==1.1 \\\n" in log and "body: | program | 2.51.0 | 2.50.40 |" in log
     for command, output in ((["status", "--porcelain"], ""), (["branch", "--all"], "* main\n")):
         done = subprocess.run(["git", *command], cwd=root, check=True, capture_output=True, text=True)
         assert done.stdout == output

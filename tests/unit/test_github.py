@@ -33,6 +33,7 @@ ROWS = {
     "always": CiJob(stage="lint", minutes=5),
     "some": CiJob(stage="tests", minutes=5, ignores=("pages",)),
     "late": CiJob(stage="bench", minutes=5, when="nightly"),
+    "locks": CiJob(stage="lock", minutes=5, when="nightly", sooner=("manifests/locks/**",)),
     "source": CiJob(stage="buck_parity", minutes=5, executorch=True, profiles=("qnn-2.37",)),
 }
 TABLE = GateTable(
@@ -46,9 +47,10 @@ TABLE = GateTable(
         ("gate", ["docs/x.md"], ["always"]),
         ("gate", ["docs/x.md", "ci/a/b.py"], ["always", "some"]),
         ("gate", ["no one knows"], ["always", "some"]),
-        ("gate", None, ["always", "some"]),
+        ("gate", None, ["always", "some", "locks"]),
         ("gate", [], ["always"]),
-        ("nightly", None, ["always", "some", "late"]),
+        ("gate", ["docs/x.md", "manifests/locks/nox.txt"], ["always", "some", "locks"]),
+        ("nightly", None, ["always", "some", "late", "locks"]),
     ],
 )
 def test_a_change_decides_which_rows_run(

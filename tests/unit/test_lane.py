@@ -3,6 +3,7 @@ reported."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
 from ci.pipeline.suite_file import LaneForm
-from provisioning.base.errors import ToolkitError
+from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
 from tests.support.stale_entries import alter, alter_file, entries
@@ -126,6 +127,13 @@ class ToyModel(LaneModel[Program, AnyPlan[Program]]):
 
 
 # Its models end here.
+class Recorded(ToyModel):
+    def product(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Product:
+        assert mine["toy"].folder
+        files: dict[str, Path | str] = {"net.json": json.dumps({"schema": 1})}
+        return Product({**files, "net": mine["toy"].folder / "program"})
+
+
 SUITE = "schema = 2\n" + "".join(
     f'[case.net{width}]\n[[case.net{width}.run]]\nlane = "toy"\nwidth = {width}\nsocs = ["SM8650"]\n'
     for width in (2, 3, 4, 99)
@@ -181,11 +189,33 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
 
 
 def compiled(
-    folder: Path, width: int, suite: Path | None = None, socs: tuple[str, ...] = ("SM8650",)
+    folder: Path,
+    width: int,
+    suite: Path | None = None,
+    socs: tuple[str, ...] = ("SM8650",),
+    kind: type[ToyModel] = ToyModel,
 ) -> None:
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
     model = OneModel(selection, str(width), "toys", WorkOptions(jobs=1))
-    assert compile_model(ToyModel(model, Compiling(folder / "out")), suite) == 0
+    assert compile_model(kind(model, Compiling(folder / "out")), suite) == 0
+
+
+def test_what_was_made_of_another_model_of_the_same_name_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    compiled(tmp_path, 5, kind=Recorded)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(UsageError) as caught:
+        compiled(tmp_path, 5, kind=Recorded)
+    assert str(tmp_path / "a" / "5") in caught.value.message
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    # From anywhere it is the same model.
+    monkeypatch.chdir(tmp_path / "a")
+    compiled(tmp_path, 5, kind=Recorded)
 
 
 def test_one_model_is_compiled_as_a_suite_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
-"""The patch with newer pins, between the job that computes them and the one that may write."""
+"""The folder with newer pins, between the job that computes them and the one that may write."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,120 +12,164 @@ import pytest
 
 from ci.dev import pins
 from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import MANIFESTS
 from tests.support.repositories import repository
 
-LOCK = "manifests/locks/lint.txt"
+LOCK, PACKAGES, IMAGES = "manifests/locks/nox.txt", "manifests/image-packages.txt", "manifests/images.toml"
+HASH = "0" * 64
+KEPT = (LOCK, "manifests/locks/llm.txt", "manifests/torch/index.txt", PACKAGES, IMAGES)
+OTHERS = ("manifests/gate.toml", "manifests/profiles/wheels.toml", "manifests/wheels.json")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    files = {LOCK: "ruff==1.0\nold\n", "manifests/socs.toml": "x = 1\n", "noxfile.py": "import nox\n"}
-    return repository(tmp_path / "root", files)
+    """With this repository's own manifests."""
+    files = {name: (MANIFESTS.parent / name).read_text(encoding="utf-8") for name in (*KEPT, *OTHERS)}
+    return repository(tmp_path / "root", {**files, "noxfile.py": "import nox\n"})
+
+
+@pytest.fixture
+def newer(root: Path, tmp_path: Path) -> Path:
+    """What the first job hands over: every kind of file that it writes, with other versions and hashes."""
+    edit(root / LOCK, "argcomplete==3.7.2", "argcomplete==3.8.0")
+    edit(root / LOCK, "6029205678bdd9c1c728a155f5f9ecf5812393f969eef58807641a2bc2aa5b19", HASH)
+    edit(root / "manifests/torch/index.txt", "cuda-bindings==13.4.4", "cuda-bindings==13.5.0")
+    edit(root / PACKAGES, "binutils 2.40-2 ", "binutils 2.41-1~deb12u1 ")
+    edit(root / PACKAGES, "# snapshot: 20261120T021110Z", "# snapshot: 20261127T000000Z")
+    edit(root / IMAGES, "bookworm-20250520-slim", "bookworm-20261116-slim")
+    edit(root / IMAGES, "90522eeb7e5923ee2b871c639059537b30521272f10ca86fdbbbb2b75a8c40cd", HASH)
+    edit(root / IMAGES, "epoch = 1747699200", "epoch = 1794787200")
+    folder = tmp_path / "pins"
+    pins.write(folder, root)
+    git(root, "checkout", "--quiet", ".")
+    return folder
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text, (file, old)
+    file.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def git(root: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
-def patch_of(root: Path) -> bytes:
-    """As git writes it, of all that changed."""
-    git(root, "add", "--all", "--intent-to-add")
-    return git(root, "diff", "--binary", "--find-renames", "HEAD").encode()
+def test_what_one_job_writes_the_other_puts_into_place(root: Path, newer: Path) -> None:
+    pins.apply(newer, root, None)
+    changed = sorted(line[3:] for line in git(root, "status", "--porcelain").splitlines())
+    assert changed == sorted([LOCK, "manifests/torch/index.txt", PACKAGES, IMAGES])
+    assert (root / LOCK).read_bytes() == (newer / LOCK).read_bytes()
 
 
-def test_what_one_job_writes_the_other_applies(root: Path, tmp_path: Path) -> None:
-    changed = {
-        LOCK: "ruff==1.1\nö\n@@ -1 +1 @@\ndiff --git a/noxfile.py b/noxfile.py\n",
-        "manifests/socs.toml": "",
-    }
-    for name, text in changed.items():
-        (root / name).write_text(text, encoding="utf-8")
-    (root / "noxfile.py").write_text("import os\n")
-    patch = tmp_path / "dist" / "x.patch"
-    pins.write(patch, root)
-    git(root, "checkout", "--quiet", ".")
-    pins.apply(patch.read_bytes(), root)
-    assert {name: (root / name).read_text(encoding="utf-8") for name in changed} == changed
-    assert git(root, "status", "--porcelain") == f" M {LOCK}\n M manifests/socs.toml\n"
+def test_every_file_of_ours_is_what_its_kind_may_be(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "same"
+    locks = [*MANIFESTS.glob("locks/*.txt"), *MANIFESTS.glob("torch/*.txt")]
+    for file in [*locks, MANIFESTS.parent / PACKAGES, MANIFESTS.parent / IMAGES]:
+        for place in (folder, root):
+            copy = place / file.relative_to(MANIFESTS.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+    git(root, "add", "--all")
+    pins.apply(folder, root, None)
 
 
-def link(root: Path) -> None:
-    (root / LOCK).unlink()
-    (root / LOCK).symlink_to("/etc/passwd")
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "outside": lambda root: (root / "noxfile.py").write_text("import os\n"),
-    "new file": lambda root: (root / "manifests" / "new.toml").write_text("x = 1\n"),
-    "removed": lambda root: (root / LOCK).unlink(),
-    "renamed": lambda root: (root / LOCK).rename(root / "manifests" / "locks" / "x.txt"),
-    "executable": lambda root: (root / LOCK).chmod(0o755),
-    "link": link,
-    "binary": lambda root: (root / LOCK).write_bytes(b"\0\1"),
-    "submodule": lambda root: repository(root / "manifests" / "sub", {"x": "x"}),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_whatever_else_git_can_write_is_refused(root: Path, change: str) -> None:
-    CHANGES[change](root)
-    patch = patch_of(root)
-    assert patch
-    with pytest.raises(CheckFailed):
-        pins.judged(patch)
-
-
-GOOD = f"""\
-diff --git a/{LOCK} b/{LOCK}
-index 1111111..2222222 100644
---- a/{LOCK}
-+++ b/{LOCK}
-@@ -1,2 +1,2 @@
--ruff==1.0
-+ruff==1.1
- old
-"""
-
-
-def test_the_patch_that_the_hostile_ones_are_made_of_is_accepted() -> None:
-    assert pins.judged(GOOD.encode()) == [LOCK]
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        GOOD.replace("+++ b/manifests/locks/lint.txt", "+++ b/noxfile.py"),
-        GOOD.replace("--- a/manifests/locks/lint.txt", "--- /dev/null"),
-        GOOD.replace("manifests/", "manifests/../"),
-        GOOD.replace("manifests/locks/lint.txt", "/manifests/lint.txt"),
-        GOOD.replace("manifests/locks/lint.txt", '"manifests/lint.txt"'),
-        GOOD.replace("lint.txt", ".gitattributes"),
-        GOOD.replace("100644", "120000"),
-        GOOD.replace("index 1111111..2222222 100644", "index 1111111..2222222"),
-        GOOD.replace("index 1111111..2222222 100644", "old mode 100644\nnew mode 100755"),
-        GOOD.replace("index", "similarity index 100%\nindex"),
-        GOOD.replace(" old\n", ""),
-        GOOD + "--- a/noxfile.py\n+++ b/noxfile.py\n@@ -1 +1 @@\n-import nox\n+import os\n",
-        GOOD + "GIT binary patch\n",
-        GOOD + GOOD,
-        "From: somebody\n" + GOOD,
-        GOOD.rstrip("\n"),
-        GOOD.partition("@@")[0],
-        GOOD.replace("\n--- ", "\r\n--- "),
-        GOOD + "x" * pins.LARGEST,
-    ],
-)
-def test_a_patch_that_somebody_made_by_hand_is_refused(root: Path, hostile: str) -> None:
-    with pytest.raises(CheckFailed):
-        pins.apply(hostile.encode("utf-8", "surrogateescape"), root)
+def test_where_nothing_is_newer_nothing_changes(root: Path, tmp_path: Path) -> None:
+    pins.write(tmp_path / "none", root)
+    assert [file.name for file in (tmp_path / "none").iterdir()] == [pins.NOTHING]
+    pins.apply(tmp_path / "none", root, None)
     assert git(root, "status", "--porcelain") == ""
 
 
-def test_a_file_behind_a_link_stays_as_it_is(root: Path) -> None:
+def append(name: str, line: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text() + line)
+
+
+def change(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: edit(folder / name, old, new)
+
+
+def made(name: str, text: str) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    return make
+
+
+def linked(folder: Path) -> None:
+    (folder / LOCK).unlink()
+    (folder / LOCK).symlink_to("/etc/passwd")
+
+
+def piped(folder: Path) -> None:
+    (folder / LOCK).unlink()
+    os.mkfifo(folder / LOCK)
+
+
+EVIL: dict[str, Callable[[Path], object]] = {
+    "an address for a version": change(
+        LOCK, "argcomplete==3.8.0", "argcomplete @ https://evil.example/x.whl"
+    ),
+    "an address after the hash": change(LOCK, HASH, f"{HASH} https://evil.example/x.whl"),
+    "an option of pip": append(LOCK, "--index-url https://evil.example/simple\n"),
+    "an option in a comment's place": change(LOCK, "# inputs-sha256:", "--extra-index-url="),
+    "another comment": append(LOCK, "# torch: torch==2 --index-url=https://evil.example\n"),
+    "no hash": append(LOCK, "evil==1.0 \\\n"),
+    "a short hash": change(LOCK, HASH, HASH[:40]),
+    "a pin over two lines": change(LOCK, "argcomplete==3.8.0 \\", "argcomplete==3.8.0 \\\n \\"),
+    "variables of the gate": made(OTHERS[0], '[row.lint]\nvariables = { PATH = "/tmp" }\n'),
+    "another host": made(OTHERS[1], 'url = "https://evil.example"\n'),
+    "wheels of a profile": made(OTHERS[2], "{}\n"),
+    "a new lock": made("manifests/locks/evil.txt", f"evil==1.0 \\\n    --hash=sha256:{HASH}\n"),
+    "another file": made("noxfile.py", "import os\n"),
+    "a hidden file": made(".github/workflows/gate.yml", "on: push\n"),
+    "a link": linked,
+    "a pipe": piped,
+    "another image": change(IMAGES, '"debian:bookworm', '"evil:bookworm'),
+    "another list of packages": change(IMAGES, '"g++",', '"evil",'),
+    "another key": append(IMAGES, 'mirror = "https://evil.example"\n'),
+    "a package's address": append(PACKAGES, f"evil https://evil.example/x.deb {HASH}\n"),
+    "a command for the runner": append(PACKAGES, "::add-path::/tmp\n"),
+    "characters that hide": change(PACKAGES, "# Written", "# \u202eWritten"),
+    "a huge file": lambda folder: (folder / LOCK).write_text("#" * (pins.LARGEST + 1)),
+    "bytes": lambda folder: (folder / LOCK).write_bytes(b"\xff\n"),
+}
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_what_may_do_more_than_pin_is_refused_with_all_beside_it(root: Path, newer: Path, evil: str) -> None:
+    EVIL[evil](newer)
+    with pytest.raises(CheckFailed):
+        pins.apply(newer, root, None)
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_a_file_behind_a_link_stays_as_it_is(root: Path, newer: Path) -> None:
     (root / "locks").mkdir()
-    (root / LOCK).rename(root / "locks" / "lint.txt")
-    (root / "manifests" / "locks").rmdir()
+    (root / LOCK).rename(root / "locks" / "nox.txt")
+    shutil.rmtree(root / "manifests" / "locks")
     (root / "manifests" / "locks").symlink_to("../locks")
-    with pytest.raises(CheckFailed, match=LOCK):
-        pins.apply(GOOD.encode(), root)
-    assert (root / "locks" / "lint.txt").read_text().startswith("ruff==1.0")
+    before = (root / "locks" / "nox.txt").read_bytes()
+    with pytest.raises(CheckFailed):
+        pins.apply(newer, root, None)
+    assert (root / "locks" / "nox.txt").read_bytes() == before
+
+
+def test_the_text_names_new_packages_and_shows_the_rest_as_text(
+    root: Path, newer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "table.md"
+    text.write_text("| a | <img src=x> @owner [x](https://evil.example) \x1b[31m |\n::error::forged\n")
+    edit(newer / LOCK, "attrs==26.1.0", "attrz==26.1.0")
+    pins.apply(newer, root, text)
+    page = text.read_text(encoding="utf-8")
+    assert f"- {LOCK}: new: attrz" in page and f"- {LOCK}: gone: attrs" in page
+    assert "attrz" in capsys.readouterr().out
+    assert not [word for word in ("<img", "@owner", "](https", "\x1b") if word in page]
+    assert "\n::error" not in page
+    text.write_text("x" * (pins.LARGEST_TEXT + 1))
+    git(root, "checkout", "--quiet", ".")
+    with pytest.raises(CheckFailed):
+        pins.apply(newer, root, text)
+    assert git(root, "status", "--porcelain") == ""

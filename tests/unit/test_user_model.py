@@ -32,16 +32,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "factory"),
+    ("text", "name", "stem", "factory"),
     [
-        ("My Net.pt2", "my-net", "My Net.pt2"),
-        ("models.py:net", "net", "models:net"),
-        ("ci.models:Net", "net", "ci.models:Net"),
+        ("My Net.pt2", "my-net", "my-net", "My Net.pt2"),
+        ("models.py:net", "net", "models-net", "models:net"),
+        ("models.py:models", "models", "models", "models:models"),
+        ("ci.models:Net", "net", "models-net", "ci.models:Net"),
+        ("net.onnx", "net", "net", ""),
     ],
 )
-def test_names_every_kind_of_model(folder: Path, text: str, name: str, factory: str) -> None:
+def test_names_every_kind_of_model(folder: Path, text: str, name: str, stem: str, factory: str) -> None:
+    (folder / "models.py").write_text("from nets import net, models")
     model = user_model(text, folder)
-    assert (model.name, model.factory, model.search_path) == (name, factory, folder)
+    assert (model.name, model.stem, model.factory, model.search_path) == (name, stem, factory, folder)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
         compiled, run = mine[COMPILED], mine.get(RAN)
         assert compiled.folder is not None
-        path, facts, stem = compiled.folder / PROGRAM, compiled.facts, _stem(program)
+        path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self._stem(program)
         figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
         record: dict[str, Any] = {
             "schema": 1,
@@ -112,6 +112,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         }
         words = [_line(program, plan.basis.build_id, facts, figures), *_on_cpu(facts)]
         return Product(_files(path, stem, record), words, [*_notes(facts), *warnings_of(figures)])
+
+    def _stem(self, program: ExecutorchProgram) -> str:
+        return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
         program, facts = plan.programs[0], [results[COMPILED][each.name].facts for each in plan.programs]
@@ -141,7 +144,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         for program in plan.programs:
             result = require_done(program, plan, results)
             assert result.folder is not None
-            path, facts, stem = result.folder / QUANTIZED, result.facts, _stem(program)
+            path, facts, stem = result.folder / QUANTIZED, result.facts, self._stem(program)
             record = {
                 "schema": 1,
                 "model": program.case.factory,
@@ -192,10 +195,6 @@ def _require_compiled(
 
 def _errors(findings: Iterator[Finding]) -> list[Finding]:
     return [each for each in findings if each.severity is Severity.ERROR]
-
-
-def _stem(program: ExecutorchProgram) -> str:
-    return f"{program.case_name}-{program.soc}-{program.run.kind}"
 
 
 def _files(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path | str]:

@@ -58,6 +58,11 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
             # Before anything starts: a text that is too short is refused.
             calibration = windows(folder, shape, Path(order["calibrate"]), order["context"])
+        if (other := record_of(how.output / CONFIG).get("checkpoint", order["model"])) != order["model"]:
+            raise UsageError(
+                f"{how.output} has what was compiled of {other}",
+                fix="name another folder with -o, or remove it",
+            )
         if _taken(how.output):
             raise UsageError(f"{how.output} is not empty", fix="name another folder with -o, or remove it")
         return cls(model, how, shape, order, calibration)

@@ -38,6 +38,8 @@ class ContextRecord:
     """SHA-256 of the model that was compiled, with its external data."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     schema: int = SCHEMA
+    origin: str = ""
+    """Where the model lies, from the folder of the record."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")

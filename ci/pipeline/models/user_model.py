@@ -51,7 +51,7 @@ def _is_of_subprocess(error: Exception) -> bool:
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str
-    """The name for the files that are written, and for the case in a suite."""
+    """The name for the case in a suite."""
     factory: str
     """As a suite in `search_path` names it: `module:function` or a .pt2's name; empty for an .onnx."""
     search_path: Path
@@ -63,6 +63,13 @@ class UserModel:
     @property
     def onnx(self) -> bool:
         return not self.factory
+
+    @property
+    def stem(self) -> str:
+        """The name for the files that are written. Many modules have a function of one name."""
+        module, colon, _ = self.factory.partition(":")
+        last = _word(module.rpartition(".")[2])
+        return f"{last}-{self.name}" if colon and last != self.name else self.name
 
 
 def user_model(text: str, folder: Path) -> UserModel:
