@@ -22,6 +22,7 @@ PARTS = {
     "packages": "install system packages that a stage needs and the runner lacks",
     "stage": "run a session, then annotate the change and summarise the job from its report",
     "memory": "restore, pack or merge what jobs remember, by GitHub's cache",
+    "wheels": "download the locked packages as wheels, for GitHub's cache",
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
     "statement": "write the verdicts of programs for GitHub to attest, from the jobs' reports",

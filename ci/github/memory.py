@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from ci.engine.memo import RESTORED, prune
+from ci.github import wheels
 from ci.github.caches import NotBelieved, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of, saves, store_of
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file, replace_text
-from provisioning.lock_files import lock_path
+from provisioning.base.files import replace_text
 
 SCHEMA = 2
 """Raise it when older entries are of no use."""
@@ -49,7 +49,7 @@ def run(environ: Mapping[str, str]) -> int:
         outputs = {"memo": str(memo), "key": f"{prefix}{commit}-{run_of(environ)}", "new": str(new)}
         outputs["restore"] = believed(prefix, environ)
         outputs["saves"] = str(saves(environ)).lower()
-        set_outputs({**outputs, **packages(environ)}, environ)
+        set_outputs({**outputs, **wheels.place(environ)}, environ)
     elif what == "restored":
         restored(memo, prefix_of(environ), environ)
     elif what == "pack":
@@ -75,25 +75,6 @@ def believed(prefix: str, environ: Mapping[str, str]) -> str:
     except NotBelieved as why:
         sys.stdout.write(f"nothing remembered is taken from GitHub's cache: {why}\n")
         return ""
-
-
-def packages(environ: Mapping[str, str]) -> dict[str, str]:
-    """The folder of uv's cache and its key: a hash of the lock of the stage's environment; and the key again,
-    if what the cache has of it is believed.
-
-    All are empty where the runner has a cache of its own."""
-    from ci.__main__ import VERBS
-
-    verb, temp = VERBS.get(environ.get("QNN_CI_STAGE", "")), environ.get("RUNNER_TEMP")
-    if verb is None or not temp or environ.get("UV_CACHE_DIR"):
-        return {"packages": "", "packages-key": "", "packages-restore": ""}
-    folder = str(Path(temp, "qnn-ci-uv"))
-    export({"UV_CACHE_DIR": folder}, environ)
-    lock = hash_file(lock_path(verb.environment))[:32]
-    python = ".".join(map(str, sys.version_info[:2]))
-    key = f"qnn-ci-uv-{SCHEMA}-{python}-{verb.environment}-{lock}"
-    known = believed(key, environ) == key
-    return {"packages": folder, "packages-key": key, "packages-restore": key if known else ""}
 
 
 def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
