@@ -49,7 +49,7 @@ def run(environ: Mapping[str, str]) -> int:
     if not environment or not top:
         raise UsageError(f"{KEPT_WHEELS} or QNN_CI_STAGE is not set", fix="QNN_CI_MEMORY=place sets it")
     folder = Path(top, environment)
-    new = not folder.is_dir() and _download(environment, folder, environ)
+    new = not any(folder.glob("*.whl")) and _download(environment, folder, environ)
     set_outputs({"new": str(new).lower()}, environ)
     return 0
 
@@ -81,6 +81,8 @@ def _download(environment: str, folder: Path, environ: Mapping[str, str]) -> boo
 
 def _fetched(wanted: list[str], folder: Path, environ: Mapping[str, str]) -> bool:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-    done = captured([*command, "--dest", str(folder), *wanted], env={**environ, **pip_settings.pip_variables(environ)})
+    done = captured(
+        [*command, "--dest", str(folder), *wanted], env={**environ, **pip_settings.pip_variables(environ)}
+    )
     sys.stdout.write(visible(done.stdout + done.stderr))
     return done.returncode == 0

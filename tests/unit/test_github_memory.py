@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -16,10 +17,11 @@ import pytest
 
 from ci.engine.inputs import key_of
 from ci.engine.memo import CachedResult, Miss
-from ci.github import memory, place
+from ci.github import memory, place, wheels
 from provisioning.base.errors import CheckFailed
 from tests.support.cache_machines import KEY, Machine
 from tests.support.http_server import FileServer, Reply
+from tests.support.wheels import make_wheel
 from tests.support.workflows.api import listing
 from tests.support.workflows.commands import pairs
 
@@ -235,19 +237,51 @@ def test_the_token_is_sent_to_githubs_api_alone(github: GitHub) -> None:
     assert not any("authorization" in request.headers for request in other.requests)
 
 
-def test_the_locked_packages_of_a_pull_requests_own_cache_are_not_restored(
-    github: GitHub, tmp_path: Path
-) -> None:
-    def restored(ref: str) -> dict[str, str]:
-        return github.step("place", github.environ(ref, QNN_CI_STAGE="test_lowering"))
+def wheel_settings(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A job's environment after the step `place`, with a lock file of one package that an index here has."""
+    home = Path(environ["RUNNER_TEMP"])
+    for name in ("links", "locks"):
+        (home / name).mkdir()
+    name, content = "mine-1.0-py3-none-any.whl", make_wheel("mine-1.0-py3-none-any.whl")
+    (home / "links" / name).write_bytes(content)
+    hashed = hashlib.sha256(content).hexdigest()
+    (home / "locks" / "executorch.txt").write_text(f"mine==1.0 \\\n    --hash=sha256:{hashed}\n")
+    monkeypatch.setattr(wheels, "lock_path", lambda name: home / "locks" / f"{name}.txt")
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(home / "links")}
+    return {"PATH": os.environ["PATH"], **environ, **pip, "QNN_CI_STAGE": "test_lowering"}
 
-    (tmp_path / "uv").mkdir()
-    packages = restored(PULL)["packages-key"]
-    assert packages and restored(PULL)["packages-restore"] == ""
-    github.save("refs/heads/main", tmp_path / "uv", packages)
-    assert restored(PULL)["packages-restore"] == packages
-    github.save(PULL, tmp_path / "uv", packages)
-    assert restored(PULL)["packages-restore"] == ""
+
+def test_the_locked_packages_are_kept_as_wheels_and_again_where_they_were_refused(
+    github: GitHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
+    outputs = github.step("place", {**environ, "GITHUB_ENV": str(github.home / "env")})
+    assert outputs["wheels-save"].startswith(outputs["wheels-key"])
+    environ |= pairs(github.home / "env")
+    assert environ["QNN_CI_WHEELS"] == outputs["wheels"] and "UV_CACHE_DIR" not in environ
+
+    def new() -> str:
+        assert wheels.run(environ) == 0
+        return pairs(Path(environ["GITHUB_OUTPUT"]))["new"]
+
+    kept = Path(outputs["wheels"], "executorch")
+    assert new() == "true" and [file.name for file in kept.iterdir()] == ["mine-1.0-py3-none-any.whl"]
+    assert new() == "false"
+    shutil.rmtree(kept)  # as whoever installs them does with those that are refused
+    assert new() == "true" and kept.is_dir()
+
+
+def test_wheels_that_cannot_be_had_fail_no_job(github: GitHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
+    shutil.rmtree(environ["PIP_FIND_LINKS"])
+    kept = github.home / "wheels"
+    assert wheels.run({**environ, "QNN_CI_WHEELS": str(kept)}) == 0
+    assert pairs(Path(environ["GITHUB_OUTPUT"]))["new"] == "false" and not any(kept.rglob("*.whl"))
+
+
+def test_a_runner_with_a_cache_of_its_own_takes_no_wheels(github: GitHub) -> None:
+    environ = github.environ(PULL, QNN_CI_STAGE="test_lowering", UV_CACHE_DIR="/mine")
+    assert github.step("place", environ)["wheels"] == ""
 
 
 def test_a_store_that_a_pull_request_saved_itself_is_not_restored(github: GitHub, tmp_path: Path) -> None:

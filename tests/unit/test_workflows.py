@@ -279,19 +279,30 @@ def test_a_cache_is_saved_from_the_default_branch_only(
     gate = workflows()["gate.yml"].jobs
     steps = [*actions()["setup-qnn"].steps, *gate["stage"].steps]
     saving = [step for step in steps if "save@" in step.uses or step.env.get("QNN_CI_MEMORY") == "pack"]
-    assert len(saving) == 3
+    saving += [step for step in steps if step.id == "wheels"]
+    assert len(saving) == 4
     contexts: dict[str, Value] = {
         "inputs": {"cache": "true"},
         "steps": {
             "place": {"outputs": saves},
             "restore": {"outputs": {}},
-            "memory": {"outputs": {"packages": "uv", **saves}},
-            "packages": {"outputs": {}},
+            "memory": {"outputs": {"wheels": "a folder", **saves}},
+            "wheels": {"outputs": {"new": str(saved).lower()}},  # of a step that runs only if it is saved
         },
     }
     scope = Scope(contexts, status_functions(succeeded=True, failed=False))
     for step in saving:
         assert condition(step.condition, scope) is saved
+
+
+def test_no_installer_s_own_cache_travels_between_runs() -> None:
+    """Wheels do, which are installed by their hashes (tests/integration/test_noxfile.py)."""
+    travels = {step.step.inputs["path"] for step in ALL_STEPS if "actions/cache" in step.step.uses}
+    assert travels == {
+        "${{ steps.place.outputs.store }}",
+        "${{ steps.memory.outputs.wheels }}",
+        "${{ steps.memory.outputs.memo }}",
+    }
 
 
 @pytest.mark.parametrize("name", WITHOUT_CACHE)
