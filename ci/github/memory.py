@@ -1,5 +1,6 @@
 """What jobs remember of work, by GitHub's cache: restored by all, saved by one job of the default branch.
-Only what the default branch saved counts, by GitHub's own list (ci/github/caches.py).
+Only what the default branch saved counts, by GitHub's own list (ci/github/caches.py). Code of a pull request
+can save caches that its later runs see first. So they take what the default branch signed, or nothing.
 
 A cache's key cannot be written twice. So shards upload what is new, and one job merges that with what was
 restored and saves it under a key of its run. Entries' inputs and files are checked on use, as in any store.
@@ -15,7 +16,9 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from ci.engine import signed
 from ci.engine.memo import RESTORED, prune
+from ci.engine.remote import keys_of
 from ci.github import wheels
 from ci.github.caches import NotBelieved, newest
 from ci.github.files import export, set_outputs
@@ -33,12 +36,12 @@ REMOVED = "removed.json"
 MOST_BYTES = 1 << 30
 """What one cache may save. A repository has 10 GB, and the SDK's tree needs a part of them."""
 
-LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED)
+LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED, signed.SIGNED)
 """Files that say something of one machine alone."""
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_MEMORY: place, restored, pack or merge."""
+    """Read QNN_CI_MEMORY: place, restored, pack, merge or sign."""
     what = environ.get("QNN_CI_MEMORY", "")
     memo = store_of(environ) / "cache" / "memo"
     new = Path(environ.get("RUNNER_TEMP", ""), "qnn-ci-memory").absolute()
@@ -56,8 +59,10 @@ def run(environ: Mapping[str, str]) -> int:
         pack(memo, new / "new.tar")
     elif what == "merge":
         merge(memo, sorted(new.rglob("*.tar")))
+    elif what == "sign":
+        set_outputs({"saves": str(sign(memo, environ)).lower()}, environ)
     else:
-        raise UsageError(f"QNN_CI_MEMORY={what!r}: expected place, restored, pack or merge")
+        raise UsageError(f"QNN_CI_MEMORY={what!r}: expected place, restored, pack, merge or sign")
     return 0
 
 
@@ -71,10 +76,22 @@ def prefix_of(environ: Mapping[str, str]) -> str:
 def believed(prefix: str, environ: Mapping[str, str]) -> str:
     """The key to restore; empty, with a message, if none is believed."""
     try:
+        trusted = environ.get("QNN_CI_TRUST_CACHE") == "true" or keys_of(environ)[1]
+        if may_see_a_strangers(environ) and not trusted:
+            raise NotBelieved(
+                "code of a pull request can save one that its next run sees; give gate.yml public-keys, or"
+                " trust-cache: true (docs/github.md)"
+            )
         return newest(prefix, environ)
     except NotBelieved as why:
         sys.stdout.write(f"nothing remembered is taken from GitHub's cache: {why}\n")
         return ""
+
+
+def may_see_a_strangers(environ: Mapping[str, str]) -> bool:
+    """Whether GitHub looks for caches of a pull request. Runs for a push or a merge group never see those."""
+    event, ref = environ.get("GITHUB_EVENT_NAME", ""), environ.get("GITHUB_REF", "")
+    return event.startswith("pull_request") or ref.startswith("refs/pull/")
 
 
 def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
@@ -88,6 +105,9 @@ def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
         return
     if not key.startswith(prefix) or not believed(prefix, environ):
         shutil.rmtree(memo, ignore_errors=True)
+        return
+    if (writers := keys_of(environ)[1]) and not signed.keep_signed(memo, writers):
+        sys.stdout.write("nothing of it has a signature by one of public-keys, so nothing is used\n")
         return
     names, commit = _names(memo), key.removeprefix(prefix)[:COMMIT]
     data = {"origin": f"GitHub's cache of {commit}", "names": names}
@@ -133,9 +153,26 @@ def merge(memo: Path, archives: list[Path]) -> None:
     memo.mkdir(parents=True, exist_ok=True)
     prune(memo)
     _keep_to(memo, MOST_BYTES)
-    for stale in ("digests.json", RESTORED):
+    for stale in ("digests.json", RESTORED, signed.SIGNED):
         (memo / stale).unlink(missing_ok=True)
     sys.stdout.write(f"{len(archives)} shards, {len(_names(memo))} files\n")
+
+
+def sign(memo: Path, environ: Mapping[str, str]) -> bool:
+    """Sign what is to be saved; whether anybody uses it then."""
+    signer, writers = keys_of(environ)
+    if signer and signer.public_key() not in writers:
+        raise UsageError(
+            "no gate would use what this signing key signs: public-keys has not its public key",
+            fix="openssl pkey -in KEY.pem -pubout, and append that to gate.yml's input public-keys",
+        )
+    if signer:
+        sys.stdout.write(f"signed {signed.sign(memo, _names(memo), signer)} files\n")
+    elif writers:
+        sys.stdout.write(
+            "not saved: there is no signing key, and gates with public keys use nothing else\n"
+        )
+    return bool(signer) or not writers
 
 
 def _keep_to(memo: Path, most: int) -> None:

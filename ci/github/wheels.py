@@ -1,7 +1,7 @@
 """The locked packages of a stage, as wheels that travel between runs by GitHub's cache.
 
-uv's own cache does not travel: it has packages unpacked, and nobody compares those with a hash again. A wheel is
-installed by the hash that the lock file has (provisioning/python_environments.py), whoever saved it.
+uv's own cache does not travel: it has packages unpacked, and nobody compares those with a hash again. A wheel
+is installed by the hash that the lock file has (provisioning/python_environments.py), whoever saved it.
 """
 
 from __future__ import annotations

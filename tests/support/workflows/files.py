@@ -37,6 +37,11 @@ class Input(Part):
     description: str = ""
 
 
+class Secret(Part):
+    required: Literal[False] = False
+    description: str = ""
+
+
 class Output(Part):
     """An action's."""
 
@@ -73,6 +78,7 @@ class Job(Part):
     steps: tuple[Step, ...] = ()
     uses: str = ""
     inputs: Mapping[str, Any] = Field({}, alias="with")
+    secrets: Mapping[str, Any] = {}
     outputs: Mapping[str, str] = {}
     permissions: Permissions | None = None
     env: Mapping[str, Any] = {}
@@ -89,6 +95,7 @@ class Call(Part):
     """What `workflow_call` says."""
 
     inputs: Annotated[Mapping[str, Input], OrEmpty] = {}
+    secrets: Annotated[Mapping[str, Secret], OrEmpty] = {}
 
 
 class Workflow(Part):

@@ -90,13 +90,15 @@ def run_workflow(
     rows: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
     toolkit: Path = ROOT,
     cache: Path | None = None,
 ) -> Finished:
     """Run `.github/workflows/NAME.yml` of the repository at `root`, as GitHub does after this event.
 
     The change that is gated is the last commit. `env` is set in every job; of a matrix only the jobs called
-    `rows` run. Runs with the same `cache` share GitHub's cache. In `scratch` only logs remain.
+    `rows` run. `secrets` are the repository's and its environments'. Runs with the same `cache` share
+    GitHub's cache. In `scratch` only logs remain.
     """
     work, stack = scratch / "run", contextlib.ExitStack()
     try:
@@ -123,7 +125,7 @@ def run_workflow(
         machine.logs.mkdir(parents=True)
         # As on GitHub, inputs of `workflow_call` exist and are empty after another event.
         inputs = dict.fromkeys(workflow.call.inputs, "")
-        results = _Run(machine, workflow, workflow, ours, inputs).run()
+        results = _Run(machine, workflow, workflow, ours, inputs, secrets or {}).run()
         return Finished(results, machine.lines)
     finally:
         stack.close()
@@ -144,6 +146,8 @@ class _Run:
     """The workflow that the event started. In called workflows too, contexts name this one."""
     repository: Repository
     inputs: Mapping[str, Value]
+    secrets: Mapping[str, Value]
+    """A called workflow has those that its caller names, and no other."""
     prefix: str = ""
     ended: dict[str, Ended] = field(default_factory=dict)
 
@@ -185,6 +189,7 @@ class _Run:
             "github": Known("github", github_context(self.machine, self.caller)),
             "inputs": Known("inputs", self.inputs),
             "vars": self.machine.variables,
+            "secrets": self.secrets,
         }
 
     def _check_group(self, concurrency: Mapping[str, object], contexts: Mapping[str, Value]) -> None:
@@ -243,7 +248,10 @@ class _Run:
         check_permissions(where, allowed_in(self.workflow, job), called)
         passed = expand(job.inputs, expression.Scope(contexts))
         inputs = complete_inputs(where, called.call.inputs, passed, typed=True)
-        inner = _Run(self.machine, called, self.caller, location[0], inputs, f"{name} / ")
+        secrets = expand(job.secrets, expression.Scope(contexts))
+        if unknown := set(secrets) - set(called.call.secrets):
+            raise Unknown(f"{where}: secrets: {called.path} declares no {', '.join(sorted(unknown))}")
+        inner = _Run(self.machine, called, self.caller, location[0], inputs, secrets, f"{name} / ")
         return inner.run(), inner.result(), {}
 
 
