@@ -169,9 +169,7 @@ def sign(memo: Path, environ: Mapping[str, str]) -> bool:
     if signer:
         sys.stdout.write(f"signed {signed.sign(memo, _names(memo), signer)} files\n")
     elif writers:
-        sys.stdout.write(
-            "not saved: there is no signing key, and gates with public keys use nothing else\n"
-        )
+        sys.stdout.write("not saved: there is no signing key, and gates with public keys use nothing else\n")
     return bool(signer) or not writers
 
 

@@ -146,6 +146,25 @@ def test_a_run_sees_what_is_not_committed_yet_and_leaves_the_repository_alone(tm
     assert git(root, "status", "--porcelain") == " M x\n"
 
 
+def test_a_called_workflow_has_the_secrets_that_its_caller_names(tmp_path: Path) -> None:
+    called = """
+        on: {workflow_call: {secrets: {KEY: {required: false}}}}
+        jobs: {b: {steps: [{run: 'test "${{ secrets.KEY }}" = "hush"'}]}}
+        """
+    text = """
+        on: {push: }
+        jobs:
+          named: {uses: $/.github/workflows/called.yml, secrets: {KEY: "${{ secrets.KEY }}"}}
+          not-named: {uses: $/.github/workflows/called.yml}
+        """
+    files = {f"{name}.yml": textwrap.dedent(text) for name, text in (("called", called), ("w", text))}
+    root = repository(tmp_path / "root", {f".github/workflows/{name}": text for name, text in files.items()})
+    done = run_workflow(
+        tmp_path / "out", "w", root, event="push", toolkit=root, secrets={"KEY": "hush", "OTHER": "no"}
+    )
+    assert done.results() == {"named / b": "success", "not-named / b": "failure"}
+
+
 def upload(path: str) -> str:
     return f"{{uses: actions/upload-artifact@{SHA}, with: {{path: {path}}}}}"
 
@@ -184,6 +203,7 @@ STEPS = "steps: [{run: 'true'}]"
         (f"jobs: {{a: {{needs: b, {STEPS}}}}}", "needs one that is not there"),
         ("jobs: {a: {steps: [{run: 'echo ${{ steps.none.outputs.x }}'}]}}", "steps.none"),
         (f"concurrency: {{group: '{'x' * 401}'}}\njobs: {{a: {{{STEPS}}}}}", "401 characters"),
+        ("jobs: {a: {uses: $/.github/workflows/called.yml, secrets: {KEY: x}}}", "declares no KEY"),
         (
             "permissions: {}\njobs: {a: {uses: $/.github/workflows/called.yml}}",
             "contents: none, but .github/workflows/called.yml has read",

@@ -119,14 +119,43 @@ def test_only_the_jobs_that_must_write_may() -> None:
     }
 
 
-def test_jobs_that_may_write_wait_for_a_protected_environment() -> None:
+SECRET = "QNN_CI_SIGNING_KEY"
+SECRETS = re.compile(r"\bsecrets\.(\w+)|\b(?:inherit|toJSON)\b")
+
+
+def test_jobs_that_may_write_or_sign_wait_for_a_protected_environment() -> None:
     for name, job in ALL_JOBS.items():
-        assert ("environment" in job) == ("write" in job["permissions"].values()), name
+        signs = bool(SECRETS.search(str(job.get("steps"))))
+        assert ("environment" in job) == ("write" in job["permissions"].values() or signs), name
 
 
 def test_nothing_runs_with_a_strangers_code_and_our_rights() -> None:
-    rights = re.compile(r"pull_request_target|workflow_run\b|secrets\b|GITHUB_TOKEN")
+    rights = re.compile(r"pull_request_target|workflow_run\b|GITHUB_TOKEN")
     assert [path.name for path in FILES if rights.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_signing_key_is_one_step_s_of_a_job_that_runs_nothing_of_the_repository() -> None:
+    having = [placed.where for placed in ALL_STEPS if SECRETS.search(str(placed.step))]
+    assert having == ["gate.yml: remember: Sign it, if there are keys"]
+    job = workflows()["gate.yml"].jobs["remember"]
+    assert job.environment == "${{ inputs.public-keys != '' && 'memory' || '' }}"
+    # On the default branch alone, and without a checkout of what calls it.
+    assert "needs.plan.outputs.remembers == 'true'" in job.condition
+    (checkout,) = [step for step in job.steps if step.uses.startswith("actions/checkout@")]
+    assert checkout.inputs["repository"] == "${{ job.workflow_repository }}"
+    assert {step.run.rpartition(" -- ")[2] for step in job.steps if step.run} == {"memory"}
+    # Nothing else names a secret, in any file.
+    texts = {path.name: path.read_text(encoding="utf-8") for path in FILES}
+    named = {name: SECRETS.findall(text) for name, text in texts.items() if SECRETS.search(text)}
+    assert named == dict.fromkeys(("gate.yml", "nightly.yml", "pr.yml"), [SECRET])
+
+
+def test_all_that_saves_what_is_remembered_has_the_same_keys() -> None:
+    """A run without them would save a newer memory, of which the others use nothing."""
+    for name in ("pr.yml", "nightly.yml"):
+        call = workflows()[name].jobs["gate"]
+        assert "vars.QNN_CI_PUBLIC_KEYS" in call.inputs["public-keys"]
+        assert set(call.secrets) == {SECRET}
 
 
 def test_what_is_run_is_one_line_that_calls_an_existing_session() -> None:
