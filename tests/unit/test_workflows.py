@@ -147,7 +147,7 @@ def test_the_signing_key_is_one_step_s_of_a_job_that_runs_nothing_of_the_reposit
     # Nothing else names a secret, in any file.
     texts = {path.name: path.read_text(encoding="utf-8") for path in FILES}
     named = {name: SECRETS.findall(text) for name, text in texts.items() if SECRETS.search(text)}
-    assert named == dict.fromkeys(("gate.yml", "nightly.yml", "pr.yml"), [SECRET])
+    assert named == {name: [SECRET] for name in ("gate.yml", "nightly.yml", "pr.yml")}
 
 
 def test_all_that_saves_what_is_remembered_has_the_same_keys() -> None:
@@ -366,6 +366,17 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     assert len(example.strip().splitlines()) <= 10
     (job,) = yaml.safe_load(example)["jobs"].values()
     assert set(job["with"]) <= set(workflows()["gate.yml"].call.inputs)
+
+
+def test_the_page_has_every_input_of_the_gate_with_its_default() -> None:
+    text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
+    for name, one in workflows()["gate.yml"].call.inputs.items():
+        default = (
+            f"`{str(one.default).lower() if one.type == 'boolean' else one.default}`"
+            if one.default != ""
+            else ""
+        )
+        assert f"\n| `{name}` | {one.description} | {default} |\n" in text
 
 
 def test_jobs_that_remember_do_some_of_it_again_every_night() -> None:
