@@ -25,6 +25,7 @@ PARTS = {
     "wheels": "download the locked packages as wheels, for GitHub's cache",
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
+    "digests": "set a job's output to the digests of its reports, for what is attested of them",
     "statement": "write the verdicts of programs for GitHub to attest, from the jobs' reports",
     "images": "push a release's images, or record their digests in the manifests",
     "publish": "publish them as a release on GitHub: drafted, filled, then published",

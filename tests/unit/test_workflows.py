@@ -17,7 +17,7 @@ import yaml
 from ci import github as verb
 from ci.__main__ import VERBS as COMMANDS
 from ci.gate_table import CiJob, gate_table
-from ci.github import place, plan, verdict
+from ci.github import digests, place, plan, verdict
 from provisioning.base.settings import ROOT
 from qnn_ci import VERBS
 from tests.support.typed import parsed
@@ -113,14 +113,14 @@ def test_only_the_jobs_that_must_write_may() -> None:
         "attest.yml: attest": ["attestations", "id-token"],
         "release.yml: attest": ["attestations", "id-token"],
         "release.yml: publish": ["contents"],
-        "release.yml: push": ["attestations", "id-token", "packages"],
+        "release.yml: push": ["artifact-metadata", "attestations", "id-token", "packages"],
         "release.yml: propose": ["contents", "pull-requests"],
         "update-pins.yml: propose": ["contents", "pull-requests"],
     }
 
 
 SECRET = "QNN_CI_SIGNING_KEY"
-SECRETS = re.compile(r"\bsecrets\.(\w+)|\b(?:inherit|toJSON)\b")
+SECRETS = re.compile(r"\bsecrets\.(\w+)|\bsecrets\s*[\[)]|secrets: inherit")
 
 
 def test_jobs_that_may_write_or_sign_wait_for_a_protected_environment() -> None:
@@ -147,7 +147,7 @@ def test_the_signing_key_is_one_step_s_of_a_job_that_runs_nothing_of_the_reposit
     # Nothing else names a secret, in any file.
     texts = {path.name: path.read_text(encoding="utf-8") for path in FILES}
     named = {name: SECRETS.findall(text) for name, text in texts.items() if SECRETS.search(text)}
-    assert named == {name: [SECRET] for name in ("gate.yml", "nightly.yml", "pr.yml")}
+    assert named == {name: [SECRET] for name in ("attest.yml", "gate.yml", "nightly.yml", "pr.yml")}
 
 
 def test_all_that_saves_what_is_remembered_has_the_same_keys() -> None:
@@ -340,6 +340,42 @@ def test_what_signs_or_writes_touches_no_cache(name: str) -> None:
     assert not any("cache" in uses or uses in ("$/.github/actions/setup-qnn",) for uses in used)
     nox = actions()["setup-nox"]
     assert not any("cache" in step.uses or "cache" in step.inputs for step in nox.steps)
+
+
+def test_each_job_that_is_attested_has_an_output_of_its_own_to_the_caller() -> None:
+    gate = workflows()["gate.yml"]
+    numbers = range(1, digests.OUTPUTS + 1)
+    assert gate.jobs["stage"].outputs == {
+        f"digests-{n}": f"${{{{ matrix.number == '{n}' && steps.digests.outputs.digests || '' }}}}"
+        for n in numbers
+    }
+    values = {name: one.value for name, one in gate.call.outputs.items()}
+    assert values.pop("artifacts") == "${{ jobs.plan.outputs.artifacts }}"
+    assert values == {f"digests-{n}": f"${{{{ jobs.stage.outputs.digests-{n} }}}}" for n in numbers}
+    titles = [step.title for step in gate.jobs["stage"].steps]
+    (said,) = [step for step in gate.jobs["stage"].steps if step.id == "digests"]
+    assert said.condition == "matrix.number != ''"
+    assert titles.index(said.title) > titles.index("Run ${{ matrix.stage }}")
+
+
+def test_who_attests_gates_with_the_same_inputs_and_only_he_grants_rights() -> None:
+    gate, attest = workflows()["gate.yml"], workflows()["attest.yml"]
+    own = {"occasion", "trust-cache", "keep-programs"}
+    assert attest.call.inputs == {name: one for name, one in gate.call.inputs.items() if name not in own}
+    assert attest.call.secrets == gate.call.secrets
+    call = attest.jobs["gate"]
+    assert call.inputs == {
+        **{name: f"${{{{ inputs.{name} }}}}" for name in attest.call.inputs},
+        "keep-programs": True,
+    }
+    rights = {scope for job in gate.jobs.values() for scope in (allowed_in(gate, job) or {})}
+    assert rights == {"contents", "actions"}
+    # It signs what the jobs before it handed over, by numbers that no other job of the run can give.
+    statement, sign = attest.jobs["statement"], attest.jobs["attest"]
+    assert "toJSON(needs.gate.outputs)" in str(statement.steps)
+    (download,) = [step for step in sign.steps if "download-artifact" in step.uses]
+    assert download.inputs["artifact-ids"] == "${{ needs.statement.outputs.artifact }}"
+    assert not any(step.run for step in sign.steps)
 
 
 def test_every_row_of_the_gate_is_an_existing_session() -> None:

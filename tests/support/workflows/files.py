@@ -43,7 +43,7 @@ class Secret(Part):
 
 
 class Output(Part):
-    """An action's."""
+    """An action's, or a called workflow's."""
 
     value: str
     description: str = ""
@@ -96,6 +96,7 @@ class Call(Part):
 
     inputs: Annotated[Mapping[str, Input], OrEmpty] = {}
     secrets: Annotated[Mapping[str, Secret], OrEmpty] = {}
+    outputs: Annotated[Mapping[str, Output], OrEmpty] = {}
 
 
 class Workflow(Part):

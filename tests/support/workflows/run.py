@@ -177,12 +177,27 @@ class _Run:
     def result(self) -> Result:
         return combined(result for _, result, _ in self.ended.values())
 
+    def outputs(self) -> dict[str, str]:
+        """What the workflow's caller is given."""
+        jobs: dict[str, Value] = {
+            name: {"outputs": Known(f"outputs of {name}", outputs)}
+            for name, (_, _, outputs) in self.ended.items()
+        }
+        scope = expression.Scope({**self._contexts(), "jobs": Known("jobs", jobs)})
+        return {name: as_text(expand(one.value, scope)) for name, one in self.workflow.call.outputs.items()}
+
     def _together(self, name: str, rows: Sequence[Ended]) -> Ended:
-        outputs = dict.fromkeys(self.workflow.jobs[name].outputs, "")
+        outputs = dict.fromkeys(self._declared(self.workflow.jobs[name]), "")
         for _, _, written in rows:
-            outputs.update(written)
+            # Of two rows that set one output, the later one's counts; one that sets none overwrites nothing.
+            outputs.update({name: value for name, value in written.items() if value})
         results = [result for results, _, _ in rows for result in results]
         return results, combined(result for _, result, _ in rows), outputs
+
+    def _declared(self, job: Job) -> Iterable[str]:
+        """The names of a job's outputs, also if it did not run."""
+        location = self.machine.used(job.uses, self.repository) if job.uses else None
+        return read_workflow(location[0].root, location[1]).call.outputs if location else job.outputs
 
     def _contexts(self) -> dict[str, Value]:
         return {
@@ -252,7 +267,7 @@ class _Run:
         if unknown := set(secrets) - set(called.call.secrets):
             raise Unknown(f"{where}: secrets: {called.path} declares no {', '.join(sorted(unknown))}")
         inner = _Run(self.machine, called, self.caller, location[0], inputs, secrets, f"{name} / ")
-        return inner.run(), inner.result(), {}
+        return inner.run(), inner.result(), inner.outputs()
 
 
 def combined(results: Iterable[Result]) -> Result:
