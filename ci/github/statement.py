@@ -37,6 +37,7 @@ def run(environ: Mapping[str, str]) -> int:
         "schema": 1,
         "repository": repository,
         "commit": environ.get("GITHUB_SHA", ""),
+        "ref": environ.get("GITHUB_REF", ""),
         "run": f"{server}/{repository}/actions/runs/{environ.get('GITHUB_RUN_ID', '')}",
         "workflow": environ.get("QNN_CI_WORKFLOW", ""),
         "programs": tuple(programs),

@@ -55,6 +55,7 @@ def signed(tmp_path: Path, **outputs: str) -> dict[str, Any]:
     outputs = outputs or {"digests-1": said(tmp_path / "reports", tmp_path / "output"), "digests-2": ""}
     environ = {"QNN_CI_REPORTS": str(tmp_path / "reports"), "GITHUB_REPOSITORY": "o/r"}
     environ["QNN_CI_DIGESTS"] = json.dumps({"artifacts": "reports-wheels", **outputs})
+    environ["GITHUB_REF"] = "refs/heads/main"
     environ["QNN_CI_WORKFLOW"] = "t/qnn-ci/.github/workflows/attest.yml"
     assert statement.run(environ) == 0
     lines = (tmp_path / "reports" / "subjects.txt").read_text().splitlines()
@@ -94,7 +95,7 @@ def test_the_verdict_of_a_program_is_read_back_with_what_was_not_verified(
     facts = json.loads(capsys.readouterr().out)
     assert (facts["what"], facts["QNN build"], facts["chip"]) == (f"pass as {NAME}", "v2.49", "SM8650")
     assert (facts["accuracy"], facts["costs"]) == (["sqnr_db 31.5"], ["pte_bytes 9"])
-    signer = "--repo o/r --signer-workflow t/qnn-ci/.github/workflows/attest.yml"
+    signer = "--repo o/r --signer-workflow t/qnn-ci/.github/workflows/attest.yml --source-ref refs/heads/main"
     assert signer in facts["not verified here"]
 
 

@@ -404,6 +404,17 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     assert set(job["with"]) <= set(workflows()["gate.yml"].call.inputs)
 
 
+def test_the_example_that_attests_grants_what_it_needs_for_the_default_branch_alone() -> None:
+    text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
+    (example,) = [e for e in re.findall(r"```yaml\n(.*?)```", text, re.S) if "workflows/attest.yml@" in e]
+    document = yaml.safe_load(example)
+    assert document[True] == {"push": {"branches": ["main"]}}  # YAML 1.1 takes `on` for this
+    (job,) = document["jobs"].values()
+    check_permissions("the example", job["permissions"], workflows()["attest.yml"])
+    needed = {scope for one in workflows()["attest.yml"].jobs.values() for scope in one.permissions or {}}
+    assert set(job["permissions"]) == needed
+
+
 def test_the_page_has_every_input_of_the_gate_with_its_default() -> None:
     text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
     for name, one in workflows()["gate.yml"].call.inputs.items():
