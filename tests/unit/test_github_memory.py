@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from ci.engine import signed
 from ci.engine.inputs import key_of
@@ -23,7 +22,7 @@ from ci.engine.memo import CachedResult, Miss
 from ci.engine.remote import PUBLIC_KEYS, SIGNING_KEY
 from ci.github import memory, place, wheels
 from provisioning.base.errors import CheckFailed, UsageError
-from tests.support.cache_machines import KEY, OURS, Machine
+from tests.support.cache_machines import KEY, OURS, Machine, pems
 from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import make_wheel
 from tests.support.workflows.api import listing
@@ -126,17 +125,11 @@ def memo_of(machine: Machine) -> Path:
     return machine.store / "cache" / "memo"
 
 
-def pems(key: Ed25519PrivateKey) -> tuple[dict[str, str], dict[str, str]]:
-    """A public and a private key as variables."""
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-    return {PUBLIC_KEYS: public}, {SIGNING_KEY: private}
-
-
 @pytest.fixture
 def signing(github: GitHub) -> GitHub:
     """A caller with keys."""
-    github.keys, github.secret = pems(OURS)
+    public, secret = pems(OURS)
+    github.keys, github.secret = {PUBLIC_KEYS: public}, {SIGNING_KEY: secret}
     github.trusts = False
     return github
 
@@ -364,7 +357,7 @@ def test_a_run_without_the_signing_key_saves_nothing_that_nobody_would_use(
 
 
 def test_a_signing_key_that_no_gate_knows_is_an_error(signing: GitHub) -> None:
-    signing.secret = pems(Ed25519PrivateKey.generate())[1]
+    signing.secret = {SIGNING_KEY: pems(Ed25519PrivateKey.generate())[1]}
     with pytest.raises(UsageError, match="public-keys"):
         signing.remember(signing.job("refs/heads/main"))
 

@@ -88,7 +88,7 @@ def run_workflow(
     ref: str = MAIN,
     everything_changed: bool = False,
     rows: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     variables: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
     toolkit: Path = ROOT,
@@ -96,9 +96,9 @@ def run_workflow(
 ) -> Finished:
     """Run `.github/workflows/NAME.yml` of the repository at `root`, as GitHub does after this event.
 
-    The change that is gated is the last commit. `env` is set in every job; of a matrix only the jobs called
-    `rows` run. `secrets` are the repository's and its environments'. Runs with the same `cache` share
-    GitHub's cache. In `scratch` only logs remain.
+    The change that is gated is the last commit. `env` is set in every job (None: not set); of a matrix only
+    the jobs called `rows` run. `secrets` are the repository's and its environments'. Runs with the same `cache`
+    share GitHub's cache. In `scratch` only logs remain.
     """
     work, stack = scratch / "run", contextlib.ExitStack()
     try:
@@ -109,6 +109,7 @@ def run_workflow(
         before = git(ours.root, "rev-list", "--first-parent", "--max-count=1", "--skip=1", "HEAD").strip()
         base = NO_COMMIT if everything_changed or not before else before
         caches = cache or work / "cache"
+        environ = {**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})}
         api = stack.enter_context(listing(caches))
         machine = Machine(
             scratch=work,
@@ -118,7 +119,7 @@ def run_workflow(
             repository=ours,
             toolkit=theirs,
             event=make_event(workflow, event, ours, ref, base),
-            env={**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})},
+            env={name: value for name, value in environ.items() if value is not None},
             variables=variables or {},
             rows=tuple(rows),
         )
