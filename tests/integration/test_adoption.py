@@ -220,11 +220,10 @@ def forge_a_library(store: Path) -> None:
     content[-1] ^= 1
     library.chmod(0o644)
     library.write_bytes(content)
-    (inventory,) = [
-        file for file in store.glob("trees/*.json") if library.is_relative_to(file.with_suffix(""))
-    ]
+    tree = store / "trees" / library.relative_to(store / "trees").parts[0]
+    inventory = tree.with_name(f"{tree.name}.json")
     items = json.loads(inventory.read_text())
-    (item,) = [item for item in items["items"] if library == inventory.with_suffix("") / item["path"]]
+    (item,) = [item for item in items["items"] if library == tree / item["path"]]
     item["sha256"] = hashlib.sha256(content).hexdigest()
     inventory.write_text(json.dumps(items))
 

@@ -99,6 +99,14 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     ]
 
 
+def test_requirements_of_the_calling_repository_are_not_looked_for_in_the_toolkit(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_CI_REQUIREMENTS", "ci/requirements.txt")
+    (job,) = planned({**adopter, "QNN_CI_REQUIREMENTS": "ci/requirements.txt"})
+    assert job["name"] == "programs"
+
+
 def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_models(
     adopter: dict[str, str],
 ) -> None:

@@ -97,8 +97,8 @@ def run_workflow(
     """Run `.github/workflows/NAME.yml` of the repository at `root`, as GitHub does after this event.
 
     The change that is gated is the last commit. `env` is set in every job (None: not set); of a matrix only
-    the jobs called `rows` run. `secrets` are the repository's and its environments'. Runs with the same `cache`
-    share GitHub's cache. In `scratch` only logs remain.
+    the jobs called `rows` run. `secrets` are the repository's and its environments'. Runs with the same
+    `cache` share GitHub's cache. In `scratch` only logs remain.
     """
     work, stack = scratch / "run", contextlib.ExitStack()
     try:
