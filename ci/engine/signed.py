@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,20 +33,17 @@ def sign(folder: Path, names: Iterable[str], signer: Ed25519PrivateKey) -> int:
 
 
 def keep_signed(folder: Path, writers: Sequence[Ed25519PublicKey]) -> int:
-    """Remove every file that none of the writers signed, and every link; how many are left."""
+    """Remove every file that none of the writers signed, and every link; how many that were."""
     digests = _signed_digests(folder / SIGNED, writers)
-    left = 0
+    removed = 0
     for place, folders, files in os.walk(folder):
         for name in [*files, *(one for one in folders if Path(place, one).is_symlink())]:
             path = Path(place, name)
             digest = digests.get(path.relative_to(folder).as_posix(), "")
-            if digest and path.is_file() and not path.is_symlink() and hash_file(path) == digest:
-                left += 1
-            else:
+            if not (digest and path.is_file() and not path.is_symlink() and hash_file(path) == digest):
                 path.unlink()
-    if not left:
-        shutil.rmtree(folder, ignore_errors=True)
-    return left
+                removed += path.name != SIGNED
+    return removed
 
 
 def _signed_digests(file: Path, writers: Sequence[Ed25519PublicKey]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ci.engine import signed
 from ci.engine.memo import RESTORED, prune
 from ci.engine.remote import keys_of
 from ci.github import wheels
-from ci.github.caches import NotBelieved, newest
+from ci.github.caches import NotBelieved, may_see_a_strangers, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of, saves, store_of
 from provisioning.base.errors import CheckFailed, UsageError
@@ -88,12 +88,6 @@ def believed(prefix: str, environ: Mapping[str, str]) -> str:
         return ""
 
 
-def may_see_a_strangers(environ: Mapping[str, str]) -> bool:
-    """Whether GitHub looks for caches of a pull request. Runs for a push or a merge group never see those."""
-    event, ref = environ.get("GITHUB_EVENT_NAME", ""), environ.get("GITHUB_REF", "")
-    return event.startswith("pull_request") or ref.startswith("refs/pull/")
-
-
 def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
     """Note what came from the cache, and from which commit, for reports and for `pack`.
 
@@ -106,9 +100,8 @@ def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
     if not key.startswith(prefix) or not believed(prefix, environ):
         shutil.rmtree(memo, ignore_errors=True)
         return
-    if (writers := keys_of(environ)[1]) and not signed.keep_signed(memo, writers):
-        sys.stdout.write("nothing of it has a signature by one of public-keys, so nothing is used\n")
-        return
+    if (writers := keys_of(environ)[1]) and (removed := signed.keep_signed(memo, writers)):
+        sys.stdout.write(f"{removed} files have no signature by one of public-keys: they are removed\n")
     names, commit = _names(memo), key.removeprefix(prefix)[:COMMIT]
     data = {"origin": f"GitHub's cache of {commit}", "names": names}
     replace_text(memo / RESTORED, json.dumps(data))
@@ -153,7 +146,7 @@ def merge(memo: Path, archives: list[Path]) -> None:
     memo.mkdir(parents=True, exist_ok=True)
     prune(memo)
     _keep_to(memo, MOST_BYTES)
-    for stale in ("digests.json", RESTORED, signed.SIGNED):
+    for stale in LEFT_OUT:
         (memo / stale).unlink(missing_ok=True)
     sys.stdout.write(f"{len(archives)} shards, {len(_names(memo))} files\n")
 

@@ -104,8 +104,8 @@ Shards = Callable[[int], Sequence[Mapping[str, Any]]]
 
 def matrix_entries(shards: int, flags: tuple[str, ...], socs: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    # In the environment, as in the jobs: as flags they would get into the jobs' arguments. The requirements are
-    # named from the calling repository's root here, and nothing is installed.
+    # In the environment, as in the jobs: as flags they would get into the jobs' arguments. The requirements
+    # are named from the calling repository's root here, and nothing is installed.
     environ = {name: value for name, value in os.environ.items() if name != "QNN_CI_REQUIREMENTS"}
     done = captured(command, cwd=ROOT, env={**environ, "QNN_CI_SOC": socs})
     sys.stderr.write(visible(done.stderr))

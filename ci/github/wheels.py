@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ci.github.caches import NotBelieved, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of
 from provisioning import pip_settings
@@ -27,18 +28,23 @@ SCHEMA = 1
 
 
 def place(environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell later steps the folder, and GitHub's cache the key: a hash of the lock of the stage's environment.
+    """Tell later steps the folder, and GitHub's cache the keys, with a hash of the environment's lock.
 
-    Both are empty where the runner has a cache of its own."""
+    All are empty where the runner has a cache of its own."""
     environment, temp = _environment(environ), environ.get("RUNNER_TEMP")
     if not environment or not temp or environ.get("UV_CACHE_DIR"):
-        return {"wheels": "", "wheels-key": "", "wheels-save": ""}
+        return {"wheels": "", "wheels-restore": "", "wheels-save": ""}
     folder = str(Path(temp, "qnn-ci-wheels"))
     export({KEPT_WHEELS: folder}, environ)
     machine = f"{platform.machine()}-{'.'.join(map(str, sys.version_info[:2]))}"
-    key = f"qnn-ci-wheels-{SCHEMA}-{machine}-{environment}-{hash_file(lock_path(environment))[:32]}-"
+    prefix = f"qnn-ci-wheels-{SCHEMA}-{machine}-{environment}-{hash_file(lock_path(environment))[:32]}-"
     # A key is written once. With the run in it, the default branch can save again what was refused.
-    return {"wheels": folder, "wheels-key": key, "wheels-save": key + run_of(environ)}
+    outputs = {"wheels": folder, "wheels-restore": "", "wheels-save": prefix + run_of(environ)}
+    try:
+        return {**outputs, "wheels-restore": newest(prefix, environ)}
+    except NotBelieved as why:
+        sys.stdout.write(f"no wheels are taken from GitHub's cache: {why}\n")
+        return {**outputs, "wheels-save": ""}
 
 
 def run(environ: Mapping[str, str]) -> int:

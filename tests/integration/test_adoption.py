@@ -283,5 +283,6 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
     errors = [one for one in programs.annotations if "emulator-accuracy" in one]
     assert errors and not any("999" in one for one in errors)
     log = forged.log(programs.name)
+    assert "runs on the emulator: 0 cached, 4 to do" in log and "no signature by one of public-keys" in log
     assert "Hash mismatch for `executorch==" in log and "are refused" in log
     assert any("libQnnHtp.so" in one and one.startswith("warning: ") for one in programs.annotations)

@@ -367,7 +367,9 @@ def test_the_remote_caches_signatures_sign_no_folder(tmp_path: Path) -> None:
     payload = json.dumps({"schema": 2, "key": "test", "document": {"net.json": "0" * 64}})
     (tmp_path / "memo").mkdir()
     (tmp_path / "memo" / signed.SIGNED).write_text(f"{OURS.sign(payload.encode()).hex()}\n{payload}")
-    assert signed.keep_signed(tmp_path / "memo", [OURS.public_key()]) == 0
+    (tmp_path / "memo" / "net.json").touch()
+    assert signed.keep_signed(tmp_path / "memo", [OURS.public_key()]) == 1
+    assert not list((tmp_path / "memo").iterdir())
 
 
 @pytest.mark.parametrize("answer", [403, 404, 500, b"not JSON", b"[]", b"{}", None])
@@ -419,7 +421,6 @@ def test_the_locked_packages_are_kept_as_wheels_and_again_where_they_were_refuse
 ) -> None:
     environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
     outputs = github.step("place", {**environ, "GITHUB_ENV": str(github.home / "env")})
-    assert outputs["wheels-save"].startswith(outputs["wheels-key"])
     environ |= pairs(github.home / "env")
     assert environ["QNN_CI_WHEELS"] == outputs["wheels"] and "UV_CACHE_DIR" not in environ
 
@@ -432,6 +433,26 @@ def test_the_locked_packages_are_kept_as_wheels_and_again_where_they_were_refuse
     assert new() == "false"
     shutil.rmtree(kept)  # as whoever installs them does with those that are refused
     assert new() == "true" and kept.is_dir()
+
+
+def test_no_wheels_are_restored_but_those_that_the_default_branch_saved(
+    github: GitHub, tmp_path: Path
+) -> None:
+    """What is unpacked can lie anywhere, so that their hashes are compared later is not enough."""
+
+    def placed(ref: str) -> dict[str, str]:
+        return github.step("place", github.environ(ref, QNN_CI_STAGE="test_lowering"))
+
+    (tmp_path / "wheels").mkdir()
+    key = placed("refs/heads/main")["wheels-save"]
+    assert placed(PULL)["wheels-restore"] == ""
+    github.save("refs/heads/main", tmp_path / "wheels", key)
+    assert placed(PULL)["wheels-restore"] == key
+    github.save(PULL, tmp_path / "wheels", f"{key}9")
+    assert placed(PULL)["wheels-restore"] == ""
+    github.api = "http://127.0.0.1:1"
+    outputs = placed("refs/heads/main")
+    assert outputs["wheels-restore"] == outputs["wheels-save"] == ""
 
 
 def test_wheels_that_cannot_be_had_fail_no_job(github: GitHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +468,9 @@ def test_a_runner_with_a_cache_of_its_own_takes_no_wheels(github: GitHub) -> Non
     assert github.step("place", environ)["wheels"] == ""
 
 
-def test_a_store_that_a_pull_request_saved_itself_is_not_restored(github: GitHub, tmp_path: Path) -> None:
+def test_a_store_that_a_pull_request_may_have_saved_itself_is_not_restored(
+    github: GitHub, tmp_path: Path
+) -> None:
     def cacheable(ref: str) -> tuple[str, str]:
         environ = github.environ(ref)
         assert place.run(environ) == 0
@@ -459,6 +482,8 @@ def test_a_store_that_a_pull_request_saved_itself_is_not_restored(github: GitHub
     github.save(PULL, tmp_path / "store", cacheable(PULL)[1])
     assert cacheable(PULL)[0] == "false"
     assert cacheable("refs/heads/main")[0] == "true"
+    github.api = "http://127.0.0.1:1"
+    assert (cacheable(PULL)[0], cacheable("refs/heads/main")[0]) == ("false", "true")
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "link"])

@@ -315,7 +315,7 @@ def test_a_cache_is_saved_from_the_default_branch_only(
         "steps": {
             "place": {"outputs": saves},
             "restore": {"outputs": {}},
-            "memory": {"outputs": {"wheels": "a folder", **saves}},
+            "memory": {"outputs": {"wheels-save": "a key", **saves}},
             "wheels": {"outputs": {"new": str(saved).lower()}},  # of a step that runs only if it is saved
         },
     }
