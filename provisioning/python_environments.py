@@ -26,6 +26,10 @@ TORCH = MANIFESTS / "torch"
 IN_IMAGE = "QNN_CI_ENVIRONMENTS"
 """The folder with environments that our images have already, each beside its lock."""
 
+KEPT_WHEELS = "QNN_CI_WHEELS"
+"""A folder with wheels that an earlier run downloaded, for each environment in one of its name. Whoever wrote
+them: only those whose hashes the lock file has are installed."""
+
 ACCEPT = "nox -s lock -- --torch"
 
 SELDOM_IMPORTED = (
@@ -78,10 +82,11 @@ class PythonEnvironments:
                     [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "virtualenv"]
                 )
                 _run([*maker, "--quiet", str(home)])
+                left = self._install_kept(name, home, uv)
                 for line in text.splitlines():
-                    if line.startswith("# torch: "):
+                    if line.startswith("# torch: ") and not _has_torch(home):
                         self.install_torch(home, line.removeprefix("# torch: "), uv)
-                _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)])
+                _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)])
                 # In the tests environment Python may write bytecode while it imports.
                 if sys.dont_write_bytecode and name != "tests":
                     _write_bytecode(python)
@@ -98,6 +103,30 @@ class PythonEnvironments:
         except EnvironmentLacking as error:
             self.log(f"uv cannot be had ({error.message}); pip takes longer")
             return None
+
+    def _install_kept(self, name: str, home: Path, uv: str | None) -> Path:
+        """Install from the wheels that were kept; the requirements that are left to install.
+
+        All kept ones are removed if one of them is not the lock file's: the index has others."""
+        lock_file, folder = LOCKS / f"{name}.txt", Path(os.environ.get(KEPT_WHEELS) or os.devnull, name)
+        names = {_wheels_name(file.name.partition("-")[0]) for file in folder.glob("*.whl")}
+        if not names:
+            return lock_file
+        parts: dict[bool, list[str]] = {True: [], False: []}
+        for entry in re.findall(r"^\w.*(?:\n +--hash.*)*", _text(lock_file), re.MULTILINE):
+            parts[_wheels_name(re.split("[^\\w.-]", entry)[0]) in names].append(entry)
+        kept, left = home / "kept.txt", home / "left.txt"
+        for file, part in ((kept, parts[True]), (left, parts[False])):
+            file.write_text("\n".join([*part, ""]), encoding="utf-8")
+        flags = ["--find-links", str(folder), "--only-binary", ":all:", "--no-deps", "--require-hashes"]
+        for requirements in ([self.torch / "cpu.txt"] if "torch" in names else []) + [kept]:
+            installer = _installer(home / "bin" / "python", uv, no_index=True)
+            command = [*installer, *flags, "-r", str(requirements)]
+            if subprocess.run(command, env=_variables(), check=False).returncode:
+                self.log(f"The wheels in {folder} are refused, for what it says above; the index has others")
+                shutil.rmtree(folder)
+                return lock_file
+        return left
 
     def install_torch(self, home: Path, requirement: str, uv: str | None) -> None:
         """The CPU build of the user's index, else of PyTorch's, else its own: only those on record."""
@@ -120,7 +149,7 @@ class PythonEnvironments:
                     continue
                 command = [*_installer(python, uv), "--torch-backend=cpu"]
             output += _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
-            if any(home.glob("lib/python*/site-packages/torch-*.dist-info")):
+            if _has_torch(home):
                 return
         if _differs(output):
             raise EnvironmentLacking(
@@ -137,12 +166,23 @@ def uv_program() -> str | None:
     return shutil.which("uv") or (str(beside) if beside.is_file() else None)
 
 
-def _installer(python: Path, uv: str | None) -> list[str]:
+def _wheels_name(package: str) -> str:
+    """As files of wheels have it."""
+    return re.sub("[-_.]+", "_", package).lower()
+
+
+def _has_torch(home: Path) -> bool:
+    return any(home.glob("lib/python*/site-packages/torch-*.dist-info"))
+
+
+def _installer(python: Path, uv: str | None, *, no_index: bool = False) -> list[str]:
+    flags = ["--no-index"] if no_index else []
     if uv is None:
-        return [str(python), "-m", "pip", "install", "--quiet"]
+        return [str(python), "-m", "pip", "install", "--quiet", *flags]
     # On a terminal, uv shows its progress.
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    flags = pip_settings.uv_flags(os.environ)
+    # uv refuses a flag that is there twice.
+    flags = flags or pip_settings.uv_flags(os.environ)
     return [uv, "pip", "install", *quiet, *flags, "--python", str(python)]
 
 

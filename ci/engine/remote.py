@@ -111,7 +111,7 @@ class Remote:
             return None
         signature, _, payload = text.partition(b"\n")
         # First: nothing of an entry that is not ours is parsed.
-        if not any(_signed_by(writer, signature, payload) for writer in self.writers):
+        if not any(signed_by(writer, signature, payload) for writer in self.writers):
             self._say(f"{self.shown} has an entry that no known writer signed; it is not used")
             return None
         signed: Any = None
@@ -302,7 +302,7 @@ def _session() -> requests.Session:
 _sessions = threading.local()
 
 
-def _signed_by(writer: Ed25519PublicKey, signature: bytes, payload: bytes) -> bool:
+def signed_by(writer: Ed25519PublicKey, signature: bytes, payload: bytes) -> bool:
     """`signature` is in hexadecimal digits."""
     from cryptography.exceptions import InvalidSignature
 
@@ -362,11 +362,28 @@ def remote_of(environ: Mapping[str, str]) -> Remote | None:
 
 @functools.cache
 def _remote(url: str, token: str, signing: str, public: str) -> Remote:
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise UsageError(f"{URL}: expected the address of a server", fix=f"{URL}=https://cache.example.com")
+    signer, known = _keys(signing, public)
+    if signer:
+        known.append(signer.public_key())
+    if not known:
+        raise UsageError(
+            f"{URL} is set, and no public key: whatever a server says would be believed",
+            fix=f"{PUBLIC_KEYS}_FILE=FILE, with the public keys of those who write",
+        )
+    return Remote(url, token, signer, tuple(known))
+
+
+def keys_of(environ: Mapping[str, str]) -> tuple[Ed25519PrivateKey | None, list[Ed25519PublicKey]]:
+    """The writer's own key, if this is a writer, and the public keys of all writers."""
+    return _keys(_secret(environ, SIGNING_KEY), _secret(environ, PUBLIC_KEYS))
+
+
+def _keys(signing: str, public: str) -> tuple[Ed25519PrivateKey | None, list[Ed25519PublicKey]]:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(f"{URL}: expected the address of a server", fix=f"{URL}=https://cache.example.com")
     signer = writers = None
     end = "-----END PUBLIC KEY-----"
     try:
@@ -380,14 +397,7 @@ def _remote(url: str, token: str, signing: str, public: str) -> Remote:
             f"{SIGNING_KEY} and {PUBLIC_KEYS}: expected Ed25519 keys in PEM",
             fix="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout",
         )
-    if signer:
-        known.append(signer.public_key())
-    if not known:
-        raise UsageError(
-            f"{URL} is set, and no public key: whatever a server says would be believed",
-            fix=f"{PUBLIC_KEYS}_FILE=FILE, with the public keys of those who write",
-        )
-    return Remote(url, token, signer, tuple(known))
+    return signer, known
 
 
 def _secret(environ: Mapping[str, str], name: str) -> str:

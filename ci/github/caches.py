@@ -3,7 +3,8 @@
 A job finds caches of its own ref first, then those of a pull request's base, then the default branch's.
 Whatever a workflow says, code of a pull request can save a cache under any key for its own ref. No other ref
 can write those of the default branch. So only these count, and none at all where a ref that is searched first
-has one of this name.
+has one of this name. That is asked before a cache is restored: GitHub's action unpacks an archive to wherever
+its paths lead.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ def newest(prefix: str, environ: Mapping[str, str]) -> str:
         if keys := _keys(prefix, ref, environ):
             raise NotBelieved(f"{ref} has a cache of this name ({keys[0]}), which hides the default branch's")
     return next(iter(_keys(prefix, default, environ)), "")
+
+
+def may_see_a_strangers(environ: Mapping[str, str]) -> bool:
+    """Whether GitHub looks for caches of a pull request. Runs for a push or a merge group never see those."""
+    event, ref = environ.get("GITHUB_EVENT_NAME", ""), environ.get("GITHUB_REF", "")
+    return event.startswith("pull_request") or ref.startswith("refs/pull/")
 
 
 def _event(environ: Mapping[str, str]) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """What jobs remember of work, by GitHub's cache: restored by all, saved by one job of the default branch.
-Only what the default branch saved counts, by GitHub's own list (ci/github/caches.py).
+Only what the default branch saved counts, by GitHub's own list (ci/github/caches.py). Code of a pull request
+can save caches that its later runs see first. So they take what the default branch signed, or nothing.
 
 A cache's key cannot be written twice. So shards upload what is new, and one job merges that with what was
 restored and saves it under a key of its run. Entries' inputs and files are checked on use, as in any store.
@@ -15,13 +16,15 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from ci.engine import signed
 from ci.engine.memo import RESTORED, prune
-from ci.github.caches import NotBelieved, newest
+from ci.engine.remote import keys_of
+from ci.github import wheels
+from ci.github.caches import NotBelieved, may_see_a_strangers, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of, saves, store_of
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import hash_file, replace_text
-from provisioning.lock_files import lock_path
+from provisioning.base.files import replace_text
 
 SCHEMA = 2
 """Raise it when older entries are of no use."""
@@ -33,12 +36,12 @@ REMOVED = "removed.json"
 MOST_BYTES = 1 << 30
 """What one cache may save. A repository has 10 GB, and the SDK's tree needs a part of them."""
 
-LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED)
+LEFT_OUT = ("clock", "pruned", "digests.json", RESTORED, signed.SIGNED)
 """Files that say something of one machine alone."""
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_MEMORY: place, restored, pack or merge."""
+    """Read QNN_CI_MEMORY: place, restored, pack, merge or sign."""
     what = environ.get("QNN_CI_MEMORY", "")
     memo = store_of(environ) / "cache" / "memo"
     new = Path(environ.get("RUNNER_TEMP", ""), "qnn-ci-memory").absolute()
@@ -49,15 +52,17 @@ def run(environ: Mapping[str, str]) -> int:
         outputs = {"memo": str(memo), "key": f"{prefix}{commit}-{run_of(environ)}", "new": str(new)}
         outputs["restore"] = believed(prefix, environ)
         outputs["saves"] = str(saves(environ)).lower()
-        set_outputs({**outputs, **packages(environ)}, environ)
+        set_outputs({**outputs, **wheels.place(environ)}, environ)
     elif what == "restored":
         restored(memo, prefix_of(environ), environ)
     elif what == "pack":
         pack(memo, new / "new.tar")
     elif what == "merge":
         merge(memo, sorted(new.rglob("*.tar")))
+    elif what == "sign":
+        set_outputs({"saves": str(sign(memo, environ)).lower()}, environ)
     else:
-        raise UsageError(f"QNN_CI_MEMORY={what!r}: expected place, restored, pack or merge")
+        raise UsageError(f"QNN_CI_MEMORY={what!r}: expected place, restored, pack, merge or sign")
     return 0
 
 
@@ -71,29 +76,16 @@ def prefix_of(environ: Mapping[str, str]) -> str:
 def believed(prefix: str, environ: Mapping[str, str]) -> str:
     """The key to restore; empty, with a message, if none is believed."""
     try:
+        trusted = environ.get("QNN_CI_TRUST_CACHE") == "true" or keys_of(environ)[1]
+        if may_see_a_strangers(environ) and not trusted:
+            raise NotBelieved(
+                "code of a pull request can save one that its next run sees; give gate.yml public-keys, or"
+                " trust-cache: true (docs/github.md)"
+            )
         return newest(prefix, environ)
     except NotBelieved as why:
         sys.stdout.write(f"nothing remembered is taken from GitHub's cache: {why}\n")
         return ""
-
-
-def packages(environ: Mapping[str, str]) -> dict[str, str]:
-    """The folder of uv's cache and its key: a hash of the lock of the stage's environment; and the key again,
-    if what the cache has of it is believed.
-
-    All are empty where the runner has a cache of its own."""
-    from ci.__main__ import VERBS
-
-    verb, temp = VERBS.get(environ.get("QNN_CI_STAGE", "")), environ.get("RUNNER_TEMP")
-    if verb is None or not temp or environ.get("UV_CACHE_DIR"):
-        return {"packages": "", "packages-key": "", "packages-restore": ""}
-    folder = str(Path(temp, "qnn-ci-uv"))
-    export({"UV_CACHE_DIR": folder}, environ)
-    lock = hash_file(lock_path(verb.environment))[:32]
-    python = ".".join(map(str, sys.version_info[:2]))
-    key = f"qnn-ci-uv-{SCHEMA}-{python}-{verb.environment}-{lock}"
-    known = believed(key, environ) == key
-    return {"packages": folder, "packages-key": key, "packages-restore": key if known else ""}
 
 
 def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
@@ -108,6 +100,8 @@ def restored(memo: Path, prefix: str, environ: Mapping[str, str]) -> None:
     if not key.startswith(prefix) or not believed(prefix, environ):
         shutil.rmtree(memo, ignore_errors=True)
         return
+    if (writers := keys_of(environ)[1]) and (removed := signed.keep_signed(memo, writers)):
+        sys.stdout.write(f"{removed} files have no signature by one of public-keys: they are removed\n")
     names, commit = _names(memo), key.removeprefix(prefix)[:COMMIT]
     data = {"origin": f"GitHub's cache of {commit}", "names": names}
     replace_text(memo / RESTORED, json.dumps(data))
@@ -152,9 +146,24 @@ def merge(memo: Path, archives: list[Path]) -> None:
     memo.mkdir(parents=True, exist_ok=True)
     prune(memo)
     _keep_to(memo, MOST_BYTES)
-    for stale in ("digests.json", RESTORED):
+    for stale in LEFT_OUT:
         (memo / stale).unlink(missing_ok=True)
     sys.stdout.write(f"{len(archives)} shards, {len(_names(memo))} files\n")
+
+
+def sign(memo: Path, environ: Mapping[str, str]) -> bool:
+    """Sign what is to be saved; whether anybody uses it then."""
+    signer, writers = keys_of(environ)
+    if signer and signer.public_key() not in writers:
+        raise UsageError(
+            "no gate would use what this signing key signs: public-keys has not its public key",
+            fix="openssl pkey -in KEY.pem -pubout, and append that to gate.yml's input public-keys",
+        )
+    if signer:
+        sys.stdout.write(f"signed {signed.sign(memo, _names(memo), signer)} files\n")
+    elif writers:
+        sys.stdout.write("not saved: there is no signing key, and gates with public keys use nothing else\n")
+    return bool(signer) or not writers
 
 
 def _keep_to(memo: Path, most: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.github.caches import NotBelieved, Unlisted, newest
+from ci.github.caches import NotBelieved, Unlisted, may_see_a_strangers, newest
 from ci.github.files import export, set_outputs
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, store_path
 
@@ -60,13 +60,15 @@ def run(environ: Mapping[str, str]) -> int:
 
 
 def _is_hidden(key: str, environ: Mapping[str, str]) -> bool:
-    """Whether another ref's cache would be restored in place of the default branch's. Where the list cannot
-    be had, it is restored: provisioning proves trees, and nothing else of it is used."""
+    """Whether another ref's cache would be restored in place of the default branch's.
+
+    Where the list cannot be had, a run that sees no pull request's caches restores it: provisioning proves
+    trees, and nothing else of it is used."""
     try:
         newest(key, environ)
-    except Unlisted:
-        return False
     except NotBelieved as why:
+        if isinstance(why, Unlisted) and not may_see_a_strangers(environ):
+            return False
         sys.stdout.write(f"the store is not taken from GitHub's cache: {why}\n")
         return True
     return False

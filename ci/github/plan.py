@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.gate_table import CiJob, GateTable, gate_table, matches
+from ci.github import digests
 from ci.github import matrix as changes
 from ci.github.files import set_outputs, summarise
 from ci.github.place import SetupInputs, may_be_cached, saves
@@ -85,6 +86,9 @@ INPUTS = (
 )
 """What a call of gate.yml says of its work."""
 
+HANDING = ("test_emulator", "gate")
+"""The stages that keep the programs that passed."""
+
 MOST_MINUTES = 6 * 60
 """GitHub ends a job of its own runners then."""
 
@@ -100,8 +104,10 @@ Shards = Callable[[int], Sequence[Mapping[str, Any]]]
 
 def matrix_entries(shards: int, flags: tuple[str, ...], socs: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    # In the environment, as in the jobs: as flags they would get into the jobs' arguments.
-    done = captured(command, cwd=ROOT, env={**os.environ, "QNN_CI_SOC": socs})
+    # In the environment, as in the jobs: as flags they would get into the jobs' arguments. The requirements
+    # are named from the calling repository's root here, and nothing is installed.
+    environ = {name: value for name, value in os.environ.items() if name != "QNN_CI_REQUIREMENTS"}
+    done = captured(command, cwd=ROOT, env={**environ, "QNN_CI_SOC": socs})
     sys.stderr.write(visible(done.stderr))
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
@@ -140,6 +146,8 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     begin = artifact_name("reports", caller.call)
     sys.stdout.write(f"artifacts begin with {begin}: a second call with equal inputs cannot upload its own\n")
+    if caller.keeps_programs:
+        number(jobs)
     if not jobs:
         raise UsageError(
             "no job is left to run",
@@ -327,7 +335,7 @@ def jobs_of(
     else:
         parts = _in_shards(row.arguments, row.shards)
     theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))
-    keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
+    keep = " --keep-programs" if caller.keeps_programs and row.stage in HANDING else ""
     recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
         yield {
@@ -344,7 +352,20 @@ def jobs_of(
             "variables": shlex.join(f"{name}={value}" for name, value in row.variables.items()),
             "root": row.root,
             "remembers": row.remembers,
+            "number": "",
         }
+
+
+def number(jobs: Sequence[dict[str, Any]]) -> None:
+    """Give each job that hands programs over an output of its own."""
+    handing = [job for job in jobs if job["stage"] in HANDING]
+    if len(handing) > digests.OUTPUTS:
+        raise UsageError(
+            f"{len(handing)} jobs hand over programs, and gate.yml has outputs for {digests.OUTPUTS}",
+            fix=f"give it shards: {digests.OUTPUTS} or less, or no keep-programs (which attest.yml sets)",
+        )
+    for index, job in enumerate(handing, 1):
+        job["number"] = str(index)
 
 
 def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ci.github.digests import reports_of_the_gate
 from ci.github.files import summarise
 from ci.inspect.attestation import PREDICATE, AttestedProgram, Verdicts
 from ci.lanes.executorch import KEPT
@@ -20,21 +21,23 @@ FIELDS = ("sha256", "verdict", "soc", "scheme", "figures", "thresholds", "costs"
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_REPORTS, the folder with the jobs' reports, and QNN_CI_WORKFLOW, which has GitHub sign.
+    """Read QNN_CI_REPORTS, the folder with the jobs' reports, QNN_CI_DIGESTS, what the jobs said of them, and
+    QNN_CI_WORKFLOW, which has GitHub sign.
 
     Write predicate.json and subjects.txt there."""
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", "")).absolute()
-    programs = [program for file in sorted(folder.rglob("test_emulator.json")) for program in verdicts(file)]
+    programs = [program for file in reports_of_the_gate(folder, environ) for program in verdicts(file)]
     if not programs:
         raise UsageError(
-            f"{folder}: no report of test_emulator has a program that passed",
-            fix="call attest.yml after gate.yml, with `needs`, where the gate has a suite",
+            f"{folder}: no report of this gate's jobs has a program that passed",
+            fix="give attest.yml a suite with runs of lane executorch",
         )
     server, repository = environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_REPOSITORY", "")
     predicate = {
         "schema": 1,
         "repository": repository,
         "commit": environ.get("GITHUB_SHA", ""),
+        "ref": environ.get("GITHUB_REF", ""),
         "run": f"{server}/{repository}/actions/runs/{environ.get('GITHUB_RUN_ID', '')}",
         "workflow": environ.get("QNN_CI_WORKFLOW", ""),
         "programs": tuple(programs),

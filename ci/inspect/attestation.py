@@ -42,6 +42,8 @@ class Verdicts(Model):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     repository: str
     commit: str
+    ref: str = ""
+    """The branch, as `refs/heads/main`; empty in those of earlier releases."""
     run: str
     workflow: str
     """The one that has it signed."""
@@ -89,6 +91,7 @@ def _shown(
 
     verify = ["gh", "attestation", "verify", str(program), "--bundle", str(attestation)]
     verify += ["--repo", predicate.repository, "--signer-workflow", predicate.workflow]
+    verify += ["--source-ref", predicate.ref] if predicate.ref else []
     verify += ["--predicate-type", PREDICATE]
     return {
         "what": f"{verdict.verdict} as {verdict.program}",
@@ -102,7 +105,7 @@ def _shown(
         "found by": f"the gate of {predicate.repository} at {predicate.commit}, {predicate.run}"
         + ", which took it from its cache" * verdict.cached,
         "verified here": "the statement is about the bytes of this file",
-        "not verified here": f"who signed it. If you trust these two names: {quoted(*verify)}",
+        "not verified here": f"who signed it. If you trust these names: {quoted(*verify)}",
     }
 
 

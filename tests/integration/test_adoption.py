@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ci.engine.inputs import key_of
+from ci.github import plan
 from provisioning.base.settings import ROOT
+from tests.support.cache_machines import OURS, pems
 from tests.support.examples import example
 from tests.support.repositories import IDENTITY, repository
 from tests.support.scripts import locked_environment
 from tests.support.wheels import SRC_PROJECT
-from tests.support.workflows.run import run_workflow
+from tests.support.workflows.run import Finished, run_workflow
 
 pytestmark = pytest.mark.heavy
 
@@ -43,15 +52,22 @@ MODEL = """\
     def net():
         return Net().eval(), lambda generator: (torch.rand(1, 4, 2, 4, generator=generator) + 1,)
     """
+KEYS = """\
+      public-keys: ${{ vars.QNN_CI_PUBLIC_KEYS }}
+    secrets:
+      QNN_CI_SIGNING_KEY: ${{ secrets.QNN_CI_SIGNING_KEY }}
+"""
 SUMS, HALVES = "src/mynet/sums.py", "src/mynet/halves.py"
-ATTEST = ("attest / statement", "attest / attest")
+ATTEST = ("qnn / statement", "qnn / attest")
 
 
 def adopter(folder: Path, more: str = "") -> Path:
-    """A repository with a src/ layout, packages of its own, two small models and the README's workflow."""
+    """A repository with a src/ layout, packages of its own, two small models, the README's workflow and the
+    one that attests. `more` goes to the end of both."""
     suite = 'schema = 2\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
     files = {
         ".github/workflows/qnn.yml": example(ROOT / "README.md", "name: QNN\n") + more,
+        ".github/workflows/attested.yml": example(ROOT / "docs" / "github.md", "name: QNN, att") + more,
         "ci/models.toml": suite,
         "pyproject.toml": SRC_PROJECT,
         "requirements.txt": "einops==0.8.1\n",
@@ -67,21 +83,27 @@ case "$*" in
   "-m ci gate "*)
     shift 3
     echo "the gate of $QNN_CI_SOC: $*"
-    exec "{python}" -m tests.support.gate_stage gate passes-one fails-one --reports "$QNN_CI_REPORTS" "$@" ;;
+    exec "{python}" -m tests.support.gate_stage gate {stages} --reports "$QNN_CI_REPORTS" "$@" ;;
 esac
 exec "{python}" "$@"
 """
 """This Python for all sessions of the jobs; the session `gate` has stages that take no time."""
 
 
-def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_request(tmp_path: Path) -> None:
+def stand_ins(tmp_path: Path, *stages: str) -> dict[str, str]:
+    """The environment of jobs whose gate has these stages."""
     environments, sdk = tmp_path / "environments", tmp_path / "hollow"
+    program = STAND_IN.format(python=sys.executable, stages=" ".join(stages))
     for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
-        locked_environment(environments, lock.stem, STAND_IN.format(python=sys.executable))
+        locked_environment(environments, lock.stem, program)
     (sdk / "include" / "QNN").mkdir(parents=True)
     (sdk / "include" / "QNN" / "QnnCommon.h").write_text("#define QNN_API_VERSION_MAJOR 2\n")
-    variables = {"QNN_CI_ENVIRONMENTS": str(environments), "QNN_SDK_ROOT": str(sdk)}
-    done = run_workflow(tmp_path / "run", "qnn", adopter(tmp_path / "models"), env=variables)
+    return {"QNN_CI_ENVIRONMENTS": str(environments), "QNN_SDK_ROOT": str(sdk)}
+
+
+def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_request(tmp_path: Path) -> None:
+    env = stand_ins(tmp_path, "passes-one", "fails-one")
+    done = run_workflow(tmp_path / "run", "qnn", adopter(tmp_path / "models"), env=env)
     assert done.results() == {
         "qnn / plan": "success",
         "qnn / programs": "failure",
@@ -96,40 +118,171 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_re
     assert re.search(r"files as reports-wheels-models-\w{8}-programs", log)
 
 
+EVIL = """\
+  evil:
+    runs-on: ubuntu-24.04
+    permissions: {}
+    steps:
+      - run: mkdir r; sed s/abab/f0f0/g {report} > r/test_emulator.json
+      - uses: actions/upload-artifact@b7c566a772e6b6bfb58ed0dc250532a479d7789f # v6.0.0
+        with: {name: {name}, path: r/}
+"""
+"""A job of a commit's own, which uploads a report that says it is the gate's."""
+
+
+def test_no_report_is_signed_but_those_of_the_gates_own_jobs(tmp_path: Path) -> None:
+    env = stand_ins(tmp_path, "test_emulator")
+    (tmp_path / "honest").mkdir()
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.gate_stage", "test_emulator", "--reports", tmp_path / "honest"],
+        cwd=ROOT,
+        check=True,
+    )
+    inputs = {"QNN_CI_SUITE": "ci/models.toml", "QNN_CI_SOC": "SM8650,SM8750", "QNN_CI_PROFILE": "wheels"}
+    inputs |= {"QNN_CI_OCCASION": "gate", "QNN_CI_EXECUTORCH": "false", "QNN_CI_KEEP_PROGRAMS": "true"}
+    name = plan.artifact_name("reports", plan.call_name(inputs))
+    evil = EVIL.replace("{report}", str(tmp_path / "honest/test_emulator.json")).replace(
+        "{name}", f"{name}-evil"
+    )
+    done = run_workflow(
+        tmp_path / "run", "attested", adopter(tmp_path / "models", evil), event="push", env=env
+    )
+    jobs = (
+        "qnn / gate / plan",
+        "qnn / gate / programs",
+        "qnn / gate / remember",
+        "qnn / gate / verdict",
+        *ATTEST,
+    )
+    assert done.results() == dict.fromkeys((*jobs, "evil"), "success"), done.failures()
+    statement, sign = map(done.log, ATTEST)
+    assert f"{'ab' * 32}  net/8a8w/SM8650.pte" in statement and "would attest net/8a8w/SM8650" in sign
+    assert f"left out: {name}-evil/test_emulator.json is not of this call of the gate" in statement
+    assert "f0f0" not in statement + sign
+
+
+@dataclass
+class GitHub:
+    """A repository whose default branch signs what is remembered, and GitHub's cache."""
+
+    folder: Path
+    root: Path
+    count: int = 0
+
+    def run(self, workflow: str, event: str) -> Finished:
+        public, secret = pems(OURS)
+        self.count += 1
+        return run_workflow(
+            self.folder / str(self.count),
+            workflow,
+            self.root,
+            event=event,
+            cache=self.folder / "cache",
+            variables={"QNN_CI_PUBLIC_KEYS": public},
+            secrets={"QNN_CI_SIGNING_KEY": secret},
+            # Without a cache of this machine's, as on a runner of GitHub's.
+            env={"UV_CACHE_DIR": None},
+        )
+
+    def commit(self, file: str, true: str, other: str) -> None:
+        path = self.root / file
+        assert true in path.read_text()
+        path.write_text(path.read_text().replace(true, other))
+        subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=self.root, check=True)
+
+    def change(self, kind: str, change: Callable[[Path], None]) -> None:
+        """Change the newest cache of a kind, as whoever may write it can."""
+        caches = (self.folder / "cache").glob(f"*/*/qnn-ci-{kind}-*")
+        newest = max(caches, key=lambda file: file.stat().st_mtime_ns)
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            subprocess.run(["tar", "-xpf", newest], cwd=folder, check=True)
+            change(Path(folder))
+            subprocess.run(["tar", "-cf", newest, "."], cwd=folder, check=True)
+
+
+def forge_figures(memo: Path) -> None:
+    """999 dB for all, with each entry's digest right."""
+    forged = 0
+    for path in memo.glob("*/??/*/*.json"):
+        whole = json.loads(path.read_text())
+        text, count = re.subn(r'("sqnr_db": )[-\d.e]+', r"\g<1>999", json.dumps(whole.get("document")))
+        if count:
+            document = json.loads(text)
+            path.write_text(json.dumps({"digest": key_of(document), "document": document}))
+            forged += count
+    assert forged
+
+
+def forge_a_library(store: Path) -> None:
+    """One byte of a library, and the inventory that vouches for it."""
+    (library, *_) = store.glob("trees/*/**/libQnnHtp.so")
+    content = bytearray(library.read_bytes())
+    content[-1] ^= 1
+    library.chmod(0o644)
+    library.write_bytes(content)
+    tree = store / "trees" / library.relative_to(store / "trees").parts[0]
+    inventory = tree.with_name(f"{tree.name}.json")
+    items = json.loads(inventory.read_text())
+    (item,) = [item for item in items["items"] if library == tree / item["path"]]
+    item["sha256"] = hashlib.sha256(content).hexdigest()
+    inventory.write_text(json.dumps(items))
+
+
+def forge_a_wheel(wheels: Path) -> None:
+    (wheel,) = wheels.glob("executorch/executorch-*.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("forged.py", "figure = 999")
+
+
 @pytest.mark.whole
-def test_the_readmes_ten_lines_gate_another_repositorys_models(tmp_path: Path) -> None:
-    attest = example(ROOT / "docs" / "github.md", "  attest:\n")
-    more = "      requirements: requirements.txt\n      keep-programs: true\n"
-    root = adopter(tmp_path / "models", more + attest)
-    # As a push to main, which fills the cache.
-    cache = tmp_path / "cache"
-    green = run_workflow(tmp_path / "green", "qnn", root, event="push", cache=cache)
-    jobs = (*(f"qnn / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
+def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cache_makes_them_pass(
+    tmp_path: Path,
+) -> None:
+    more = "      requirements: requirements.txt\n" + KEYS
+    github = GitHub(tmp_path, adopter(tmp_path / "models", more))
+    # A push to main fills the cache.
+    green = github.run("attested", "push")
+    jobs = (*(f"qnn / gate / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
     assert green.results() == dict.fromkeys(jobs, "success"), green.failures()
-    log = green.log("qnn / programs")
+    log = green.log("qnn / gate / programs")
     assert "test_lowering: pass" in log and "test_emulator: pass" in log
     assert "sums/fp16/SM8650" in log and "sums/fp16/SM8750" in log and "SM8550" not in log
+    assert re.search(r"signed \d+ files", green.log("qnn / gate / remember"))
     statement, attest = map(green.log, ATTEST)
     assert "would attest sums/fp16/SM8650.pte" in attest
     assert re.search(r"[0-9a-f]{64}  sums/fp16/SM8750\.pte", statement)
-    summary = green.jobs["qnn / plan"].summary
+    summary = green.jobs["qnn / gate / plan"].summary
     assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
 
-    # As a pull request that changes one of the models, which leaves the NPU by that.
-    file = root / SUMS
-    file.write_text(file.read_text().replace("x + x", "torch.erf(x)"))
-    subprocess.run(["git", *IDENTITY, "commit", "--quiet", "--all", "-m", "x"], cwd=root, check=True)
-    red = run_workflow(tmp_path / "red", "qnn", root, cache=cache)
-    assert red.results() == {
+    # A pull request changes one of the models, which leaves the NPU by that.
+    github.commit(SUMS, "x + x", "torch.erf(x)")
+    red = github.run("qnn", "pull_request")
+    results = {
         "qnn / plan": "success",
         "qnn / programs": "failure",
         "qnn / remember": "skipped",
         "qnn / verdict": "failure",
-        "attest": "skipped",
-    }, red.failures()
+    }
+    assert red.results() == results, red.failures()
     errors = [one for one in red.jobs["qnn / programs"].annotations if "lowering-cpu-operator" in one]
     assert errors and all("sums/" in one for one in errors)
     # The model that did not change is taken from the cache.
     log = red.log("qnn / programs")
     assert re.search(r": 2 cached \(2 from GitHub's cache of \w+\), 2 to do", log)
-    assert f"2 because {SUMS} changed" in log
+    assert f"2 because {SUMS} changed" in log and "are refused" not in log
+
+    # Another one demands what no program reaches, and every cache says that it is reached.
+    github.commit(SUMS, "torch.erf(x)", "x + x")
+    github.commit("ci/models.toml", "cosine = 0.99", "sqnr_db = 200.0")
+    github.change("memo", forge_figures)
+    github.change("store", forge_a_library)
+    github.change("wheels", forge_a_wheel)
+    forged = github.run("qnn", "pull_request")
+    assert forged.results() == results, forged.failures()
+    programs = forged.jobs["qnn / programs"]
+    errors = [one for one in programs.annotations if "emulator-accuracy" in one]
+    assert errors and not any("999" in one for one in errors)
+    log = forged.log(programs.name)
+    assert "runs on the emulator: 0 cached, 4 to do" in log and "no signature by one of public-keys" in log
+    assert "Hash mismatch for `executorch==" in log and "are refused" in log
+    assert any("libQnnHtp.so" in one and one.startswith("warning: ") for one in programs.annotations)

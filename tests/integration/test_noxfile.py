@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import torch_builds
+from provisioning import python_environments, torch_builds
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import PythonEnvironments
@@ -165,3 +166,74 @@ class TestTorch:
         pin = "torch==2.13.0"
         assert torch_builds.record(pin, torch) and torch_builds.problems(pin, torch) == []
         assert self.install(torch) == "torch-2.13.0+cpu.dist-info"
+
+
+class TestKeptWheels:
+    """A real pip and uv, and a locked environment of two packages of a few bytes."""
+
+    WHEELS = ("torch-2.13.0+cpu-py3-none-any.whl", "mine-1.0-py3-none-any.whl")
+
+    @pytest.fixture
+    def kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The folder of the kept wheels. There is no index, and no other wheel."""
+        for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+            monkeypatch.delenv(name)
+        settings = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CACHE": "1", "PIP_NO_INDEX": "1"}
+        settings |= {"PIP_FIND_LINKS": str(tmp_path / "links"), "QNN_CI_WHEELS": str(tmp_path / "kept")}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        folder = tmp_path / "kept" / "small"
+        for each in (tmp_path / "links", tmp_path / "locks", tmp_path / "torch", folder):
+            each.mkdir(parents=True)
+        for name, where in zip(self.WHEELS, ("torch/cpu.txt", "locks/small.txt"), strict=True):
+            content = make_wheel(name)
+            (folder / name).write_bytes(content)
+            package, version, *_ = name.split("-")
+            hashed = f"{package}=={version} \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
+            (tmp_path / where).write_text(f"# torch: torch==2.13.0\n{hashed}")
+        (tmp_path / "torch" / "index.txt").write_text((tmp_path / "torch" / "cpu.txt").read_text())
+        monkeypatch.setattr(python_environments, "LOCKS", tmp_path / "locks")
+        return folder
+
+    def make(self, kept: Path, uv: str | None) -> Path:
+        """Where the environment's packages are."""
+        home = kept.parents[1]
+        environments = PythonEnvironments(home / "environments", log=print, torch=home / "torch")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PythonEnvironments, "_uv_for", lambda *_: uv)
+            python = Path(environments.interpreter("small"))
+        return next(python.parents[1].glob("lib/python*/site-packages"))
+
+    @pytest.mark.parametrize("uv", [str(UV), None], ids=["uv", "pip"])
+    def test_an_environment_is_made_of_them_alone(self, kept: Path, uv: str | None) -> None:
+        packages = self.make(kept, uv)
+        assert (packages / "mine").is_dir() and (packages / "torch").is_dir()
+        assert len(list(kept.iterdir())) == 2
+
+    @pytest.mark.parametrize("uv", [str(UV), None], ids=["uv", "pip"])
+    @pytest.mark.parametrize("name", WHEELS)
+    def test_a_changed_one_is_refused_and_the_index_has_another(
+        self, kept: Path, name: str, uv: str | None, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        module = f"{name.split('-')[0]}/__init__.py"
+        shutil.copytree(kept, kept.parents[1] / "links", dirs_exist_ok=True)
+        (kept / name).write_bytes(make_wheel(name, more={module: "figure = 99"}))
+        packages = self.make(kept, uv)
+        assert (packages / module).read_text() == ""
+        printed = capfd.readouterr()
+        assert name.split("-")[0] in printed.err and "are refused" in printed.out
+        assert not kept.exists()
+
+    @pytest.mark.parametrize("name", WHEELS)
+    def test_nothing_is_installed_of_a_changed_one_where_there_is_no_index(
+        self, kept: Path, name: str
+    ) -> None:
+        (kept / name).write_bytes(make_wheel(name, more={"forged.py": "figure = 99"}))
+        with pytest.raises(EnvironmentLacking):
+            self.make(kept, str(UV))
+        assert not list(kept.parents[1].glob("environments/**/forged.py"))
+
+    def test_a_source_archive_among_them_is_not_built(self, kept: Path) -> None:
+        (kept / self.WHEELS[1]).rename(kept / "mine-1.0.tar.gz")
+        with pytest.raises(EnvironmentLacking):
+            self.make(kept, str(UV))

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from ci.engine.inputs import Roots, Touched
 from ci.engine.memo import CachedResult, Memo, Miss
@@ -15,6 +16,12 @@ from ci.engine.watch import stamp_of
 KEY = {"module": "net"}
 OURS = Ed25519PrivateKey.generate()
 COMMON = Touched(looked={"/nowhere/settings": "absent"})
+
+
+def pems(key: Ed25519PrivateKey) -> tuple[str, str]:
+    """A public and a private key."""
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(), private
 
 
 class Machine:

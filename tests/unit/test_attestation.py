@@ -12,13 +12,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ci.github import statement
+from ci.github import digests, statement
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Metric, Outcome
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
+from tests.support.workflows.commands import pairs
 
 NAME = "net/8a8w/SM8650"
 
@@ -42,9 +43,19 @@ def report(folder: Path, outcome: Outcome, digest: str) -> None:
     stage.finish(outcome).write(folder)
 
 
-def signed(tmp_path: Path) -> dict[str, Any]:
-    """What GitHub makes of the files of attest.yml's first job."""
+def said(folder: Path, output: Path) -> str:
+    """What a job with these reports has as its output."""
+    assert digests.run({"QNN_CI_REPORTS": str(folder), "GITHUB_OUTPUT": str(output)}) == 0
+    return pairs(output)["digests"]
+
+
+def signed(tmp_path: Path, **outputs: str) -> dict[str, Any]:
+    """What GitHub makes of the files of attest.yml's job `statement`; `outputs` are what the gate's jobs said
+    if not the digests of what was downloaded."""
+    outputs = outputs or {"digests-1": said(tmp_path / "reports", tmp_path / "output"), "digests-2": ""}
     environ = {"QNN_CI_REPORTS": str(tmp_path / "reports"), "GITHUB_REPOSITORY": "o/r"}
+    environ["QNN_CI_DIGESTS"] = json.dumps({"artifacts": "reports-wheels", **outputs})
+    environ["GITHUB_REF"] = "refs/heads/main"
     environ["QNN_CI_WORKFLOW"] = "t/qnn-ci/.github/workflows/attest.yml"
     assert statement.run(environ) == 0
     lines = (tmp_path / "reports" / "subjects.txt").read_text().splitlines()
@@ -84,7 +95,7 @@ def test_the_verdict_of_a_program_is_read_back_with_what_was_not_verified(
     facts = json.loads(capsys.readouterr().out)
     assert (facts["what"], facts["QNN build"], facts["chip"]) == (f"pass as {NAME}", "v2.49", "SM8650")
     assert (facts["accuracy"], facts["costs"]) == (["sqnr_db 31.5"], ["pte_bytes 9"])
-    signer = "--repo o/r --signer-workflow t/qnn-ci/.github/workflows/attest.yml"
+    signer = "--repo o/r --signer-workflow t/qnn-ci/.github/workflows/attest.yml --source-ref refs/heads/main"
     assert signer in facts["not verified here"]
 
 
@@ -132,3 +143,35 @@ def test_nothing_is_stated_of_what_the_gate_did_not_pass(tmp_path: Path, program
         signed(tmp_path)
     assert isinstance(error.value, UsageError) is (case == "no report")
     assert not (tmp_path / "reports" / "predicate.json").exists()
+
+
+FORGED = "f" * 64
+
+
+def test_only_what_the_gates_own_jobs_said_is_signed(
+    tmp_path: Path, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever runs in the workflow can upload reports-evil."""
+    output = said(tmp_path / "reports", tmp_path / "output")
+    report(tmp_path / "reports" / "reports-evil", Outcome.PASS, FORGED)
+    content = signed(tmp_path, **{"digests-1": output})
+    assert [each["digest"] for each in content["subject"]] != [] and FORGED not in json.dumps(content)
+    assert "reports-evil" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["in its place", "gone"])
+def test_a_report_that_was_replaced_after_its_job_is_an_error(
+    tmp_path: Path, program: Path, how: str
+) -> None:
+    output = said(tmp_path / "reports", tmp_path / "output")
+    if how == "gone":
+        (program.parents[3] / "test_emulator.json").unlink()
+    else:
+        report(program.parents[3], Outcome.PASS, FORGED)
+    with pytest.raises(CheckFailed, match="digests-3"):
+        signed(tmp_path, **{"digests-3": output})
+
+
+def test_nothing_is_signed_where_no_job_said_anything(tmp_path: Path, program: Path) -> None:
+    with pytest.raises(UsageError):
+        signed(tmp_path, **{"digests-1": ""})

@@ -16,7 +16,7 @@ import pytest
 
 from ci import github as verb
 from ci.gate_table import CiJob, GateTable, IgnoredChanges, gate_table
-from ci.github import place, plan, publish, release, setup, stage, verdict
+from ci.github import digests, place, plan, publish, release, setup, stage, verdict
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
@@ -101,6 +101,14 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     ]
 
 
+def test_requirements_of_the_calling_repository_are_not_looked_for_in_the_toolkit(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_CI_REQUIREMENTS", "ci/requirements.txt")
+    (job,) = planned({**adopter, "QNN_CI_REQUIREMENTS": "ci/requirements.txt"})
+    assert job["name"] == "programs"
+
+
 def test_an_onnx_suite_of_another_repository_goes_to_the_job_that_runs_onnx_models(
     adopter: dict[str, str],
 ) -> None:
@@ -180,6 +188,23 @@ def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: 
         for wrong in ("many", "-1", "1000", "1.5"):
             with pytest.raises(UsageError):
                 planned({**adopter, name: wrong})
+
+
+def test_each_job_that_hands_programs_over_has_an_output_of_its_own(adopter: dict[str, str]) -> None:
+    def entries(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, str]]:
+        return [{"shard": f"{n}/{most}", "arguments": f"--shard {n}/{most}"} for n in range(1, most + 1)]
+
+    attesting = {**adopter, "QNN_CI_KEEP_PROGRAMS": "true", "QNN_CI_STAGES": "lowering,emulator"}
+    most = str(digests.OUTPUTS)
+    numbers = {job["name"]: job["number"] for job in planned({**attesting, "QNN_CI_SHARDS": most}, entries)}
+    wanted = {f"lowering {n}/{most}": "" for n in range(1, digests.OUTPUTS + 1)}
+    assert numbers == wanted | {f"emulator {n}/{most}": str(n) for n in range(1, digests.OUTPUTS + 1)}
+    more = {"QNN_CI_SHARDS": str(digests.OUTPUTS + 1)}
+    with pytest.raises(UsageError, match="17 jobs hand over programs"):
+        planned({**attesting, **more}, entries)
+    # Whoever does not attest may have as many as he likes.
+    jobs = planned({**adopter, "QNN_CI_STAGES": "lowering,emulator", **more}, entries)
+    assert {job["number"] for job in jobs} == {""}
 
 
 def test_jobs_run_on_the_runners_that_the_caller_names(adopter: dict[str, str]) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ci.engine import signed
 from ci.engine.inputs import key_of
 from ci.engine.memo import CachedResult, Miss
-from ci.github import memory, place
-from provisioning.base.errors import CheckFailed
-from tests.support.cache_machines import KEY, Machine
+from ci.engine.remote import PUBLIC_KEYS, SIGNING_KEY
+from ci.github import memory, place, wheels
+from provisioning.base.errors import CheckFailed, UsageError
+from tests.support.cache_machines import KEY, OURS, Machine, pems
 from tests.support.http_server import FileServer, Reply
+from tests.support.wheels import make_wheel
 from tests.support.workflows.api import listing
 from tests.support.workflows.commands import pairs
 
@@ -34,6 +39,12 @@ class GitHub:
     home: Path
     api: str
     count: int = 0
+    trusts: bool = True
+    """What the caller says of `trust-cache`."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """The gate's input `public-keys`, if it has one."""
+    secret: dict[str, str] = field(default_factory=dict)
+    """The signing key, which the last steps of the job `remember` have."""
 
     def environ(self, ref: str, **more: str) -> dict[str, str]:
         self.count += 1
@@ -46,7 +57,7 @@ class GitHub:
         names = {"GITHUB_REF": ref, "GITHUB_EVENT_PATH": str(temp / "event.json"), "GITHUB_SHA": COMMIT}
         run = {"GITHUB_RUN_ID": str(self.count), "RUNNER_TEMP": str(temp), "GITHUB_OUTPUT": str(temp / "out")}
         at = {"GITHUB_API_URL": self.api, "GITHUB_REPOSITORY": "somebody/models"}
-        return {**names, **run, **at, **more}
+        return {**names, **run, **at, "QNN_CI_TRUST_CACHE": str(self.trusts).lower(), **self.keys, **more}
 
     def step(self, what: str, environ: Mapping[str, str]) -> dict[str, str]:
         assert memory.run({**environ, "QNN_CI_MEMORY": what}) == 0
@@ -86,10 +97,13 @@ class GitHub:
         memo, new = Path(outputs["memo"]), Path(outputs["new"])
         if outputs["restore"]:
             self.restore("refs/heads/main", memo, outputs["restore"])
+        self.step("restored", {**environ, "QNN_CI_RESTORED": outputs["restore"]})
         for number, shard in enumerate(shards):
             memory.pack(memo_of(shard), new / str(number) / "new.tar")
         self.step("merge", environ)
-        self.save("refs/heads/main", memo, outputs["key"])
+        self.step("sign", {**environ, **self.secret})
+        if pairs(Path(environ["GITHUB_OUTPUT"]))["saves"] == "true":
+            self.save("refs/heads/main", memo, outputs["key"])
         return outputs["key"]
 
 
@@ -109,6 +123,15 @@ def machine(folder: Path) -> Machine:
 
 def memo_of(machine: Machine) -> Path:
     return machine.store / "cache" / "memo"
+
+
+@pytest.fixture
+def signing(github: GitHub) -> GitHub:
+    """A caller with keys."""
+    public, secret = pems(OURS)
+    github.keys, github.secret = {PUBLIC_KEYS: public}, {SIGNING_KEY: secret}
+    github.trusts = False
+    return github
 
 
 @pytest.fixture
@@ -205,6 +228,150 @@ def test_only_the_default_branchs_memory_counts(github: GitHub, key: str, tmp_pa
     assert isinstance(github.job("refs/heads/topic").find(), Miss)
 
 
+@pytest.mark.parametrize("ref", [PULL, "refs/heads/main", "refs/heads/gh-readonly-queue/main/pr-1"])
+def test_without_keys_a_pull_request_takes_nothing_unless_its_caller_says_so(
+    github: GitHub, key: str, ref: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    github.trusts = False
+    entry = github.job(ref).find()
+    assert isinstance(entry, Miss if ref == PULL else CachedResult)
+    assert ("trust-cache: true" in capsys.readouterr().out) == (ref == PULL)
+
+
+@pytest.mark.parametrize("event", ["pull_request", "pull_request_target"])
+def test_every_event_of_a_pull_request_is_one(github: GitHub, key: str, event: str) -> None:
+    github.trusts = False
+    environ = github.environ("refs/heads/main", GITHUB_EVENT_NAME=event)
+    assert github.step("place", environ)["restore"] == ""
+
+
+@pytest.mark.parametrize("ref", [PULL, "refs/heads/main"])
+def test_a_gate_with_public_keys_takes_what_the_default_branch_signed(
+    signing: GitHub, key: str, ref: str
+) -> None:
+    entry = signing.job(ref).find()
+    assert isinstance(entry, CachedResult) and entry.origin == f"GitHub's cache of {COMMIT[:12]}"
+    assert entry.folder and (entry.folder / "out" / "net.pte").read_text() == "program 1"
+    # What a later run adds is signed together with what it restored.
+    other = signing.job("refs/heads/main")
+    other.weights("3")
+    other.work(9)
+    signing.remember(other)
+    later = signing.job(ref)
+    for text, value in (("1", 7), ("3", 9)):
+        later.weights(text)
+        entry = later.find()
+        assert isinstance(entry, CachedResult) and entry.result == {"value": value}
+
+
+def resigned(memo: Path, by: Ed25519PrivateKey) -> None:
+    """All files of a memory under a signature."""
+    names = [path.relative_to(memo).as_posix() for path in memo.rglob("*") if path.is_file()]
+    signed.sign(memo, [name for name in names if name != signed.SIGNED], by)
+
+
+def unlisted(memo: Path) -> None:
+    """The new entry under another name, which the list has not."""
+    for path in list(memo.glob("test/??/*/*.json")):
+        path.rename(path.with_name(f"0{path.name[1:]}"))
+
+
+def links(memo: Path) -> None:
+    """Every folder of entries is elsewhere."""
+    (memo / "test").rename(memo.parent / "elsewhere")
+    (memo / "test").symlink_to(memo.parent / "elsewhere")
+
+
+FORGERIES: dict[str, Callable[[Path], object]] = {
+    "a figure": lambda memo: None,
+    "a figure, and a stranger's signature": lambda memo: resigned(memo, Ed25519PrivateKey.generate()),
+    "a figure, and no signature": lambda memo: (memo / signed.SIGNED).unlink(),
+    "a figure, and a list that is no JSON": lambda memo: (memo / signed.SIGNED).write_text("00\n{"),
+    "a figure under another name": unlisted,
+    "a link to another folder": links,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("ref", [PULL, "refs/heads/main"])
+def test_no_forged_figure_counts_where_there_are_keys(
+    signing: GitHub, key: str, tmp_path: Path, forgery: str, ref: str
+) -> None:
+    """Also where GitHub's list cannot tell whose cache it is: here it is the default branch's own."""
+    memo = forged(signing, key, tmp_path)
+    FORGERIES[forgery](memo)
+    signing.count += 100
+    signing.save("refs/heads/main", memo, f"{key}9")
+    job = signing.job(ref)
+    assert isinstance(job.find(), Miss)
+    assert not list(memo_of(job).glob("test/??/*/*.json"))
+
+
+def test_what_is_whole_beside_a_forged_entry_is_still_used(signing: GitHub, key: str, tmp_path: Path) -> None:
+    memo = tmp_path / "memo"
+    signing.restore("refs/heads/main", memo, key)
+    one, _ = sorted(memo.glob("test/??/*/*.json"))
+    one.write_text(one.read_text().replace('"value": 7', '"value": 8'))
+    signing.count += 100
+    signing.save("refs/heads/main", memo, f"{key}9")
+    job, found = signing.job(PULL), []
+    for text in ("1", "2"):
+        job.weights(text)
+        found += [type(job.find())]
+    assert sorted(found, key=str) == [CachedResult, Miss]
+
+
+@pytest.mark.parametrize("name", ["digests.json", "builds/00/00.json", "figures/a/b.json", "sets/00/00.json"])
+def test_nothing_else_beside_the_entries_comes_unsigned(
+    signing: GitHub, key: str, tmp_path: Path, name: str
+) -> None:
+    memo = tmp_path / "memo"
+    signing.restore("refs/heads/main", memo, key)
+    (memo / name).parent.mkdir(parents=True, exist_ok=True)
+    (memo / name).write_text("{}")
+    signing.count += 100
+    signing.save("refs/heads/main", memo, f"{key}9")
+    job = signing.job(PULL)
+    assert not (memo_of(job) / name).exists()
+    assert isinstance(job.find(), CachedResult)
+
+
+def test_the_default_branch_signs_nothing_that_it_restored_unsigned(
+    signing: GitHub, key: str, tmp_path: Path
+) -> None:
+    memo = forged(signing, key, tmp_path)
+    signing.count += 100
+    signing.save("refs/heads/main", memo, f"{key}9")
+    signing.remember()
+    assert isinstance(signing.job(PULL).find(), Miss)
+
+
+def test_a_run_without_the_signing_key_saves_nothing_that_nobody_would_use(
+    signing: GitHub, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signing.secret = {}
+    new = signing.remember(signing.job("refs/heads/main"))
+    assert not list(signing.home.glob(f"caches/*/*/{quote(new, safe='')}"))
+    assert "no signing key" in capsys.readouterr().out
+    assert isinstance(signing.job(PULL).find(), CachedResult)
+
+
+def test_a_signing_key_that_no_gate_knows_is_an_error(signing: GitHub) -> None:
+    signing.secret = {SIGNING_KEY: pems(Ed25519PrivateKey.generate())[1]}
+    with pytest.raises(UsageError, match="public-keys"):
+        signing.remember(signing.job("refs/heads/main"))
+
+
+def test_the_remote_caches_signatures_sign_no_folder(tmp_path: Path) -> None:
+    """Keys are the same, so what is signed says what it is."""
+    payload = json.dumps({"schema": 2, "key": "test", "document": {"net.json": "0" * 64}})
+    (tmp_path / "memo").mkdir()
+    (tmp_path / "memo" / signed.SIGNED).write_text(f"{OURS.sign(payload.encode()).hex()}\n{payload}")
+    (tmp_path / "memo" / "net.json").touch()
+    assert signed.keep_signed(tmp_path / "memo", [OURS.public_key()]) == 1
+    assert not list((tmp_path / "memo").iterdir())
+
+
 @pytest.mark.parametrize("answer", [403, 404, 500, b"not JSON", b"[]", b"{}", None])
 def test_without_githubs_list_nothing_is_believed(
     github: GitHub, key: str, answer: int | bytes | None, capsys: pytest.CaptureFixture[str]
@@ -235,22 +402,75 @@ def test_the_token_is_sent_to_githubs_api_alone(github: GitHub) -> None:
     assert not any("authorization" in request.headers for request in other.requests)
 
 
-def test_the_locked_packages_of_a_pull_requests_own_cache_are_not_restored(
+def wheel_settings(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A job's environment after the step `place`, with a lock file of one package that an index here has."""
+    home = Path(environ["RUNNER_TEMP"])
+    for name in ("links", "locks"):
+        (home / name).mkdir()
+    name, content = "mine-1.0-py3-none-any.whl", make_wheel("mine-1.0-py3-none-any.whl")
+    (home / "links" / name).write_bytes(content)
+    hashed = hashlib.sha256(content).hexdigest()
+    (home / "locks" / "executorch.txt").write_text(f"mine==1.0 \\\n    --hash=sha256:{hashed}\n")
+    monkeypatch.setattr(wheels, "lock_path", lambda name: home / "locks" / f"{name}.txt")
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(home / "links")}
+    return {"PATH": os.environ["PATH"], **environ, **pip, "QNN_CI_STAGE": "test_lowering"}
+
+
+def test_the_locked_packages_are_kept_as_wheels_and_again_where_they_were_refused(
+    github: GitHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
+    outputs = github.step("place", {**environ, "GITHUB_ENV": str(github.home / "env")})
+    environ |= pairs(github.home / "env")
+    assert environ["QNN_CI_WHEELS"] == outputs["wheels"] and "UV_CACHE_DIR" not in environ
+
+    def new() -> str:
+        assert wheels.run(environ) == 0
+        return pairs(Path(environ["GITHUB_OUTPUT"]))["new"]
+
+    kept = Path(outputs["wheels"], "executorch")
+    assert new() == "true" and [file.name for file in kept.iterdir()] == ["mine-1.0-py3-none-any.whl"]
+    assert new() == "false"
+    shutil.rmtree(kept)  # as whoever installs them does with those that are refused
+    assert new() == "true" and kept.is_dir()
+
+
+def test_no_wheels_are_restored_but_those_that_the_default_branch_saved(
     github: GitHub, tmp_path: Path
 ) -> None:
-    def restored(ref: str) -> dict[str, str]:
+    """What is unpacked can lie anywhere, so that their hashes are compared later is not enough."""
+
+    def placed(ref: str) -> dict[str, str]:
         return github.step("place", github.environ(ref, QNN_CI_STAGE="test_lowering"))
 
-    (tmp_path / "uv").mkdir()
-    packages = restored(PULL)["packages-key"]
-    assert packages and restored(PULL)["packages-restore"] == ""
-    github.save("refs/heads/main", tmp_path / "uv", packages)
-    assert restored(PULL)["packages-restore"] == packages
-    github.save(PULL, tmp_path / "uv", packages)
-    assert restored(PULL)["packages-restore"] == ""
+    (tmp_path / "wheels").mkdir()
+    key = placed("refs/heads/main")["wheels-save"]
+    assert placed(PULL)["wheels-restore"] == ""
+    github.save("refs/heads/main", tmp_path / "wheels", key)
+    assert placed(PULL)["wheels-restore"] == key
+    github.save(PULL, tmp_path / "wheels", f"{key}9")
+    assert placed(PULL)["wheels-restore"] == ""
+    github.api = "http://127.0.0.1:1"
+    outputs = placed("refs/heads/main")
+    assert outputs["wheels-restore"] == outputs["wheels-save"] == ""
 
 
-def test_a_store_that_a_pull_request_saved_itself_is_not_restored(github: GitHub, tmp_path: Path) -> None:
+def test_wheels_that_cannot_be_had_fail_no_job(github: GitHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
+    shutil.rmtree(environ["PIP_FIND_LINKS"])
+    kept = github.home / "wheels"
+    assert wheels.run({**environ, "QNN_CI_WHEELS": str(kept)}) == 0
+    assert pairs(Path(environ["GITHUB_OUTPUT"]))["new"] == "false" and not any(kept.rglob("*.whl"))
+
+
+def test_a_runner_with_a_cache_of_its_own_takes_no_wheels(github: GitHub) -> None:
+    environ = github.environ(PULL, QNN_CI_STAGE="test_lowering", UV_CACHE_DIR="/mine")
+    assert github.step("place", environ)["wheels"] == ""
+
+
+def test_a_store_that_a_pull_request_may_have_saved_itself_is_not_restored(
+    github: GitHub, tmp_path: Path
+) -> None:
     def cacheable(ref: str) -> tuple[str, str]:
         environ = github.environ(ref)
         assert place.run(environ) == 0
@@ -262,6 +482,8 @@ def test_a_store_that_a_pull_request_saved_itself_is_not_restored(github: GitHub
     github.save(PULL, tmp_path / "store", cacheable(PULL)[1])
     assert cacheable(PULL)[0] == "false"
     assert cacheable("refs/heads/main")[0] == "true"
+    github.api = "http://127.0.0.1:1"
+    assert (cacheable(PULL)[0], cacheable("refs/heads/main")[0]) == ("false", "true")
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "link"])

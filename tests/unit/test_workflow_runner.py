@@ -97,6 +97,64 @@ def test_each_row_of_a_matrix_is_a_job_and_one_that_fails_fails_what_needs_them(
     assert done.results() == {"x": "success", "y": "failure", "b": "skipped"}
 
 
+def test_rows_of_a_matrix_set_outputs_of_their_own_and_a_called_workflow_hands_them_on(
+    tmp_path: Path,
+) -> None:
+    called = """
+        on:
+          workflow_call:
+            outputs:
+              x: {value: "${{ jobs.a.outputs.x }}"}
+              y: {value: "${{ jobs.a.outputs.y }}"}
+              both: {value: "${{ jobs.a.outputs.both }}"}
+              none: {value: "${{ jobs.no.outputs.none }}"}
+        jobs:
+          a:
+            name: ${{ matrix.name }}
+            strategy: {fail-fast: false, matrix: {include: [{name: x}, {name: y}]}}
+            outputs:
+              x: ${{ matrix.name == 'x' && steps.s.outputs.word || '' }}
+              y: ${{ matrix.name == 'y' && steps.s.outputs.word || '' }}
+              both: ${{ steps.s.outputs.word }}
+            steps: [{id: s, run: 'echo word=${{ matrix.name }}1 >> "$GITHUB_OUTPUT"'}]
+          no: {if: "false", outputs: {none: "${{ steps.s.outputs.word }}"}, steps: [{id: s, run: "true"}]}
+        """
+    done = run(
+        tmp_path,
+        """
+        jobs:
+          called: {uses: $/.github/workflows/called.yml}
+          b:
+            needs: called
+            steps:
+              - env: {ALL: "${{ toJSON(needs.called.outputs) }}"}
+                run: |
+                  echo "$ALL" | tr -d ' \\n' > all
+                  grep -q '"x":"x1","y":"y1","both":"[xy]1","none":""' all
+        """,
+        {".github/workflows/called.yml": textwrap.dedent(called)},
+    )
+    assert done.results()["b"] == "success", done.failures() + done.log("b")
+
+
+@pytest.mark.parametrize("number", ["${{ steps.u.outputs.artifact-id }}", "7"])
+def test_an_artifact_has_a_number_that_no_other_has(tmp_path: Path, number: str) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        jobs:
+          a:
+            steps:
+              - {{run: 'mkdir a; echo a > a/x'}}
+              - {{id: u, uses: actions/upload-artifact@{SHA}, with: {{name: n, path: a}}}}
+              - {{uses: actions/download-artifact@{SHA}, with: {{artifact-ids: '{number}', path: d}}}}
+              - {{run: 'test $(cat d/x) = a'}}
+        """,
+    )
+    (job,) = done.every_job
+    assert job.failure.partition(": ")[2] == ("there is no artifact of the id '7'" if number == "7" else "")
+
+
 def test_what_may_fail_fails_nothing_else(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -131,7 +189,7 @@ def test_a_cache_and_an_artifact_travel_between_jobs_and_a_variable_between_step
               - {restore}
               - {{run: 'test -L c/link && test "${{{{ steps.r.outputs.cache-hit }}}}" = false'}}
               - {{uses: actions/download-artifact@{SHA}, with: {{pattern: "*", path: all}}}}
-              - {{run: 'test "$(find all -type f)" = all/n/y'}}
+              - {{run: 'test "$(find all -type f)" = all/y'}}
         """,
     )
     assert done.results() == {"a": "success", "b": "success"}, done.failures()
@@ -144,6 +202,25 @@ def test_a_run_sees_what_is_not_committed_yet_and_leaves_the_repository_alone(tm
     done = run_workflow(tmp_path / "out", "w", root, event="schedule", toolkit=root)
     assert "\nnew\n" in done.log("a")
     assert git(root, "status", "--porcelain") == " M x\n"
+
+
+def test_a_called_workflow_has_the_secrets_that_its_caller_names(tmp_path: Path) -> None:
+    called = """
+        on: {workflow_call: {secrets: {KEY: {required: false}}}}
+        jobs: {b: {steps: [{run: 'test "${{ secrets.KEY }}" = "hush"'}]}}
+        """
+    text = """
+        on: {push: }
+        jobs:
+          named: {uses: $/.github/workflows/called.yml, secrets: {KEY: "${{ secrets.KEY }}"}}
+          not-named: {uses: $/.github/workflows/called.yml}
+        """
+    files = {f"{name}.yml": textwrap.dedent(text) for name, text in (("called", called), ("w", text))}
+    root = repository(tmp_path / "root", {f".github/workflows/{name}": text for name, text in files.items()})
+    done = run_workflow(
+        tmp_path / "out", "w", root, event="push", toolkit=root, secrets={"KEY": "hush", "OTHER": "no"}
+    )
+    assert done.results() == {"named / b": "success", "not-named / b": "failure"}
 
 
 def upload(path: str) -> str:
@@ -184,6 +261,7 @@ STEPS = "steps: [{run: 'true'}]"
         (f"jobs: {{a: {{needs: b, {STEPS}}}}}", "needs one that is not there"),
         ("jobs: {a: {steps: [{run: 'echo ${{ steps.none.outputs.x }}'}]}}", "steps.none"),
         (f"concurrency: {{group: '{'x' * 401}'}}\njobs: {{a: {{{STEPS}}}}}", "401 characters"),
+        ("jobs: {a: {uses: $/.github/workflows/called.yml, secrets: {KEY: x}}}", "declares no KEY"),
         (
             "permissions: {}\njobs: {a: {uses: $/.github/workflows/called.yml}}",
             "contents: none, but .github/workflows/called.yml has read",

@@ -158,7 +158,7 @@ def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, 
         (target / inside).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target / inside)  # without its mode, as on GitHub
     place.log(f"uploaded {len(files)} files as {name}")
-    return {}
+    return {"artifact-id": _id(target)}
 
 
 def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
@@ -168,10 +168,21 @@ def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str
             raise StepFailed(f"there is no artifact {name!r}")
         shutil.copytree(artifacts / name, into, dirs_exist_ok=True)
         return {}
-    for artifact in artifacts.glob("*"):
-        if fnmatchcase(artifact.name, inputs["pattern"] or "*"):
-            shutil.copytree(artifact, into / artifact.name, dirs_exist_ok=True)
+    if wanted := inputs["artifact-ids"]:
+        found = [artifact for artifact in artifacts.glob("*") if _id(artifact) == wanted]
+        if not found:
+            raise StepFailed(f"there is no artifact of the id {wanted!r}")
+    else:
+        found = [one for one in artifacts.glob("*") if fnmatchcase(one.name, inputs["pattern"] or "*")]
+    for artifact in found:
+        # One alone comes without a folder of its name.
+        shutil.copytree(artifact, into if len(found) == 1 else into / artifact.name, dirs_exist_ok=True)
     return {}
+
+
+def _id(artifact: Path) -> str:
+    """Another one of the same name has another."""
+    return str(artifact.stat().st_ino)
 
 
 def attest(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
@@ -229,7 +240,7 @@ STAND_INS = {
     "actions/cache/restore": StandIn(cache_restore, "path! key! restore-keys"),
     "actions/cache/save": StandIn(cache_save, "path! key!"),
     "actions/upload-artifact": StandIn(upload_artifact, "name path! if-no-files-found retention-days"),
-    "actions/download-artifact": StandIn(download_artifact, "name path pattern"),
+    "actions/download-artifact": StandIn(download_artifact, "name path pattern artifact-ids"),
     "actions/attest": StandIn(
         attest,
         "subject-path subject-checksums subject-digest subject-name sbom-path predicate-type predicate-path"

@@ -252,4 +252,5 @@ def _equal(left: Value, right: Value) -> bool:
 FUNCTIONS: dict[str, Function] = {
     "format": lambda template, *values: as_text(template).format(*map(as_text, values)),
     "fromJSON": lambda text: json.loads(as_text(text)),
+    "toJSON": lambda value: json.dumps(value, indent=2),
 }

@@ -37,8 +37,13 @@ class Input(Part):
     description: str = ""
 
 
+class Secret(Part):
+    required: Literal[False] = False
+    description: str = ""
+
+
 class Output(Part):
-    """An action's."""
+    """An action's, or a called workflow's."""
 
     value: str
     description: str = ""
@@ -73,6 +78,7 @@ class Job(Part):
     steps: tuple[Step, ...] = ()
     uses: str = ""
     inputs: Mapping[str, Any] = Field({}, alias="with")
+    secrets: Mapping[str, Any] = {}
     outputs: Mapping[str, str] = {}
     permissions: Permissions | None = None
     env: Mapping[str, Any] = {}
@@ -89,6 +95,8 @@ class Call(Part):
     """What `workflow_call` says."""
 
     inputs: Annotated[Mapping[str, Input], OrEmpty] = {}
+    secrets: Annotated[Mapping[str, Secret], OrEmpty] = {}
+    outputs: Annotated[Mapping[str, Output], OrEmpty] = {}
 
 
 class Workflow(Part):

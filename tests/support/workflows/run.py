@@ -88,15 +88,17 @@ def run_workflow(
     ref: str = MAIN,
     everything_changed: bool = False,
     rows: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     variables: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
     toolkit: Path = ROOT,
     cache: Path | None = None,
 ) -> Finished:
     """Run `.github/workflows/NAME.yml` of the repository at `root`, as GitHub does after this event.
 
-    The change that is gated is the last commit. `env` is set in every job; of a matrix only the jobs called
-    `rows` run. Runs with the same `cache` share GitHub's cache. In `scratch` only logs remain.
+    The change that is gated is the last commit. `env` is set in every job (None: not set); of a matrix only
+    the jobs called `rows` run. `secrets` are the repository's and its environments'. Runs with the same
+    `cache` share GitHub's cache. In `scratch` only logs remain.
     """
     work, stack = scratch / "run", contextlib.ExitStack()
     try:
@@ -107,6 +109,7 @@ def run_workflow(
         before = git(ours.root, "rev-list", "--first-parent", "--max-count=1", "--skip=1", "HEAD").strip()
         base = NO_COMMIT if everything_changed or not before else before
         caches = cache or work / "cache"
+        environ = {**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})}
         api = stack.enter_context(listing(caches))
         machine = Machine(
             scratch=work,
@@ -116,14 +119,14 @@ def run_workflow(
             repository=ours,
             toolkit=theirs,
             event=make_event(workflow, event, ours, ref, base),
-            env={**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})},
+            env={name: value for name, value in environ.items() if value is not None},
             variables=variables or {},
             rows=tuple(rows),
         )
         machine.logs.mkdir(parents=True)
         # As on GitHub, inputs of `workflow_call` exist and are empty after another event.
         inputs = dict.fromkeys(workflow.call.inputs, "")
-        results = _Run(machine, workflow, workflow, ours, inputs).run()
+        results = _Run(machine, workflow, workflow, ours, inputs, secrets or {}).run()
         return Finished(results, machine.lines)
     finally:
         stack.close()
@@ -144,6 +147,8 @@ class _Run:
     """The workflow that the event started. In called workflows too, contexts name this one."""
     repository: Repository
     inputs: Mapping[str, Value]
+    secrets: Mapping[str, Value]
+    """A called workflow has those that its caller names, and no other."""
     prefix: str = ""
     ended: dict[str, Ended] = field(default_factory=dict)
 
@@ -173,18 +178,34 @@ class _Run:
     def result(self) -> Result:
         return combined(result for _, result, _ in self.ended.values())
 
+    def outputs(self) -> dict[str, str]:
+        """What the workflow's caller is given."""
+        jobs: dict[str, Value] = {
+            name: {"outputs": Known(f"outputs of {name}", outputs)}
+            for name, (_, _, outputs) in self.ended.items()
+        }
+        scope = expression.Scope({**self._contexts(), "jobs": Known("jobs", jobs)})
+        return {name: as_text(expand(one.value, scope)) for name, one in self.workflow.call.outputs.items()}
+
     def _together(self, name: str, rows: Sequence[Ended]) -> Ended:
-        outputs = dict.fromkeys(self.workflow.jobs[name].outputs, "")
+        outputs = dict.fromkeys(self._declared(self.workflow.jobs[name]), "")
         for _, _, written in rows:
-            outputs.update(written)
+            # Of two rows that set one output, the later one's counts; one that sets none overwrites nothing.
+            outputs.update({name: value for name, value in written.items() if value})
         results = [result for results, _, _ in rows for result in results]
         return results, combined(result for _, result, _ in rows), outputs
+
+    def _declared(self, job: Job) -> Iterable[str]:
+        """The names of a job's outputs, also if it did not run."""
+        location = self.machine.used(job.uses, self.repository) if job.uses else None
+        return read_workflow(location[0].root, location[1]).call.outputs if location else job.outputs
 
     def _contexts(self) -> dict[str, Value]:
         return {
             "github": Known("github", github_context(self.machine, self.caller)),
             "inputs": Known("inputs", self.inputs),
             "vars": self.machine.variables,
+            "secrets": self.secrets,
         }
 
     def _check_group(self, concurrency: Mapping[str, object], contexts: Mapping[str, Value]) -> None:
@@ -243,8 +264,11 @@ class _Run:
         check_permissions(where, allowed_in(self.workflow, job), called)
         passed = expand(job.inputs, expression.Scope(contexts))
         inputs = complete_inputs(where, called.call.inputs, passed, typed=True)
-        inner = _Run(self.machine, called, self.caller, location[0], inputs, f"{name} / ")
-        return inner.run(), inner.result(), {}
+        secrets = expand(job.secrets, expression.Scope(contexts))
+        if unknown := set(secrets) - set(called.call.secrets):
+            raise Unknown(f"{where}: secrets: {called.path} declares no {', '.join(sorted(unknown))}")
+        inner = _Run(self.machine, called, self.caller, location[0], inputs, secrets, f"{name} / ")
+        return inner.run(), inner.result(), inner.outputs()
 
 
 def combined(results: Iterable[Result]) -> Result:
