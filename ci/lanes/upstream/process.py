@@ -12,7 +12,7 @@ from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.trouble import InTrouble, of_text
 from ci.engine.work import Result
 from ci.engine.workers.child import WARM
