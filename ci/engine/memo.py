@@ -209,8 +209,8 @@ class Memo:
         own: Sequence[Path] = (),
         run: Run | None = None,
     ) -> None:
-        """Remove the entry that `find` would return: the same work has failed since, and touched this. Its run
-        is kept.
+        """Remove the entry that `find` would return: the same work has failed since, and touched this. The
+        run is kept.
 
         Other machines' passes with the same inputs do not count then, here and, if this machine writes,
         anywhere; with unknown inputs, no pass of this key does here until it passes here."""

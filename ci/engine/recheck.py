@@ -80,7 +80,7 @@ class Rechecked:
     """Where to look, if they differ."""
     failure: Failure | None = None
     """It could not be done again, which says nothing about the cached result."""
-    runs: Runs = Runs()
+    runs: Runs = field(default_factory=Runs)
 
 
 @dataclass(frozen=True, slots=True)

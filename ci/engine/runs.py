@@ -1,11 +1,11 @@
-"""What became of the same work each time it was done: whether it is flaky, and for how long it has been steady."""
+"""What became of the same work each time it was done: whether it is flaky, or has been steady for long."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,6 +39,8 @@ class Repeats:
     """How far numbers may be off: by this part of them, or by this much."""
     digest: Callable[[Path], str] = hash_file
     """Of those bytes of a file that repeat."""
+    verdict: str = ""
+    """The fact that is the verdict; without one it is whether the result is accepted."""
 
     def is_changing(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.changing)
@@ -71,7 +73,7 @@ class Run:
     """One time that work was done. Never a result."""
 
     verdict: str
-    """`passed`, `not accepted`, or the kind of its failure."""
+    """`passed`, `not accepted`, the kind of its failure, or what a step names (`Repeats.verdict`)."""
     processor: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Of work that gave some."""
@@ -79,7 +81,8 @@ class Run:
     """Whether --recheck found it to differ from what was cached."""
 
     @classmethod
-    def of(cls, verdict: str, processor: str, facts: Mapping[str, Any], repeats: Repeats) -> Run:
+    def of(cls, facts: Mapping[str, Any], processor: str, repeats: Repeats) -> Run:
+        verdict = str(facts[repeats.verdict]) if repeats.verdict else PASSED
         small = {
             name: value
             for name, value in repeats.facts(facts).items()
@@ -96,11 +99,11 @@ class Runs:
     """Those of one key and the same inputs, the last one last."""
 
     runs: tuple[Run, ...] = ()
-    repeats: Repeats = Repeats()
+    repeats: Repeats = field(default_factory=Repeats)
 
     @property
     def verdicts(self) -> list[str]:
-        """One each. Equal figures are judged as they were judged last: thresholds may have changed between."""
+        """Of the last runs. Equal figures are judged as they were last: thresholds may have changed."""
         judged: list[Run] = []
         verdicts: list[str] = []
         for run in reversed(self.runs[-STEADY:]):

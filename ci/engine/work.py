@@ -17,7 +17,7 @@ from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
 from ci.engine.memo import UNKNOWN_MAKER, CachedResult, Maker, Memo, processor_kind
 from ci.engine.progress import Line, failed, progress
-from ci.engine.runs import PASSED, REFUSED, Repeats, Run, Runs
+from ci.engine.runs import REFUSED, Repeats, Run, Runs
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
@@ -74,7 +74,7 @@ class Result:
     """The variables that the work asked for and did not have (`Touched.asked`)."""
     maker: Maker = UNKNOWN_MAKER
     """Of a cached one."""
-    runs: Runs = Runs()
+    runs: Runs = field(default_factory=Runs)
     """What the same work gave each time it was done, this time too."""
 
 
@@ -143,7 +143,7 @@ class RunOptions:
     """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
     show_cached: bool = False
     """Whether to print the note of each cached result too."""
-    repeats: Repeats = Repeats()
+    repeats: Repeats = field(default_factory=Repeats)
     """What is the same when the work is done again."""
 
 
@@ -298,7 +298,7 @@ def _run(
                 taken = replace(taken, runs=runs(failed_run))
             return replace(taken, failure=done, asked=worker.asked)
         own = (*done.own, *([done.evidence] if done.evidence else ()))
-        run = Run.of(PASSED, processor, done.facts, how.repeats)
+        run = Run.of(done.facts, processor, how.repeats)
         if is_same and is_same(task, done):
             task.memo.ran(task.key, run, done.touched, common_of(worker), own)
             for folder in filter(None, (done.folder, done.evidence)):
@@ -307,7 +307,7 @@ def _run(
         taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
         run = replace(run, rechecked=rechecked)
         if not accept(task.name, taken):
-            run = replace(run, verdict=REFUSED)
+            run = run if how.repeats.verdict else replace(run, verdict=REFUSED)
             kept = None if remember_all else run
             # An earlier result of the same inputs would hide this one.
             task.memo.forget(task.key, worker.seen, common_of(worker), worker.written, kept)

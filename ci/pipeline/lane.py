@@ -14,7 +14,7 @@ from ci.engine.runs import Runs
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
 from ci.pipeline.earlier_suite import earlier_accepted
-from ci.pipeline.findings import not_passed
+from ci.pipeline.findings import not_passed, verdict
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
 from ci.pipeline.quarantine import excused, flaky, misused, noted, steady
@@ -164,7 +164,8 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
             findings += flaky(program.name, runs, commands[program.name], where)
         findings += misused(program.case.quarantine, program.name, where)
         if program.quarantine:
-            findings = excused(program.quarantine, program.name, findings)
+            outcome = "fails" if verdict(findings) == "fail" else "passes"
+            findings = [*excused(program.quarantine, program.name, outcome, findings)]
         stage.findings += findings
         if not lane.reached(mine):
             continue

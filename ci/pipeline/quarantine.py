@@ -71,14 +71,13 @@ def steady(subject: str, where: str) -> Finding:
     return Finding("quarantine-steady", Severity.ERROR, subject, message, fix)
 
 
-def excused(quarantine: Quarantine, subject: str, findings: Iterable[Finding]) -> list[Finding]:
-    """The findings of what is in quarantine, with one that says so."""
-    before = list(findings)
-    rules = sorted({each.rule for each in before if noted(each) != each})
-    outcome = f"now it fails ({', '.join(rules)})" if rules else "now it passes"
-    message = f"{quarantine}; {outcome}, which counts neither way"
-    held = Finding("quarantined", Severity.NOTE, subject, message, "make it steady before that day")
-    return [*map(noted, before), held]
+def excused(
+    quarantine: Quarantine, subject: str, outcome: str, findings: Iterable[Finding]
+) -> Iterator[Finding]:
+    """The findings of what is in quarantine, with one that says so and has its outcome of now."""
+    yield from map(noted, findings)
+    message = f"{quarantine}. Now: {outcome}, which counts neither way"
+    yield Finding("quarantined", Severity.NOTE, subject, message, "make it steady before that day")
 
 
 def noted(finding: Finding) -> Finding:
