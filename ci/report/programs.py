@@ -132,7 +132,7 @@ def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) 
     )
 
 
-def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
+def _brief(lowered: Row, ran: Row, rows: Collection[Row]) -> Iterator[str]:
     if "delegates" in lowered:
         yield plural(int(number(lowered, "delegates") or 0), "delegate")
         yield f"{int(number(lowered, 'cpu_operators') or 0)} on the CPU"
@@ -143,6 +143,8 @@ def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
         yield f"{share:.6g} equal"
     if all(row.get("cached") for row in rows):
         yield "cached"
+    if any(row.get("verdict") == "quarantined" for row in rows):
+        yield "in quarantine"
 
 
 def _box(row: Row) -> Box:
