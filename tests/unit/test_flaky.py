@@ -164,6 +164,19 @@ def test_a_changed_input_is_no_chance(gate: Gate, monkeypatch: pytest.MonkeyPatc
     assert gate.run("fails", cache=False) == 1 and "flaky" in gate.errors()
 
 
+def test_of_a_worker_that_died_whole_nobody_knows_what_it_read(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = gate.folder / "weights"
+    dies = f"    if open({str(weights)!r}).read() == 'bad': import os; os.kill(os.getppid(), 11)\n"
+    worker = test_lane.WORKER.replace("def work(order):\n", f"def work(order):\n{dies}")
+    monkeypatch.setattr(test_lane, "WORKER", worker)
+    weights.write_text("bad")
+    assert gate.run() == 1
+    weights.write_text("good")
+    assert gate.run() == 0
+
+
 def test_a_failure_is_kept_and_is_never_a_result(gate: Gate) -> None:
     gate.run("fails")
     assert gate.run("fails") == 1 and not gate.row["cached"]
