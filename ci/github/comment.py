@@ -240,8 +240,8 @@ def text_of(changes: Changes, ended: Ended, place: str) -> str:
     ]
     head = ["", "| program | what | before | now | commits |", "| --- | --- | ---: | ---: | --- |"]
     rows = [
-        f"| {code(each.lane)} {code(each.program)} | {cell(WORSE[each.what])}"
-        f" | {cell(in_words(each.what, each.before))} | {cell(in_words(each.what, each.now))}"
+        f"| {code(each.lane)} {code(each.program)} | {WORSE[each.what]}"
+        f" | {in_words(each.what, each.before)} | {in_words(each.what, each.now)}"
         f" | {sparkline(each.commits)} |"
         for each in changes.changes
     ]

@@ -44,7 +44,7 @@ def cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """The same in one line of code, for comments: elsewhere GitHub makes mentions and links of text, also where
+    """The same in a line of code, for comments: elsewhere GitHub makes mentions and links of text, also where
     it is written as entities."""
     return f"<code>{cell(one_line(text))}</code>"
 
