@@ -47,7 +47,7 @@ WORSE: dict[What, str] = {
 Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
 
 
-class Change(Model):
+class ChangedFigure(Model):
     lane: Lane
     program: Annotated[str, Field(min_length=1, max_length=LONGEST)]
     what: What
@@ -68,7 +68,7 @@ class Changes(Model):
     """Programs without an earlier commit's figures."""
     worse: Annotated[int, Field(ge=0, le=1_000_000)]
     """How many programs."""
-    changes: Annotated[tuple[Change, ...], Field(max_length=MOST_CHANGES)]
+    changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]
     left_out: Annotated[int, Field(ge=0, le=1_000_000)]
     """For which there was no room."""
 
@@ -80,7 +80,7 @@ def changes_of(reports: Iterable[Report]) -> Changes:
     """Of all programs in the reports, which may be of several jobs."""
     tolerances, since = load_tolerances(), set[str]()
     compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
-    found: dict[tuple[str, str, str], Change] = {}
+    found: dict[tuple[str, str, str], ChangedFigure] = {}
     for report in reports:
         if (lane := LANES.get(report.stage)) is None:
             continue
@@ -113,13 +113,13 @@ def changes_of(reports: Iterable[Report]) -> Changes:
     return changes
 
 
-def _worse(lane: Lane, name: str, history: Sequence[Row], tolerances: Tolerances) -> Iterator[Change]:
+def _worse(lane: Lane, name: str, history: Sequence[Row], tolerances: Tolerances) -> Iterator[ChangedFigure]:
     for what in WORSE:
         before, now = (number(each, what) for each in history[-2:])
         if before is None or now is None or not is_worse(what, before, now, tolerances):
             continue
         series = [value for each in history if (value := number(each, what)) is not None]
-        yield Change(lane=lane, program=name, what=what, before=before, now=now, commits=tuple(series))
+        yield ChangedFigure(lane=lane, program=name, what=what, before=before, now=now, commits=tuple(series))
 
 
 def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> bool:

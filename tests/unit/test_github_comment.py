@@ -155,11 +155,11 @@ def test_a_line_of_signs_has_the_least_and_the_greatest_value(values: list[float
 
 
 def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
-    net, names = "net/8a8w/SM8650", {"before": 2_400_000.0, "now": 2_850_000.0}
+    net = "net/8a8w/SM8650"
     rows = (
         change(net, "cpu_operators", before=0, now=1, commits=[0, 0, 0, 1]),
         change(net, "sqnr_db", lane="onnx", before=35, now=28.1, commits=[35, 34, 35, 28.1]),
-        change(net, **names, commits=[2_400_000, 2_400_000, 2_400_000, 2_850_000]),
+        change(net, before=2_400_000, now=2_850_000, commits=[2_400_000, 2_400_000, 2_400_000, 2_850_000]),
     )
     told = Changes.model_validate_json(content(*rows, worse=2, not_compared=1))
     ended = comment.ended_of(
