@@ -81,14 +81,16 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_re
     (sdk / "include" / "QNN").mkdir(parents=True)
     (sdk / "include" / "QNN" / "QnnCommon.h").write_text("#define QNN_API_VERSION_MAJOR 2\n")
     variables = {"QNN_CI_ENVIRONMENTS": str(environments), "QNN_SDK_ROOT": str(sdk)}
-    done = run_workflow(tmp_path / "run", "qnn", adopter(tmp_path / "models"), env=variables)
+    root = adopter(tmp_path / "models", "      comment: true\n")
+    done = run_workflow(tmp_path / "run", "qnn", root, env=variables)
     assert done.results() == {
         "qnn / plan": "success",
         "qnn / programs": "failure",
         "qnn / remember": "skipped",
-        "qnn / changes": "skipped",
+        "qnn / changes": "success",
         "qnn / verdict": "failure",
     }, done.failures()
+    assert "uploaded 1 files as qnn-ci-comment" in done.log("qnn / changes")
     programs = done.jobs["qnn / programs"]
     log = done.log(programs.name)
     assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log

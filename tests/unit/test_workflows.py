@@ -137,8 +137,8 @@ def test_nothing_runs_with_a_strangers_code_and_our_rights() -> None:
 
 
 def test_the_job_that_comments_has_nothing_of_the_pull_request() -> None:
-    """No files but the toolkit's, at the commit that was called; no action that could bring any; no text of the
-    event in a shell or in the environment."""
+    """No files but the toolkit's, at the commit that was called, no action that brings any, and no text of
+    the event in a shell or in the environment."""
     workflow = workflows()["comment.yml"]
     assert list(workflow.events) == ["workflow_call"] and list(workflow.jobs) == ["comment"]
     checkout, nox, last = workflow.jobs["comment"].steps
