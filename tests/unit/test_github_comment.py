@@ -137,6 +137,18 @@ def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Pa
     assert [each.program for each in found.changes] == ["one", "two"]
 
 
+def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
+    assert changes.run({"QNN_CI_REPORTS": str(tmp_path / "reports")}) == 0
+    found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
+    assert (found.compared, found.not_compared, found.changes) == (0, 0, ())
+
+
+def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_onnx.json").write_text("{}")
+    with pytest.raises(CheckFailed):
+        changes.run({"QNN_CI_REPORTS": str(tmp_path)})
+
+
 def test_the_committed_schema_is_that_of_what_is_read() -> None:
     import jsonschema
 
@@ -445,23 +457,24 @@ def test_what_is_no_archive_with_the_one_small_file_is_refused(
     with pytest.raises(CheckFailed) as caught:
         write(hub, tmp_path)
     assert hub.comments == {} and caught.value.message.isprintable()
+    assert ("larger" in caught.value.message) == (kind in ("too large", "a bomb"))
 
 
-def test_a_size_that_github_does_not_know_is_counted_while_it_is_read(
+def test_of_several_attempts_and_names_the_last_file_of_ours_is_taken(
     hub: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.upload_archive(7, bytes(300_000))
     answer = hub.answer
 
-    def lies(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
-        status, told = answer(method, path, query, body)
-        for each in told.get("artifacts", ()) if isinstance(told, dict) else ():
-            each["size_in_bytes"] = 5
-        return status, told
+    def without_filters(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        return answer(method, path, {} if "artifacts" in path else query, body)
 
-    monkeypatch.setattr(hub, "answer", lies)
-    with pytest.raises(CheckFailed, match="larger"):
-        write(hub, tmp_path)
+    monkeypatch.setattr(hub, "answer", without_filters)
+    hub.upload(7, content(change("earlier")))
+    hub.upload(7, content(change("later")))
+    hub.upload(7, content(change("other")), name="reports-qnn-ci-comment")
+    write(hub, tmp_path)
+    (body,) = hub.bodies(5)
+    assert "later" in body and "earlier" not in body and "other" not in body
 
 
 def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Path) -> None:
