@@ -157,7 +157,10 @@ class Memo:
                 folder = path.parent / entry["folder"] if entry["folder"] else None
                 damage = self._damage(folder, entry["files"])
                 if not damage:
-                    for used in filter(None, (path, folder)):
+                    inputs = _set_of(entry["inputs"])[0]
+                    # Its runs have the same: what is known of them need not be read again.
+                    self._changes[inputs] = ""
+                    for used in filter(None, (path, folder, self._set_file(inputs))):
                         with contextlib.suppress(OSError):
                             os.utime(used)
                     return CachedResult(
@@ -640,12 +643,17 @@ class Memo:
         return self._top / "sets" / name[:2] / f"{name}.json"
 
     def _write_set(self, inputs: Sequence[Input]) -> str:
-        text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
-        name = hashlib.sha256(text.encode()).hexdigest()
+        name, text = _set_of(inputs)
         if self._set(name) is None:
             replace_text(self._set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
+
+
+def _set_of(inputs: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """The name of a set of inputs, and its text."""
+    text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest(), text
 
 
 @cache
