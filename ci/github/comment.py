@@ -253,13 +253,12 @@ def text_of(changes: Changes, ended: Ended, place: str) -> str:
 
 
 def _summary(changes: Changes) -> str:
+    alone = f"{plural(changes.not_compared, 'program')} could not be compared."
     if not changes.compared:
-        said = "No program could be compared: the history has no earlier commit of them."
-    else:
-        than = f" than at {code(changes.since)}" if changes.since else " than at their last commits"
-        said = f"{changes.worse or 'None'} of {plural(changes.compared, 'program')} became worse{than}."
-    alone = f" {plural(changes.not_compared, 'program')} without history." if changes.not_compared else ""
-    return said + (alone if changes.compared else "")
+        return alone
+    than = f" than at {code(changes.since)}" if changes.since else " than at their last commits"
+    told = f"{changes.worse or 'None'} of {plural(changes.compared, 'program')} became worse{than}."
+    return f"{told} {alone}" if changes.not_compared else told
 
 
 def write(pull: int, ended: Ended, text: str, api: Api) -> None:

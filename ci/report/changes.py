@@ -65,7 +65,7 @@ class Changes(Model):
     """The commit that was compared with; empty if there is none, or several."""
     compared: Annotated[int, Field(ge=0, le=1_000_000)]
     not_compared: Annotated[int, Field(ge=0, le=1_000_000)]
-    """Programs without an earlier commit's figures."""
+    """Programs without figures of now or of an earlier commit."""
     worse: Annotated[int, Field(ge=0, le=1_000_000)]
     """How many programs."""
     changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import zipfile
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
@@ -14,11 +15,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ci.github import changes, comment
+from ci.pipeline.history import add_history
 from ci.report.changes import MOST_BYTES, Changes, changes_of, sparkline
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.comment_api import FORK, NAME, OWNER, TOKEN, GitHub, event, github
+from tests.support.repositories import IDENTITY, repository
 
 SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
 
@@ -94,6 +97,18 @@ def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() ->
     (reads,) = (each for each in found.changes if each.what == "ddr_read")
     assert (reads.before, reads.now, reads.commits) == (1e6, 2e6, (1.01e6, 1e6, 2e6))
     assert (found.compared, found.not_compared) == (3, 0)
+
+
+def test_an_operator_that_leaves_htp_from_one_commit_to_the_next_is_found(tmp_path: Path) -> None:
+    clone = repository(tmp_path / "clone", {"models.toml": "", "net.py": ""})
+    for on_cpu in (0, 2):
+        (clone / "net.py").write_text(f"{on_cpu}")
+        subprocess.run(["git", *IDENTITY, "commit", "-qam", "x"], cwd=clone, check=bool(on_cpu))
+        net = {"suite": str(clone / "models.toml"), "cpu_operators": on_cpu, "costs": {"pte_bytes": 5}}
+        metrics: dict[str, Any] = {"programs": {"net": net}}
+        add_history(metrics, "test_lowering", "wheels", tmp_path / "store")
+    (found,) = changes_of([report("test_lowering", **metrics["programs"])]).changes
+    assert (found.what, found.before, found.now) == ("cpu_operators", 0, 2)
 
 
 def test_a_program_without_an_earlier_commit_is_not_compared_and_no_good_news() -> None:
