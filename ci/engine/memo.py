@@ -39,6 +39,7 @@ from ci.engine.inputs import (
 from ci.engine.interpreter import as_installed
 from ci.engine.packages import distributions_of
 from ci.engine.remote import ENTRIES, Remote, remote_of
+from ci.engine.runs import Run
 from ci.engine.watch import Stamp, source_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
@@ -48,6 +49,12 @@ FAILED = "failed"
 it has failed here, so another machine's pass of it does not count. One without inputs stands for all."""
 
 MOST_FAILED = 64
+
+RUN = "run"
+"""The suffix of a file beside a key's entries: one time that the work was done, with its verdict and figures.
+It is no result, is never changed, and names its inputs by sets alone, which runs share."""
+
+MOST_RUNS = 64
 
 RESTORED = "restored.json"
 """Names the entries that a CI system's cache brought, and its origin, for reports."""
@@ -150,7 +157,10 @@ class Memo:
                 folder = path.parent / entry["folder"] if entry["folder"] else None
                 damage = self._damage(folder, entry["files"])
                 if not damage:
-                    for used in filter(None, (path, folder)):
+                    inputs = _set_of(entry["inputs"])[0]
+                    # Its runs have the same: what is known of them need not be read again.
+                    self._changes[inputs] = ""
+                    for used in filter(None, (path, folder, self._set_file(inputs))):
                         with contextlib.suppress(OSError):
                             os.utime(used)
                     return CachedResult(
@@ -174,8 +184,9 @@ class Memo:
         common: Touched | None = None,
         own: Sequence[Path] = (),
         threads: int = 0,
+        run: Run | None = None,
     ) -> CachedResult:
-        """Keep a result; `folder`, from `scratch`, moves into the store.
+        """Keep a result, and its run; `folder`, from `scratch`, moves into the store.
 
         `common` is what a worker touched before any work; entries share it. Files in `own`, other folders
         that the work writes, are no inputs. A result that cannot be remembered, or for which there is no
@@ -186,6 +197,7 @@ class Memo:
             return CachedResult(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
             maker = Maker(processor_kind(), threads)
+            self._write_run(key, run, inputs, shared)
             return self._write(subject, key, result, inputs, shared, folder, touched.asked, maker)
         except OSError as error:
             return CachedResult(
@@ -198,14 +210,18 @@ class Memo:
         touched: Touched | None = None,
         common: Touched | None = None,
         own: Sequence[Path] = (),
+        run: Run | None = None,
     ) -> None:
-        """Remove the entry that `find` would return: the same work has failed since, and touched this.
+        """Remove the entry that `find` would return: the same work has failed since, and touched this. The
+        run is kept.
 
         Other machines' passes with the same inputs do not count then, here and, if this machine writes,
         anywhere; with unknown inputs, no pass of this key does here until it passes here."""
         self._remove(key, "json")
         inputs, shared, reasons = self._all_inputs(key, touched or Touched(), common, own)
         with contextlib.suppress(OSError):
+            if not reasons:
+                self._write_run(key, run, inputs, shared)
             names = [self._write_set(shared)] if shared and not reasons else []
             document = {"inputs": [list(each) for each in inputs] if not reasons else [], "sets": names}
             top = self._folder(key)
@@ -216,6 +232,39 @@ class Memo:
             if self.remote and self.remote.writes and document["inputs"]:
                 blobs = {each: self._set_file(each) for each in names}
                 self.remote.offer(self._remote_key(key), {**document, FAILED: True}, blobs)
+
+    def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
+        """Earlier runs of the work with the inputs of now, the last one last."""
+        runs = []
+        for path in sorted(self._folder(key).glob(f"*.{RUN}")):
+            document = _load(path)
+            if document and not self._change(document):
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+                runs.append(Run(**document["run"]))
+        return tuple(runs)
+
+    def ran(
+        self, key: Mapping[str, Json], run: Run, touched: Touched, common: Touched, own: Sequence[Path]
+    ) -> None:
+        """Keep a run alone."""
+        inputs, shared, reasons = self._all_inputs(key, touched, common, own)
+        if not reasons:
+            with contextlib.suppress(OSError):
+                self._write_run(key, run, inputs, shared)
+
+    def _write_run(
+        self, key: Mapping[str, Json], run: Run | None, inputs: Sequence[Input], shared: Sequence[Input]
+    ) -> None:
+        if run is None:
+            return
+        top = self._folder(key)
+        top.mkdir(parents=True, exist_ok=True)
+        sets = [self._write_set(each) for each in (inputs, shared)]
+        document = {"inputs": [], "sets": sets, "run": run.as_json()}
+        _store(top / f"{time.time_ns():020}.{os.getpid()}.{RUN}", document)
+        for path in sorted(top.glob(f"*.{RUN}"))[:-MOST_RUNS]:
+            path.unlink(missing_ok=True)
 
     def _remove(self, key: Mapping[str, Json], suffix: str) -> None:
         """The files of this suffix whose inputs are unchanged."""
@@ -594,12 +643,17 @@ class Memo:
         return self._top / "sets" / name[:2] / f"{name}.json"
 
     def _write_set(self, inputs: Sequence[Input]) -> str:
-        text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
-        name = hashlib.sha256(text.encode()).hexdigest()
+        name, text = _set_of(inputs)
         if self._set(name) is None:
             replace_text(self._set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
+
+
+def _set_of(inputs: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """The name of a set of inputs, and its text."""
+    text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest(), text
 
 
 @cache
@@ -673,7 +727,8 @@ def prune(top: Path, pause: float = 0.0) -> None:
     for name in RETIRED:
         _remove_unused(top.with_name(name), now - ORPHAN_SECONDS)
     for kind in (each for each in top.glob("*") if each.is_dir()):
-        for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json"), *kind.glob(f"??/*/*.{FAILED}")):
+        patterns = ("*/*.json", "??/*/*.json", f"??/*/*.{FAILED}", f"??/*/*.{RUN}")
+        for path in (path for pattern in patterns for path in kind.glob(pattern)):
             _remove_unused(path, now - UNUSED_SECONDS)
         for folder in (*kind.glob("work/*"), *kind.glob("??/*/*-*")):
             entry = folder.with_name(f"{folder.name.partition('-')[0]}.json")

@@ -11,8 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
 from operator import ne
 from pathlib import Path
 from types import MappingProxyType
@@ -22,31 +21,14 @@ from ci.engine.inputs import key_of
 from ci.engine.jobs import default_slots
 from ci.engine.memo import processor_kind
 from ci.engine.progress import Line, failed
+from ci.engine.runs import Repeats, Runs
 from ci.engine.work import Failure, Finished, Result, RunOptions, Task, do_again
-from provisioning.base.files import hash_file, replace_text
-
-MEASURED = ("seconds", "cpu_seconds", "peak", "resident")
-"""Facts that every run measures anew: time and memory."""
+from provisioning.base.files import replace_text
 
 FACTS = "facts.json"
 
 MOST_UNSTEADY = 0.001
 """The part of a file's bytes that may be other bytes each time. A tenth of that was seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """What of a step's result is the same when its work is done again with as many threads, on a processor of
-    the same kind: as it stands here, every fact but time and memory, and every byte of its files.
-
-    Patterns are of facts, by dotted names, and of files."""
-
-    changing: tuple[str, ...] = ()
-    """What each run makes anew."""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """How far numbers may be off: by this part of them, or by this much."""
-    digest: Callable[[Path], str] = hash_file
-    """Of those bytes of a file that repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +38,6 @@ class CachedWork:
     step: str
     task: Task
     result: Result
-    repeats: Repeats
     how: RunOptions
     again: Callable[[Path], Task]
     """The task for a folder of scratch, with other folders for what it writes."""
@@ -99,6 +80,7 @@ class Rechecked:
     """Where to look, if they differ."""
     failure: Failure | None = None
     """It could not be done again, which says nothing about the cached result."""
+    runs: Runs = field(default_factory=Runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +170,9 @@ def _done_again(
 
     def is_same(task: Task, done: Finished) -> bool:
         work = named[task.name]
-        differences = tuple(compare(work.result, done, work.repeats))
+        differences = tuple(compare(work.result, done, work.how.repeats))
         if differences and _nearly_equal(work.result.folder, done.folder, differences):
-            digests = _digests(done.folder, work.repeats)
+            digests = _digests(done.folder, work.how.repeats)
             if not earlier:
                 doubtful[task.name] = digests
             if not earlier or digests != earlier[task.name]:
@@ -210,10 +192,11 @@ def _done_again(
     def rechecked(work: CachedWork, result: Result) -> Rechecked:
         failure = result.failure
         if failure is None:
-            return different.get(work.name) or Rechecked(work.step, work.name)
+            same = Rechecked(work.step, work.name)
+            return replace(different.get(work.name, same), runs=result.runs)
         if failure.of_work:
             what = ChangedField("the work", "passes", f"{failure.kind}: {failure.message}")
-            return Rechecked(work.step, work.name, (what,), f"its log is {failure.log}")
+            return Rechecked(work.step, work.name, (what,), f"its log is {failure.log}", runs=result.runs)
         return Rechecked(work.step, work.name, failure=failure)
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
@@ -230,11 +213,9 @@ def _done_again(
 
 def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[ChangedField]:
     """What differs and should not."""
-    before, after = (_facts(each.facts, repeats) for each in (cached, now))
-    for name in sorted({*before, *after}):
-        one, other = (_text(facts, name) for facts in (before, after))
-        if one != other and not _within(repeats, name, before.get(name), after.get(name)):
-            yield ChangedField(name, one, other)
+    before, after = (repeats.facts(each.facts) for each in (cached, now))
+    for name in repeats.different(before, after):
+        yield ChangedField(name, *(_text(facts, name) for facts in (before, after)))
     files = [_digests(folder, repeats) for folder in (cached.folder, now.folder)]
     for name in sorted({*files[0], *files[1]}):
         one, other = (each.get(name, "no such file")[:16] for each in files)
@@ -257,46 +238,14 @@ def _nearly_equal(cached: Path | None, now: Path | None, differences: Sequence[C
     return True
 
 
-def _facts(facts: Mapping[str, Any], repeats: Repeats) -> dict[str, Any]:
-    """As they are cached, by dotted name."""
-    flat = dict(_flat(json.loads(json.dumps(dict(facts)))))
-    return {
-        name: value
-        for name, value in flat.items()
-        if name.rpartition(".")[2] not in MEASURED and not _matches(name, repeats.changing)
-    }
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    empty = True
-    for part, each in parts:
-        empty = False
-        yield from _flat(each, f"{name}.{part}" if name else str(part))
-    if empty:
-        yield name, value
-
-
 def _text(facts: Mapping[str, Any], name: str) -> str:
     return json.dumps(facts[name]) if name in facts else "nothing"
-
-
-def _within(repeats: Repeats, name: str, one: Any, other: Any) -> bool:
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
-    tolerances = (value for pattern, value in repeats.figures.items() if fnmatchcase(name, pattern))
-    return numbers and any(math.isclose(one, other, rel_tol=each, abs_tol=each) for each in tolerances)
 
 
 def _digests(folder: Path | None, repeats: Repeats) -> dict[str, str]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
     named = {path.relative_to(folder or path).as_posix(): path for path in paths}
-    return {
-        name: repeats.digest(path) for name, path in named.items() if not _matches(name, repeats.changing)
-    }
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return {name: repeats.digest(path) for name, path in named.items() if not repeats.is_changing(name)}
 
 
 def _keep(kept: Path, cached: Result, now: Finished) -> Path:

@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 
 from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
-from ci.engine.memo import UNKNOWN_MAKER, CachedResult, Maker, Memo
+from ci.engine.memo import UNKNOWN_MAKER, CachedResult, Maker, Memo, processor_kind
 from ci.engine.progress import Line, failed, progress
+from ci.engine.runs import REFUSED, Repeats, Run, Runs
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
@@ -73,6 +74,8 @@ class Result:
     """The variables that the work asked for and did not have (`Touched.asked`)."""
     maker: Maker = UNKNOWN_MAKER
     """Of a cached one."""
+    runs: Runs = field(default_factory=Runs)
+    """What the same work gave each time it was done, this time too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ class RunOptions:
     """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
     show_cached: bool = False
     """Whether to print the note of each cached result too."""
+    repeats: Repeats = field(default_factory=Repeats)
+    """What is the same when the work is done again."""
 
 
 def line_of(result: Result) -> Line:
@@ -161,7 +166,7 @@ def do(
 
     `accept` judges results. A remembered result that it refuses is done again, so that its files can be
     looked at. A new result that it refuses is not remembered, except with `remember_all`."""
-    results, todo = _remembered(tasks, accept)
+    results, todo = _remembered(tasks, accept, how.repeats)
     # A key names files by root, and two repositories may have other files of equal names.
     same = {task.name: (key_of(task.key), task.memo.place) if how.share else task.name for task, _ in todo}
     first: dict[object, Task] = {}
@@ -202,7 +207,7 @@ def do_again(
 
 
 def _remembered(
-    tasks: Sequence[Task], accept: Callable[[str, Result], bool]
+    tasks: Sequence[Task], accept: Callable[[str, Result], bool], repeats: Repeats
 ) -> tuple[dict[str, Result], list[tuple[Task, str]]]:
     results: dict[str, Result] = {}
     todo: list[tuple[Task, str]] = []
@@ -219,6 +224,7 @@ def _remembered(
             answer.origin,
             asked=answer.asked,
             maker=answer.maker,
+            runs=Runs(task.memo.runs(task.key), repeats),
         )
         if accept(task.name, result):
             results[task.name] = result
@@ -260,7 +266,7 @@ def _run(
     line: Callable[[str, Result], Line],
     stop_after: Callable[[str, Result], bool] = lambda group, result: False,
     remember_all: bool = False,
-    is_same: Callable[[Task, Finished], bool] = lambda task, done: False,
+    is_same: Callable[[Task, Finished], bool] | None = None,
     threads: int = 0,
     until: float = math.inf,
 ) -> dict[str, Result]:
@@ -280,30 +286,42 @@ def _run(
         began = time.monotonic()
         done = _work(task, worker, shared)
         taken = Result(seconds=time.monotonic() - began, why=reasons[task.name])
+        earlier, processor, rechecked = task.memo.runs(task.key), processor_kind(), is_same is not None
+
+        def runs(run: Run) -> Runs:
+            return Runs((*earlier, run), how.repeats)
+
         if isinstance(done, Failure):
+            failed_run = Run(done.kind, processor, rechecked=rechecked)
             if done.of_work:
-                task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)
+                task.memo.forget(task.key, worker.seen, common_of(worker), worker.written, failed_run)
+                taken = replace(taken, runs=runs(failed_run))
             return replace(taken, failure=done, asked=worker.asked)
-        if is_same(task, done):
+        own = (*done.own, *([done.evidence] if done.evidence else ()))
+        run = Run.of(done.facts, processor, how.repeats)
+        if is_same and is_same(task, done):
+            task.memo.ran(task.key, run, done.touched, common_of(worker), own)
             for folder in filter(None, (done.folder, done.evidence)):
                 shutil.rmtree(folder, ignore_errors=True)
-            return taken
+            return replace(taken, runs=runs(run))
         taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
+        run = replace(run, rechecked=rechecked)
         if not accept(task.name, taken):
+            run = run if how.repeats.verdict else replace(run, verdict=REFUSED)
+            kept = None if remember_all else run
             # An earlier result of the same inputs would hide this one.
-            task.memo.forget(task.key, worker.seen, common_of(worker), worker.written)
+            task.memo.forget(task.key, worker.seen, common_of(worker), worker.written, kept)
             if not remember_all:
-                return replace(taken, folder=done.evidence or done.folder)
+                return replace(taken, folder=done.evidence or done.folder, runs=runs(run))
         if done.evidence:
             shutil.rmtree(done.evidence, ignore_errors=True)
-        own = (*done.own, *([done.evidence] if done.evidence else ()))
         entry = task.memo.remember(
-            task.name, task.key, done.facts, done.touched, done.folder, common_of(worker), own, threads
+            task.name, task.key, done.facts, done.touched, done.folder, common_of(worker), own, threads, run
         )
         if entry.not_remembered and entry.not_remembered not in noted:
             noted.add(entry.not_remembered)
             sys.stderr.write(f"{task.name} is not remembered: {entry.not_remembered}\n")
-        return replace(taken, folder=entry.folder, not_remembered=entry.not_remembered)
+        return replace(taken, folder=entry.folder, not_remembered=entry.not_remembered, runs=runs(run))
 
     def work(job: Job, worker: Worker) -> Result:
         shared: dict[str, Any] = {}

@@ -24,6 +24,8 @@ PARTS = {
     "memory": "restore, pack or merge what jobs remember, by GitHub's cache",
     "wheels": "download the locked packages as wheels, for GitHub's cache",
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
+    "changes": "write what became worse in a pull request, from the jobs' reports, for `comment`",
+    "comment": "write it into the one comment of the pull request, after the run that uploaded it",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
     "digests": "set a job's output to the digests of its reports, for what is attested of them",
     "statement": "write the verdicts of programs for GitHub to attest, from the jobs' reports",

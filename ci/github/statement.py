@@ -63,8 +63,8 @@ def verdicts(file: Path) -> Iterator[AttestedProgram]:
     if report.outcome is not Outcome.PASS:
         raise CheckFailed(f"{file}: the gate did not pass", fix="attest after a gate that passed")
     for name, row in rows.items():
-        if "sha256" not in row:
-            continue  # expected not to run
+        if "sha256" not in row or row["verdict"] == "quarantined":
+            continue  # expected not to run, or no pass
         kept = file.parent / KEPT / f"{name}.pte"
         if kept.exists() and hash_file(kept) != row["sha256"]:
             raise CheckFailed(f"{kept} is not the program that was run: its digest differs")

@@ -84,8 +84,13 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
             )
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    return "fail" if any(finding.severity is Severity.ERROR for finding in findings) else "pass"
+QUARANTINED = "quarantined"
+
+
+def verdict(findings: Sequence[Finding], *, quarantined: bool = False) -> str:
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        return "fail"
+    return QUARANTINED if quarantined else "pass"
 
 
 def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:

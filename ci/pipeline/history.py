@@ -25,6 +25,7 @@ MOST = 30
 FIGURES = ("sqnr_db", "reference_sqnr_db", "agreement", "top1")
 COSTS = ("ddr_read", "ddr_written", "pte_bytes", "context_bytes")
 """What repeats exactly, or nearly. Seconds depend on the machine."""
+PLACES = ("cpu_operators",)
 
 
 def add_history(metrics: Mapping[str, Metric], stage: str, profile: str, store: Path) -> None:
@@ -94,10 +95,9 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _values(row: Mapping[str, Metric]) -> dict[str, float]:
     numbers = {}
-    for group, names in (("figures", FIGURES), ("costs", COSTS)):
-        values = row.get(group)
+    for values, names in ((row.get("figures"), FIGURES), (row.get("costs"), COSTS), (row, PLACES)):
         for name in names:
-            value = values.get(name) if isinstance(values, dict) else None
+            value = values.get(name) if isinstance(values, Mapping) else None
             if isinstance(value, int | float) and not isinstance(value, bool):
                 numbers[name] = value
     return numbers

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
 from ci.engine.recheck import Recheck
+from ci.engine.runs import Runs
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
 from ci.pipeline.earlier_suite import earlier_accepted
-from ci.pipeline.findings import not_passed
+from ci.pipeline.findings import not_passed, verdict
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
+from ci.pipeline.quarantine import excused, flaky, misused, noted, steady
 from ci.pipeline.recheck import findings as recheck_findings
 from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.stage import (
@@ -128,6 +130,10 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         judge(stage, lane, plan, results, rechecked)
         stage.findings += earlier
         lane.close(stage, plan, results)
+        held = {
+            subject for each in plan.programs if each.quarantine for subject in (each.name, each.case_name)
+        }
+        stage.findings = [noted(each) if each.subject in held else each for each in stage.findings]
         record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
 
@@ -145,21 +151,50 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     rows: dict[str, Metric] = {}
     commands = {program.name: lane.suites.repeat(program, lane.stage) for program in plan.programs}
     of_cache = list(recheck_findings(rechecked, lane.stage, lambda each: commands[each.name]))
-    stage.findings += of_cache
+    of_programs = {program.name for program in plan.programs}
+    stage.findings += [each for each in of_cache if each.subject not in of_programs]
     for program in plan.programs:
         mine = mine_of(program, results)
+        findings = [each for each in of_cache if each.subject == program.name]
+        if lane.reached(mine):
+            findings += lane.findings(plan, program, mine)
+        where = f"[case.{program.case_name}] of {program.suite}"
+        if not any(each.rule == "flaky" for each in findings):
+            runs = next((each.runs for each in mine.values() if each.runs.flaky), Runs())
+            findings += flaky(program.name, runs, commands[program.name], where)
+        findings += misused(program.case.quarantine, program.name, where)
+        if program.quarantine:
+            outcome = "fails" if verdict(findings) == "fail" else "passes"
+            findings = [*excused(program.quarantine, program.name, outcome, findings)]
+        stage.findings += findings
         if not lane.reached(mine):
             continue
-        findings = [*lane.findings(plan, program, mine)]
-        stage.findings += findings
-        findings += [each for each in of_cache if each.subject == program.name]
         shown = row_of(program, findings, commands[program.name])
         rows[program.name] = {**shown, **lane.row(plan, program, mine)}
+    stage.findings += steady_cases(lane, plan, results)
     for each in results.values():
         stage.findings += not_passed(plan.programs, each)
     *earlier, last = results.values()
     stage.metrics |= counts(rows, last.values(), [each for step in earlier for each in step.values()])
     stage.metrics["selected"] = len(plan.programs)
+
+
+def steady_cases(lane: Lane[P, L], plan: L, results: Results) -> Iterator[Finding]:
+    """Cases in quarantine whose programs all have one verdict for long. Only the lane's last stage knows, and
+    of a case that another lane runs too nobody does."""
+    if lane.stage != lane.suites.form.stages[-1]:
+        return
+    cases: dict[tuple[Path, str], list[P]] = {}
+    for program in plan.programs:
+        if program.quarantine:
+            cases.setdefault((program.suite, program.case_name), []).append(program)
+    for (suite, name), programs in cases.items():
+        every = {(run.name, soc) for run in programs[0].case.runs for soc in run.socs}
+        chosen = {(program.run.name, program.soc) for program in programs}
+        others = [each for each, raw in lane.suites.load(suite).raw.items() if name in raw]
+        runs = [each.runs for program in programs for each in mine_of(program, results).values()]
+        if every <= chosen and len(others) == 1 and runs and all(each.steady for each in runs):
+            yield steady(f"case {name}", f"[case.{name}] of {suite}")
 
 
 def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> list[Finding]:

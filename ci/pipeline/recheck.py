@@ -50,14 +50,14 @@ def findings(done: Recheck, stage: str, again: Callable[[Rechecked], str]) -> It
             more = len(each.differences) - SHOWN
             words = "; ".join(map(str, each.differences[:SHOWN])) + (f"; and {more} more" if more > 0 else "")
             message = (
-                f"its cached result of the step {each.step} is not what the work gives: {words};"
-                f" {each.evidence}. The cached one is not used any more"
+                f"its cached result of the step {each.step} is not what the work gives,"
+                f" {each.runs.rechecked}: {words}; {each.evidence}. The cached one is not used any more"
             )
             fix = (
                 f"{command} --no-cache; if that gives the same each time, something decides it that the cache"
                 " does not see: report it with both results"
             )
-            yield Finding("cache-differs", Severity.ERROR, each.name, message, fix)
+            yield Finding("flaky", Severity.ERROR, each.name, message, fix)
     if done.cached and not done.compared:
         reasons = [f"{count} not, because {why}" for why, count in done.left_out.items()]
         message = "; ".join([f"none of {done.cached} cached results was rechecked", *reasons])

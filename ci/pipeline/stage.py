@@ -15,7 +15,7 @@ from ci.engine.recheck import CachedWork
 from ci.engine.trouble import MACHINE
 from ci.engine.work import Result, cached_from
 from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
-from ci.pipeline.findings import verdict
+from ci.pipeline.findings import QUARANTINED, verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.options import Accept, Choice, WorkOptions
@@ -187,7 +187,7 @@ def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: 
         "run": program.run.name,
         "soc": program.soc,
         "tags": list(program.run.tags),
-        "verdict": verdict(findings),
+        "verdict": verdict(findings, quarantined=program.quarantine is not None),
         "command": command,
     }
 
@@ -197,11 +197,13 @@ def counts(
 ) -> dict[str, Metric]:
     """The report's figures about its programs; `earlier` are results that these are built on."""
     results = list(results)
+    held = sum(isinstance(each, dict) and each["verdict"] == QUARANTINED for each in rows.values())
     return {
         "selected": len(rows),
         "cached": sum(result.cached for result in results),
         **cached_from([*earlier, *results]),
-        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        "failed": sum(isinstance(each, dict) and each["verdict"] == "fail" for each in rows.values()),
+        **({"quarantined": held} if held else {}),
         "programs": dict(rows),
     }
 

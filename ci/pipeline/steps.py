@@ -16,7 +16,8 @@ from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.recheck import CachedWork, Repeats
+from ci.engine.recheck import CachedWork
+from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Finished, Result, RunOptions, do, empty_folder, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
@@ -301,13 +302,13 @@ def run_tasks(
         return group in named and step.stops_after(named[group], result)
 
     start = partial(step.start, own)
-    how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached)
+    how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached, step.repeats)
     results = do(tasks, how, accept=accept, line=line, stop_after=stop_after, remember_all=step.remembers_all)
     for task in tasks:
         if (result := results.get(task.name)) and result.cached:
-            logs, repeats = step.plan.logs, step.repeats
+            logs = step.plan.logs
             step.plan.cached.append(
-                CachedWork(step.kind, task, result, repeats, how, task.elsewhere, accept, line, logs)
+                CachedWork(step.kind, task, result, how, task.elsewhere, accept, line, logs)
             )
     return results
 
@@ -316,10 +317,16 @@ def tasks_of(step: Step[P], own: OwnPackages, programs: Sequence[P], scratch: Pa
     work, environ = step.plan.work, step.environment(own)
     # A remembered program without files has none that --keep could keep.
     reuse = work.cache and (step.keeps_files or not work.keep)
-    memos = memos_of(programs, step.kind, step.plan.selection.store, environ, reuse=reuse, own=own)
+    memos = {
+        # A cached result does not say whether the next one is the same.
+        held: memos_of(
+            programs, step.kind, step.plan.selection.store, environ, reuse=reuse and not held, own=own
+        )
+        for held in {program.quarantine is not None for program in programs}
+    }
     tasks = []
     for program in programs:
-        memo = memos[program.suite]
+        memo = memos[program.quarantine is not None][program.suite]
         key = {**step.key(program, memo, environ), **own.key()}
         tasks.append(StepTask(step, program, memo, key, scratch))
     return tasks

@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
+from ci.pipeline.quarantine import Quarantine, holds
 from ci.pipeline.suite_file import (
     LaneForm,
     SuiteFile,
@@ -154,11 +155,12 @@ class AnyRun(Model):
 
 
 class AnyCase(Model):
-    judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
+    judged_later: ClassVar[frozenset[str]] = frozenset({"runs", "quarantine"})
     """As of a run."""
 
     non_finite: bool = False
     """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
+    quarantine: Quarantine | None = None
     runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")
@@ -199,6 +201,11 @@ class AnyProgram(Generic[C, R]):
     def thresholds(self) -> Thresholds | None:
         """What it is held to; None if it is not measured."""
         return self.accepted.model_copy(update=self.demanded) if self.run.is_measured else None
+
+    @property
+    def quarantine(self) -> Quarantine | None:
+        """That of its case, while it holds."""
+        return self.case.quarantine if holds(self.case.quarantine) else None
 
     @property
     def run_name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ci.report.trends import TrendTable, trend_table
-from ci.report.values import Row, mapping, number, passed, rows_of
+from ci.report.values import ORDER, Row, mapping, number, rows_of, verdict_of
 from provisioning.base.findings import Report
 
 STAGE = "test_onnx"
@@ -15,7 +15,7 @@ STAGE = "test_onnx"
 @dataclass(frozen=True, slots=True)
 class OnnxRow:
     name: str
-    passed: bool
+    verdict: str
     onnx: Mapping[str, float]
     executorch: Mapping[str, float]
 
@@ -41,7 +41,7 @@ def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
     if not programs:
         return None
     shown = [
-        OnnxRow(name, passed(row), _figures(_lane(row, "onnx")), _figures(_lane(row, "executorch")))
+        OnnxRow(name, verdict_of(row), _figures(_lane(row, "onnx")), _figures(_lane(row, "executorch")))
         for name, row in programs.items()
     ]
     pairs = {name: row for name, row in programs.items() if _lane(row, "executorch")}
@@ -49,7 +49,7 @@ def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
         {str(_lane(row, lane).get("build_id")) for row in pairs.values()} for lane in ("onnx", "executorch")
     ]
     others = {str(row["baseline_build_id"]) for row in programs.values() if "baseline_build_id" in row}
-    worst_first = sorted(shown, key=lambda program: program.passed)
+    worst_first = sorted(shown, key=lambda program: ORDER.index(program.verdict))
     return OnnxPage(
         worst_first,
         ", ".join(sorted(others)),

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.report.bars import Bar, bar_of
 from ci.report.trends import TrendTable, trend_table
-from ci.report.values import Row, entries, in_unit, mapping, number, passed, rows_of, word
+from ci.report.values import ORDER, Row, entries, in_unit, mapping, number, rows_of, verdict_of, word
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -49,7 +49,7 @@ class ProgramView:
     scheme: str
     label: str
     """The program's name in the cell of its case and scheme."""
-    passed: bool
+    verdict: str
     brief: str
     findings: Collection[Finding]
     partition: Sequence[Box]
@@ -93,8 +93,8 @@ def programs_of(reports: Iterable[Report]) -> Programs | None:
     cells = defaultdict(list)
     for program in programs:
         cells[program.case, program.scheme].append(program)
-    worst_first = sorted(programs, key=lambda program: (program.passed, program.name))
-    bad = {program.case for program in programs if not program.passed}
+    worst_first = sorted(programs, key=lambda program: (ORDER.index(program.verdict), program.name))
+    bad = {program.case for program in programs if program.verdict == ORDER[0]}
     return Programs(
         # Float first, then by name.
         sorted({program.scheme for program in programs}, key=lambda name: (not name.startswith("fp"), name)),
@@ -120,7 +120,7 @@ def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) 
         case,
         scheme,
         soc if run == scheme else f"{soc} {run.removeprefix(scheme).lstrip('-')}",
-        all(map(passed, rows.values())),
+        verdict_of(*rows.values()),
         ", ".join(_brief(lowered, ran, rows.values())),
         findings,
         [_box(row) for row in map(mapping, entries(lowered.get("partition")))],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ci.report.bars import Bar, bar_of
-from ci.report.values import Row, entries, in_unit, mapping, number, passed
+from ci.report.values import Row, entries, in_unit, mapping, number, verdict_of
 from provisioning.base.findings import Metric
 
 LINES = {"sqnr_db": "SQNR", "ddr_read": "DDR read", "pte_bytes": ".pte", "context_bytes": "Context"}
@@ -26,7 +26,7 @@ class TrendLine:
 class TrendRow:
     name: str
     anchor: str
-    passed: bool
+    verdict: str
     accuracy: Bar | None
     lines: Sequence[TrendLine | None]
     """One for each column."""
@@ -49,7 +49,7 @@ def trend_table(programs: Sequence[tuple[str, str, Sequence[Row]]]) -> TrendTabl
     shown = []
     for (name, anchor, rows), history in zip(programs, histories, strict=True):
         lines = [_line(history, key) for key in keys]
-        shown.append(TrendRow(name, anchor, all(map(passed, rows)), _accuracy(rows), lines))
+        shown.append(TrendRow(name, anchor, verdict_of(*rows), _accuracy(rows), lines))
     return TrendTable([LINES[key] for key in keys], shown)
 
 

@@ -37,8 +37,14 @@ def in_unit(key: str, value: float) -> str:
     return seconds(value) if key.endswith("seconds") else size(int(value))
 
 
-def passed(row: Row) -> bool:
-    return row.get("verdict") == "pass"
+ORDER = ("fail", "quarantined", "pass")
+"""The worst verdict first."""
+
+
+def verdict_of(*rows: Row) -> str:
+    """The worst of a program's rows; one without a verdict has failed."""
+    words = [word(row, "verdict") for row in rows]
+    return min((each if each in ORDER else ORDER[0] for each in words), key=ORDER.index, default=ORDER[0])
 
 
 def rows_of(report: Report, key: str) -> dict[str, Row]:

@@ -103,13 +103,17 @@ def stand_ins(tmp_path: Path, *stages: str) -> dict[str, str]:
 
 def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_request(tmp_path: Path) -> None:
     env = stand_ins(tmp_path, "passes-one", "fails-one")
-    done = run_workflow(tmp_path / "run", "qnn", adopter(tmp_path / "models"), env=env)
+    done = run_workflow(
+        tmp_path / "run", "qnn", adopter(tmp_path / "models", "      comment: true\n"), env=env
+    )
     assert done.results() == {
         "qnn / plan": "success",
         "qnn / programs": "failure",
         "qnn / remember": "skipped",
+        "qnn / changes": "success",
         "qnn / verdict": "failure",
     }, done.failures()
+    assert "uploaded 1 files as qnn-ci-comment" in done.log("qnn / changes")
     programs = done.jobs["qnn / programs"]
     log = done.log(programs.name)
     assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log
@@ -154,7 +158,8 @@ def test_no_report_is_signed_but_those_of_the_gates_own_jobs(tmp_path: Path) -> 
         "qnn / gate / verdict",
         *ATTEST,
     )
-    assert done.results() == dict.fromkeys((*jobs, "evil"), "success"), done.failures()
+    results = dict.fromkeys((*jobs, "evil"), "success") | {"qnn / gate / changes": "skipped"}
+    assert done.results() == results, done.failures()
     statement, sign = map(done.log, ATTEST)
     assert f"{'ab' * 32}  net/8a8w/SM8650.pte" in statement and "would attest net/8a8w/SM8650" in sign
     assert f"left out: {name}-evil/test_emulator.json is not of this call of the gate" in statement
@@ -243,7 +248,8 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
     # A push to main fills the cache.
     green = github.run("attested", "push")
     jobs = (*(f"qnn / gate / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
-    assert green.results() == dict.fromkeys(jobs, "success"), green.failures()
+    expected = dict.fromkeys(jobs, "success") | {"qnn / gate / changes": "skipped"}
+    assert green.results() == expected, green.failures()
     log = green.log("qnn / gate / programs")
     assert "test_lowering: pass" in log and "test_emulator: pass" in log
     assert "sums/fp16/SM8650" in log and "sums/fp16/SM8750" in log and "SM8550" not in log
@@ -261,6 +267,7 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
         "qnn / plan": "success",
         "qnn / programs": "failure",
         "qnn / remember": "skipped",
+        "qnn / changes": "skipped",
         "qnn / verdict": "failure",
     }
     assert red.results() == results, red.failures()

@@ -276,10 +276,10 @@ def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(bench: Bench) -> 
     assert bench.run(*chosen)[0] == 0 and bench.executed == set(), "without a recheck it is believed"
     code, report = bench.run(*chosen, "--recheck", "100%")
     assert code == 1 and {(f.rule, f.subject) for f in report.findings if f.severity is Severity.ERROR} == {
-        ("cache-differs", "TestOps.test_abs"),
+        ("flaky", "TestOps.test_abs"),
         ("delegate-passed", "TestOps.test_abs"),
     }
-    fix = next(f.fix for f in report.findings if f.rule == "cache-differs")
+    fix = next(f.fix for f in report.findings if f.rule == "flaky")
     assert fix.startswith("nox -s test_delegate -- -k test_abs --no-cache")
     bench.run("-k", "fails", "-k", "*_abs")
     assert bench.executed == {"abs"}, "the stale verdict is not used any more"

@@ -284,7 +284,7 @@ def test_a_stale_figure_is_found_and_no_longer_believed(tmp_path: Path) -> None:
     alter(entry_of(tmp_path, 3), lambda entry: entry["result"].update(sqnr_db=99.0))
     assert toys(tmp_path, words=GOOD)[0] == 0, "without a recheck it is believed"
     code, findings, detail = rechecked(tmp_path)
-    finding = findings["cache-differs"]
+    finding = findings["flaky"]
     assert code == 1 and detail["different"] == 1
     assert "net3" in finding.subject and all(
         word in finding.message for word in ("sqnr_db", "99.0", "30.0", "toy")
@@ -306,7 +306,7 @@ def test_a_stale_file_is_found(tmp_path: Path) -> None:
     toys(tmp_path, words=GOOD)
     alter_file(entry_of(tmp_path, 3), "program", b"xxy")
     code, findings, _ = rechecked(tmp_path)
-    assert code == 1 and "program" in findings["cache-differs"].message
+    assert code == 1 and "program" in findings["flaky"].message
     assert rechecked(tmp_path)[0] == 0
 
 
@@ -323,7 +323,7 @@ def test_bytes_that_are_others_each_time_are_no_difference_and_a_changed_one_is(
         assert rechecked(tmp_path, words=("net2",))[:2] == (0, {})
     alter_file(entry_of(tmp_path, 2), "program", b"y" + b"x" * 8999)
     code, findings, _ = rechecked(tmp_path, words=("net2",))
-    assert code == 1 and "program" in findings["cache-differs"].message
+    assert code == 1 and "program" in findings["flaky"].message
 
 
 def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_work_that_fails_now_is_a_difference_and_is_not_cached_any_more(
     with monkeypatch.context() as changed:
         changed.setitem(globals(), "WORKER", WORKER.replace("> 90", "== 3"))
         code, findings, _ = rechecked(tmp_path)
-        assert code == 1 and {"cache-differs", "toy-refused"} == set(findings)
+        assert code == 1 and {"flaky", "toy-refused"} == set(findings)
     assert [name for name, row in toys(tmp_path, words=GOOD)[1].items() if not row["cached"]] == ["net3"]
 
 

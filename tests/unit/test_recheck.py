@@ -13,7 +13,8 @@ from ci.engine.inputs import Roots, Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.recheck import CachedWork, Repeats, compare, draw
+from ci.engine.recheck import CachedWork, compare, draw
+from ci.engine.runs import Repeats
 from ci.engine.work import Finished, Result, RunOptions
 from ci.engine.workers.parent import Worker
 from ci.lanes.onnx import verb as onnx
@@ -75,7 +76,6 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
             "toy",
             task,
             Result({"seconds": each}, cached=True),
-            Repeats(),
             RunOptions("toys", worker),
             lambda scratch: task,
             lambda name, result: True,

@@ -20,6 +20,7 @@ from ci.gate_table import CiJob, gate_table
 from ci.github import digests, place, plan, verdict
 from provisioning.base.settings import ROOT
 from qnn_ci import VERBS
+from tests.support.examples import example as filled_example
 from tests.support.typed import parsed
 from tests.support.workflows.expression import Scope, Value, condition
 from tests.support.workflows.files import (
@@ -46,7 +47,10 @@ BOOTSTRAP = (
 
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 
-WITHOUT_CACHE = ("attest.yml", "release.yml", "update-pins.yml")
+COMMENT = "comment.yml: comment"
+"""Writes after the run of a pull request, which may be a stranger's, and waits for nobody."""
+
+WITHOUT_CACHE = ("comment.yml", "attest.yml", "release.yml", "update-pins.yml")
 
 
 @cache
@@ -111,6 +115,7 @@ def test_only_the_jobs_that_must_write_may() -> None:
     }
     assert {name: scopes for name, scopes in writing.items() if scopes} == {
         "attest.yml: attest": ["attestations", "id-token"],
+        COMMENT: ["pull-requests"],
         "release.yml: attest": ["attestations", "id-token"],
         "release.yml: publish": ["contents"],
         "release.yml: push": ["artifact-metadata", "attestations", "id-token", "packages"],
@@ -126,12 +131,42 @@ SECRETS = re.compile(r"\bsecrets\.(\w+)|\bsecrets\s*[\[)]|secrets: inherit")
 def test_jobs_that_may_write_or_sign_wait_for_a_protected_environment() -> None:
     for name, job in ALL_JOBS.items():
         signs = bool(SECRETS.search(str(job.get("steps"))))
-        assert ("environment" in job) == ("write" in job["permissions"].values() or signs), name
+        if name != COMMENT:
+            assert ("environment" in job) == ("write" in job["permissions"].values() or signs), name
 
 
 def test_nothing_runs_with_a_strangers_code_and_our_rights() -> None:
     rights = re.compile(r"pull_request_target|workflow_run\b|GITHUB_TOKEN")
-    assert [path.name for path in FILES if rights.search(path.read_text(encoding="utf-8"))] == []
+    found = [path.name for path in FILES if rights.search(path.read_text(encoding="utf-8"))]
+    assert found == ["comment.yml"]
+
+
+def test_the_job_that_comments_has_nothing_of_the_pull_request() -> None:
+    """No files but the toolkit's, at the commit that was called, no action that brings any, and no text of
+    the event in a shell or in the environment."""
+    workflow = workflows()["comment.yml"]
+    assert list(workflow.events) == ["workflow_call"] and list(workflow.jobs) == ["comment"]
+    checkout, nox, last = workflow.jobs["comment"].steps
+    assert (checkout.inputs["repository"], checkout.inputs["ref"]) == (
+        "${{ job.workflow_repository }}",
+        "${{ job.workflow_sha }}",
+    )
+    assert nox.uses == "$/.github/actions/setup-nox" and not nox.inputs
+    assert last.run == "nox -f toolkit/noxfile.py -s github -- comment"
+    assert last.env == {"GH_TOKEN": "${{ github.token }}"}
+    text = (GITHUB / "workflows/comment.yml").read_text(encoding="utf-8")
+    events = set(re.findall(r"github\.(event[\w.]*)", text))
+    group = raw(GITHUB / "workflows/comment.yml")["concurrency"]["group"]
+    assert events and events == set(re.findall(r"github\.(event[\w.]*)", group))
+
+
+def test_what_is_copied_to_comment_may_do_what_the_called_workflow_does_and_no_more() -> None:
+    caller = yaml.safe_load(filled_example(ROOT / "docs/github.md", "name: QNN comment\n"))
+    (job,) = caller["jobs"].values()
+    assert job["permissions"] == raw(GITHUB / "workflows/comment.yml")["jobs"]["comment"]["permissions"]
+    assert caller["permissions"] == {} and caller[True].keys() == {"workflow_run"}
+    gate = yaml.safe_load(filled_example(ROOT / "docs/github.md", "name: QNN\n"))
+    assert caller[True]["workflow_run"]["workflows"] == [gate["name"]]
 
 
 def test_the_signing_key_is_one_step_s_of_a_job_that_runs_nothing_of_the_repository() -> None:
@@ -222,7 +257,7 @@ def test_a_change_is_gated_in_the_merge_queue_as_well() -> None:
 
 def test_the_verdict_needs_every_other_job_of_the_gate_and_always_runs() -> None:
     gate = workflows()["gate.yml"].jobs
-    assert set(gate["verdict"].needs) == set(gate) - {"verdict", "remember"}
+    assert set(gate["verdict"].needs) == set(gate) - {"verdict", "remember", "changes"}
     assert gate["verdict"].condition == "always()"
     (step,) = [step for step in gate["verdict"].steps if step.run]
     assert step.env == {
@@ -232,7 +267,7 @@ def test_the_verdict_needs_every_other_job_of_the_gate_and_always_runs() -> None
 
 def test_no_job_of_the_gate_can_be_skipped_or_fail_unseen() -> None:
     for job in workflows()["gate.yml"].jobs.values():
-        assert job.id == "remember" or job.condition in ("", "always()"), job.id
+        assert job.id in ("remember", "changes") or job.condition in ("", "always()"), job.id
         assert job.continue_on_error is False, job.id
         assert all(step.continue_on_error is False for step in job.steps), job.id
     assert all(step.continue_on_error is False for a in actions().values() for step in a.steps)

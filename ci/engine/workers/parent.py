@@ -196,7 +196,11 @@ class Worker:
             patience = timeout
         self._send(order)
         self.written += folders_of(order)
-        reply = self._reply(patience)
+        try:
+            reply = self._reply(patience)
+        except WorkerDied:
+            self.seen |= Touched(unseen=["what it touched is not known, since its worker died too"])
+            raise
         self.seen |= Touched.of(reply.get("touched", {}))
         self.asked = reply.get("touched", {}).get("asked", {})
         self.resident = int(reply.get("resident", 0))

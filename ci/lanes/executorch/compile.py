@@ -15,7 +15,7 @@ from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import MEMORY, THREADS, WARM
 from ci.engine.workers.parent import WorkerDied, WorkerSpec

@@ -14,7 +14,7 @@ from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import KEPT, PROGRAM

@@ -10,7 +10,7 @@ from typing import Any
 from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import PROGRAM

@@ -16,7 +16,7 @@ from ci.engine.inputs import Digests, Roots, search_key
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.work import Result
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.findings import findings_of, model_findings

@@ -17,7 +17,7 @@ from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result, empty_folder, line_of
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import WorkerDied, WorkerSpec

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, Field
 
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
+from ci.pipeline.quarantine import Quarantine
 from provisioning.base.accepted import Accepted, Values, load_accepted
 from provisioning.base.accepted import locked as locked_folder
 from provisioning.base.documents import Model, load
@@ -29,7 +30,8 @@ HEADER = """\
 # `outcome`: dies (while lowering), wrong (outputs), failed (otherwise), crash, memory (more than the limit),
 # timeout (no result within --timeout), bad_test (a mistake in the test, which upstream skips or passes),
 # absent (needs a module that is not installed), not_run (skipped), expected_failure (marked so upstream).
-# `unsteady`: it passes or ends so by chance. Without `socs` an entry holds for every chip.
+# `quarantine`: it passes or ends so by chance, and until when that may be. Without `socs` an entry holds for
+# every chip.
 # `nox -s test_upstream -- {suite} --accept` rewrites this file.
 schema = 1
 """
@@ -65,7 +67,7 @@ class ExpectedTests(Model):
     outcome: Kind
     cause: Annotated[str, Field(min_length=1), AfterValidator(lambda text: " ".join(text.split()))]
     socs: tuple[str, ...] = ()
-    unsteady: bool = False
+    quarantine: Quarantine | None = None
     """It passes or ends like this by chance, with the same inputs."""
 
     def covers(self, soc: str) -> bool:
@@ -79,11 +81,12 @@ class Group(Model):
     outcome: Kind
     cause: str
     socs: tuple[str, ...] = ()
-    unsteady: bool = False
+    quarantine: Quarantine | None = None
 
     def each(self) -> Iterator[ExpectedTests]:
         for test in [self.test] if isinstance(self.test, str) else self.test:
-            yield ExpectedTests(test=test, **self.model_dump(exclude={"test"}))
+            fields = self.model_dump(exclude={"test", "quarantine"})
+            yield ExpectedTests(test=test, quarantine=self.quarantine, **fields)
 
 
 class LedgerFile(Model):
@@ -120,7 +123,7 @@ class Ledger:
         expected = list(self.expected)
         for verdict in verdicts:
             known = self.entry(verdict.test, soc)
-            if known and known.unsteady and verdict.outcome == "passed":
+            if known and known.quarantine and verdict.outcome == "passed":
                 continue
             if verdict.outcome == (known.outcome if known else "passed") and verdict.test not in stale:
                 continue
@@ -147,29 +150,33 @@ class Ledger:
         if self.sample:
             tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
             lines.append(SAMPLE.format(tests=tests).rstrip())
-        groups: dict[tuple[str, tuple[str, ...], str, bool], list[str]] = {}
+        groups: dict[tuple[str, tuple[str, ...], str, Quarantine | None], list[str]] = {}
         for each in self.expected:
-            groups.setdefault((each.outcome, each.socs, each.cause, each.unsteady), []).append(each.test)
-        for (outcome, socs, cause, unsteady), names in groups.items():
+            groups.setdefault((each.outcome, each.socs, each.cause, each.quarantine), []).append(each.test)
+        for (outcome, socs, cause, quarantine), names in groups.items():
             listed = "".join(f"  {json.dumps(test)},\n" for test in names)
             name = json.dumps(names[0]) if len(names) == 1 else f"[\n{listed}]"
             lines += ["", "[[expected]]", f"test = {name}", f"outcome = {json.dumps(outcome)}"]
             if socs:
                 lines.append(f"socs = {json.dumps(list(socs))}")
-            lines += ["unsteady = true"] * unsteady
+            if quarantine:
+                reason = json.dumps(quarantine.reason, ensure_ascii=False)
+                lines.append(f"quarantine = {{ until = {quarantine.until}, reason = {reason} }}")
             lines.append(f"cause = {_quoted(cause)}")
         return "\n".join(lines) + "\n"
 
 
 def _joined(entries: Iterable[ExpectedTests]) -> tuple[ExpectedTests, ...]:
     """One entry for all chips on which a test ends alike, for one reason."""
-    chips: dict[tuple[str, Kind, str, bool], set[str]] = {}
+    chips: dict[tuple[str, Kind, str, Quarantine | None], set[str]] = {}
     for each in entries:
-        key = (each.test, each.outcome, each.cause, each.unsteady)
+        key = (each.test, each.outcome, each.cause, each.quarantine)
         chips.setdefault(key, set()).update(each.socs)
     joined = (
-        ExpectedTests(test=test, outcome=outcome, cause=cause, unsteady=unsteady, socs=tuple(sorted(socs)))
-        for (test, outcome, cause, unsteady), socs in chips.items()
+        ExpectedTests(
+            test=test, outcome=outcome, cause=cause, quarantine=quarantine, socs=tuple(sorted(socs))
+        )
+        for (test, outcome, cause, quarantine), socs in chips.items()
     )
     return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
 

@@ -12,7 +12,7 @@ from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.recheck import Repeats
+from ci.engine.runs import Repeats
 from ci.engine.trouble import InTrouble, of_text
 from ci.engine.work import Result
 from ci.engine.workers.child import WARM
@@ -116,7 +116,9 @@ class RunTest(Step[Job]):
 
     leaves_files = remembers_all = True
     # Messages have paths and figures of one run; cores are shared among as many workers as each run has.
-    repeats = Repeats(changing=("reason", "problems*", "parts.*.error"), figures={"parts.*_db": 0.01})
+    repeats = Repeats(
+        changing=("reason", "problems*", "parts.*.error"), figures={"parts.*_db": 0.01}, verdict="outcome"
+    )
     plan: UpstreamPlan
     resume: bool = False
     fail_fast: bool = False
@@ -206,10 +208,12 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             parts=(RecordedPart(kind),),
             seconds=result.seconds,
             fix=(failure.fix or "run it again") if of_machine else "",
+            runs=result.runs,
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))
-    return UpstreamVerdict(**{**result.facts, "problems": problems, "parts": parts}, cached=result.cached)
+    facts = {**result.facts, "problems": problems, "parts": parts}
+    return UpstreamVerdict(**facts, cached=result.cached, runs=result.runs)
 
 
 def _part(fields: Mapping[str, Any]) -> RecordedPart:

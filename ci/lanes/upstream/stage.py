@@ -195,9 +195,14 @@ def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     """The verdicts, cached or new."""
     # What a suite without tests has lost stays recorded.
     _announce(plan, has_record=(bool(plan.tests) and options.accept) or bool(plan.judge.record.tests))
-    step, memo = RunTest(plan, options.resume, options.fail_fast), memo_of(plan, reuse=options.work.cache)
-    environ = plan.machinery.environment
-    tasks = [StepTask(step, job, memo, step.key(job, memo, environ), plan.logs) for job in plan.programs]
+    step, environ = RunTest(plan, options.resume, options.fail_fast), plan.machinery.environment
+    # A cached verdict does not say whether the next one is the same.
+    memos = {held: memo_of(plan, reuse=options.work.cache and not held) for held in (False, True)}
+    tasks = [
+        StepTask(step, job, memo, step.key(job, memo, environ), plan.logs)
+        for job in plan.programs
+        for memo in [memos[plan.judge.quarantine(job.name) is not None]]
+    ]
     results = run_tasks(step, tasks)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())

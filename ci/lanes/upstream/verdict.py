@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from ci.artifacts.compiler_log import DIES_OF
+from ci.engine.runs import Runs
 from ci.pipeline.reason import first_line
 
 BY_CHANCE = ("memory", "timeout")
@@ -60,6 +61,8 @@ class UpstreamVerdict:
     cached: bool = False
     fix: str = ""
     """Of what the machine is to blame for: it says nothing about the test."""
+    runs: Runs = field(default_factory=Runs, compare=False)
+    """What the same test gave each time it ran."""
 
 
 def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ if (programFilter) {
     let count = 0;
     for (const program of programs) {
       const text = program.textContent.toLowerCase();
-      program.hidden = (programFilter.elements.bad.checked && program.dataset.verdict === "pass") ||
+      program.hidden = (programFilter.elements.bad.checked && program.dataset.verdict !== "fail") ||
         !words.every((word) => text.includes(word));
       count += !program.hidden;
     }

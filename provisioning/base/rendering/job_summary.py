@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from provisioning.base.findings import Report, Severity
-from provisioning.base.foreign import visible
+from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
     NO_MATTER,
     by_severity,
@@ -41,6 +41,12 @@ def cell(text: str) -> str:
     """Any text as the content of a table cell that shows exactly it."""
     lines = visible(text).strip().split("\n")
     return "<br>".join(_PUNCTUATION.sub(_entity, html.escape(line, quote=False)) for line in lines)
+
+
+def code(text: str) -> str:
+    """The same in a line of code, for comments: elsewhere GitHub makes mentions and links of text, also where
+    it is written as entities."""
+    return f"<code>{cell(one_line(text))}</code>"
 
 
 def _entity(match: re.Match[str]) -> str:

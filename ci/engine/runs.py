@@ -1,0 +1,148 @@
+"""What became of the same work each time it was done: whether it is flaky, or has been steady for long."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from provisioning.base.files import hash_file
+
+MEASURED = ("seconds", "cpu_seconds", "peak", "resident")
+"""Facts that every run measures anew: time and memory."""
+
+STEADY = 30
+"""After so many runs with one verdict, chance has no part in it any more."""
+
+PASSED, REFUSED = "passed", "not accepted"
+"""Verdicts of work that gave figures. Which of the two is decided anew when thresholds change."""
+
+MOST_FIGURES = 200
+LONGEST = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """What of a step's result is the same when its work is done again with as many threads, on a processor of
+    the same kind: as it stands here, every fact but time and memory, and every byte of its files.
+
+    Patterns are of facts, by dotted names, and of files."""
+
+    changing: tuple[str, ...] = ()
+    """What each run makes anew."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """How far numbers may be off: by this part of them, or by this much."""
+    digest: Callable[[Path], str] = hash_file
+    """Of those bytes of a file that repeat."""
+    verdict: str = ""
+    """The fact that is the verdict; without one it is whether the result is accepted."""
+
+    def is_changing(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.changing)
+
+    def facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that repeat, as they are cached, by dotted name."""
+        flat = dict(_flat(json.loads(json.dumps(dict(facts)))))
+        return {
+            name: value
+            for name, value in flat.items()
+            if name.rpartition(".")[2] not in MEASURED and not self.is_changing(name)
+        }
+
+    def different(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+        """The names of facts that are not the same."""
+        both = before.keys() & now.keys()
+        changed = {each for each in both if not self._same(each, before[each], now[each])}
+        return sorted(changed | (before.keys() ^ now.keys()))
+
+    def _same(self, name: str, one: Any, other: Any) -> bool:
+        if json.dumps(one) == json.dumps(other):
+            return True
+        numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
+        tolerances = (value for pattern, value in self.figures.items() if fnmatchcase(name, pattern))
+        return numbers and any(math.isclose(one, other, rel_tol=each, abs_tol=each) for each in tolerances)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One time that work was done. Never a result."""
+
+    verdict: str
+    """`passed`, `not accepted`, the kind of its failure, or what a step names (`Repeats.verdict`)."""
+    processor: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Of work that gave some."""
+    rechecked: bool = False
+    """Whether --recheck found it to differ from what was cached."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], processor: str, repeats: Repeats) -> Run:
+        verdict = str(facts[repeats.verdict]) if repeats.verdict else PASSED
+        small = {
+            name: value
+            for name, value in repeats.facts(facts).items()
+            if isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST)
+        }
+        return cls(verdict, processor, dict(sorted(small.items())[:MOST_FIGURES]))
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Those of one key and the same inputs, the last one last."""
+
+    runs: tuple[Run, ...] = ()
+    repeats: Repeats = field(default_factory=Repeats)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Of the last runs. Equal figures are judged as they were last: thresholds may have changed."""
+        judged: list[Run] = []
+        verdicts: list[str] = []
+        for run in reversed(self.runs[-STEADY:]):
+            same = (each for each in judged if self._equal(each, run))
+            verdicts.append(next(same, run).verdict)
+            judged.append(run)
+        return verdicts[::-1]
+
+    def _equal(self, one: Run, other: Run) -> bool:
+        measured = {one.verdict, other.verdict} <= {PASSED, REFUSED}
+        return measured and not self.repeats.different(one.figures, other.figures)
+
+    @property
+    def flaky(self) -> str:
+        """How often it gave which verdict; empty if there is but one."""
+        counts = Counter(self.verdicts)
+        if len(counts) < 2:
+            return ""
+        counted = ", ".join(f"{verdict} in {count}" for verdict, count in counts.most_common())
+        kinds = len({run.processor for run in self.runs[-STEADY:]})
+        where = f", on {kinds} kinds of processor" if kinds > 1 else ""
+        return f"{counted} of {sum(counts.values())} runs with the same key and inputs{where}"
+
+    @property
+    def steady(self) -> bool:
+        return len(self.runs) >= STEADY and not self.flaky
+
+    @property
+    def rechecked(self) -> str:
+        """How often --recheck found it to differ."""
+        return f"in {sum(run.rechecked for run in self.runs)} of {len(self.runs)} runs"
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    parts: Iterable[tuple[Any, Any]]
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    empty = True
+    for part, each in parts:
+        empty = False
+        yield from _flat(each, f"{name}.{part}" if name else str(part))
+    if empty:
+        yield name, value

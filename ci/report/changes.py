@@ -1,0 +1,145 @@
+"""What became worse in programs since the last commit that the history has: one small file for a comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ci.pipeline.baseline import Tolerances, load_tolerances
+from ci.pipeline.history import COSTS, FIGURES, MOST
+from ci.report.values import Row, entries, in_unit, mapping, number, rows_of, word
+from provisioning.base.documents import Model
+from provisioning.base.findings import Report
+from provisioning.base.foreign import one_line
+
+MOST_BYTES = 256_000
+MOST_CHANGES = 300
+LONGEST = 200
+SHARE = 0.01
+"""A share of equal elements that is less by so much is less exact."""
+COMMIT = r"^([0-9a-f]{7,40}(-dirty)?)?$"
+
+Lane = Literal["executorch", "onnx", "llm"]
+LANES: dict[str, Lane] = {
+    "test_lowering": "executorch", "test_emulator": "executorch", "test_onnx": "onnx", "test_llm": "llm",
+}  # fmt: skip
+
+What = Literal[
+    "ddr_read", "ddr_written", "pte_bytes", "context_bytes", "cpu_operators",
+    "sqnr_db", "reference_sqnr_db", "agreement", "top1",
+]  # fmt: skip
+WORSE: dict[What, str] = {
+    "cpu_operators": "left HTP: operators on the CPU",
+    "sqnr_db": "less exact: SQNR",
+    "reference_sqnr_db": "less exact: SQNR against the quantized model",
+    "agreement": "less exact: equal elements",
+    "top1": "less exact: top-1",
+    "ddr_read": "slower: DDR read",
+    "ddr_written": "slower: DDR written",
+    "pte_bytes": "larger: .pte",
+    "context_bytes": "larger: context",
+}
+"""The worst first."""
+
+Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
+
+
+class ChangedFigure(Model):
+    lane: Lane
+    program: Annotated[str, Field(min_length=1, max_length=LONGEST)]
+    what: What
+    before: Figure
+    now: Figure
+    commits: Annotated[tuple[Figure, ...], Field(max_length=MOST)]
+    """Its value at each commit that the history keeps, the last one last."""
+
+
+class Changes(Model):
+    """What the job that comments on a pull request takes of its run, and nothing else."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    since: Annotated[str, Field(pattern=COMMIT)]
+    """The commit that was compared with; empty if there is none, or several."""
+    compared: Annotated[int, Field(ge=0, le=1_000_000)]
+    not_compared: Annotated[int, Field(ge=0, le=1_000_000)]
+    """Programs without figures of now or of an earlier commit."""
+    worse: Annotated[int, Field(ge=0, le=1_000_000)]
+    """How many programs."""
+    changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]
+    left_out: Annotated[int, Field(ge=0, le=1_000_000)]
+    """For which there was no room."""
+
+    def as_json(self) -> str:
+        return self.model_dump_json(by_alias=True, indent=1) + "\n"
+
+
+def changes_of(reports: Iterable[Report]) -> Changes:
+    """Of all programs in the reports, which may be of several jobs."""
+    tolerances, since = load_tolerances(), set[str]()
+    compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
+    found: dict[tuple[str, str, str], ChangedFigure] = {}
+    for report in reports:
+        if (lane := LANES.get(report.stage)) is None:
+            continue
+        for key, row in rows_of(report, "programs").items():
+            name = one_line(key)[:LONGEST] or "?"
+            history = [mapping(entry) for entry in entries(row.get("history"))][-MOST:]
+            if len(history) < 2:
+                alone.add((lane, name))
+                continue
+            compared.add((lane, name))
+            commit = word(history[-2], "commit")
+            since.add(commit if re.fullmatch(COMMIT, commit) else "")
+            for change in _worse(lane, name, history, tolerances):
+                found[lane, name, change.what] = change
+    order = list(WORSE)
+    every = sorted(found.values(), key=lambda each: (order.index(each.what), each.lane, each.program))
+    changes = Changes(
+        schema=1,
+        since=since.pop() if len(since) == 1 else "",
+        compared=len(compared),
+        not_compared=len(alone - compared),
+        worse=len({(each.lane, each.program) for each in every}),
+        changes=tuple(every[:MOST_CHANGES]),
+        left_out=len(every[MOST_CHANGES:]),
+    )
+    while len(changes.as_json().encode()) > MOST_BYTES:
+        kept = changes.changes[: len(changes.changes) * 3 // 4]
+        out = changes.left_out + len(changes.changes) - len(kept)
+        changes = changes.model_copy(update={"changes": kept, "left_out": out})
+    return changes
+
+
+def _worse(lane: Lane, name: str, history: Sequence[Row], tolerances: Tolerances) -> Iterator[ChangedFigure]:
+    for what in WORSE:
+        before, now = (number(each, what) for each in history[-2:])
+        if before is None or now is None or not is_worse(what, before, now, tolerances):
+            continue
+        series = [value for each in history if (value := number(each, what)) is not None]
+        yield ChangedFigure(lane=lane, program=name, what=what, before=before, now=now, commits=tuple(series))
+
+
+def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> bool:
+    if what in FIGURES:
+        return now < before - (tolerances.sqnr_margin_db if what.endswith("_db") else SHARE)
+    if what in COSTS:
+        return now > tolerances.costs[what].most(before)
+    return now > before
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One sign for each value, by its height between the least and the greatest."""
+    signs = "▁▂▃▄▅▆▇"
+    low, high = min(values, default=0), max(values, default=0)
+    if low == high:
+        return signs[0] * len(values)
+    return "".join(signs[round((value - low) / (high - low) * (len(signs) - 1))] for value in values)
+
+
+def in_words(what: What, value: float) -> str:
+    if what.endswith(("_db", "_bytes")) or what in COSTS:
+        return in_unit(what, value)
+    return f"{value:.6g}"

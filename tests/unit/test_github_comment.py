@@ -1,0 +1,518 @@
+"""The one comment of a pull request: what it says, where it stands, and what hostile runs can do to it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import zipfile
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+from ci.github import changes, comment
+from ci.pipeline.history import add_history
+from ci.report.changes import MOST_BYTES, Changes, changes_of, sparkline
+from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
+from provisioning.base.findings import Outcome, Report
+from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support.comment_api import FORK, NAME, OWNER, TOKEN, GitHub, event, github
+from tests.support.repositories import IDENTITY, repository
+
+SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
+
+
+@pytest.fixture
+def hub() -> Iterator[GitHub]:
+    with github() as state:
+        state.pull(5, SHA)
+        yield state
+
+
+def write(hub: GitHub, folder: Path, sha: str = SHA, *, token: str = TOKEN, **of_run: Any) -> int:
+    """What the job does after a run."""
+    return comment.run(
+        {
+            "GITHUB_EVENT_NAME": "workflow_run",
+            "GITHUB_EVENT_PATH": str(event(folder / "event.json", sha, **of_run)),
+            "GITHUB_API_URL": hub.base,
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_REPOSITORY": f"{OWNER}/{NAME}",
+            "GH_TOKEN": token,
+        }
+    )
+
+
+def change(program: str = "net/8a8w/SM8650", what: str = "ddr_read", **more: Any) -> dict[str, Any]:
+    row = {"lane": "executorch", "program": program, "what": what, "before": 2e6, "now": 3e6}
+    return {**row, "commits": [2e6, 2e6, 3e6], **more}
+
+
+def document(*rows: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "since": "1a2b3c4",
+        "compared": 7,
+        "not_compared": 0,
+        "worse": len(rows),
+        "changes": list(rows),
+        "left_out": 0,
+        **more,
+    }
+
+
+def content(*rows: Mapping[str, Any], **more: Any) -> bytes:
+    return json.dumps(document(*rows, **more)).encode()
+
+
+def row(history: list[dict[str, Any]]) -> dict[str, Any]:
+    entries = [{"commit": f"{index:07x}", "when": "", **values} for index, values in enumerate(history)]
+    return {"verdict": "pass", "history": entries}
+
+
+def report(stage: str, **programs: Any) -> Report:
+    return Report(
+        stage, "wheels", "", Outcome.PASS, "", 1.0, (), (), {"programs": programs}, f"nox -s {stage}"
+    )
+
+
+# What is found
+
+
+def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() -> None:
+    before = {"ddr_read": 1e6, "pte_bytes": 1e6, "sqnr_db": 30.0, "cpu_operators": 0, "agreement": 1.0}
+    worse = {"ddr_read": 2e6, "pte_bytes": 2e6, "sqnr_db": 28.0, "cpu_operators": 1, "agreement": 0.9}
+    near = {"ddr_read": 1.01e6, "pte_bytes": 1.01e6, "sqnr_db": 29.5, "cpu_operators": 0, "agreement": 0.995}
+    better = {"ddr_read": 1e5, "pte_bytes": 1e5, "sqnr_db": 60.0, "cpu_operators": 0, "agreement": 1.0}
+    programs = {"a": row([near, before, worse]), "b": row([before, near]), "c": row([before, better])}
+    found = changes_of([report("test_emulator", **programs)])
+    assert {each.program for each in found.changes} == {"a"} and found.worse == 1
+    assert [each.what for each in found.changes] == [
+        "cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes",
+    ]  # fmt: skip
+    (reads,) = (each for each in found.changes if each.what == "ddr_read")
+    assert (reads.before, reads.now, reads.commits) == (1e6, 2e6, (1.01e6, 1e6, 2e6))
+    assert (found.compared, found.not_compared) == (3, 0)
+
+
+def test_an_operator_that_leaves_htp_from_one_commit_to_the_next_is_found(tmp_path: Path) -> None:
+    clone = repository(tmp_path / "clone", {"models.toml": "", "net.py": ""})
+    for on_cpu in (0, 2):
+        (clone / "net.py").write_text(f"{on_cpu}")
+        subprocess.run(["git", *IDENTITY, "commit", "-qam", "x"], cwd=clone, check=bool(on_cpu))
+        net = {"suite": str(clone / "models.toml"), "cpu_operators": on_cpu, "costs": {"pte_bytes": 5}}
+        metrics: dict[str, Any] = {"programs": {"net": net}}
+        add_history(metrics, "test_lowering", "wheels", tmp_path / "store")
+    (found,) = changes_of([report("test_lowering", **metrics["programs"])]).changes
+    assert (found.what, found.before, found.now) == ("cpu_operators", 0, 2)
+
+
+def test_a_program_without_an_earlier_commit_is_not_compared_and_no_good_news() -> None:
+    found = changes_of([report("test_emulator", new=row([{"sqnr_db": 1.0}]))])
+    assert (found.compared, found.not_compared, found.worse) == (0, 1, 0)
+
+
+def test_both_stages_of_a_lane_say_a_change_once_and_another_lane_says_its_own() -> None:
+    grown = row([{"pte_bytes": 1e6}, {"pte_bytes": 2e6}])
+    stages = ("test_lowering", "test_emulator", "test_onnx", "validate")
+    found = changes_of([report(stage, net=grown) for stage in stages])
+    assert [each.lane for each in found.changes] == ["executorch", "onnx"]
+    assert found.compared == 2 and found.since == "0000000"
+
+
+def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
+    grown = row([{"pte_bytes": 1e6 + index} for index in range(29)] + [{"pte_bytes": 2e6}])
+    many = {f"{index}{'ü' * 300}": grown for index in range(2000)}
+    found = changes_of([report("test_emulator", **many)])
+    assert len(found.as_json().encode()) <= MOST_BYTES and found.changes
+    assert found.left_out == 2000 - len(found.changes)
+    assert Changes.model_validate_json(found.as_json()) == found
+
+
+def test_names_and_commits_of_a_report_that_fit_no_schema_do_no_harm() -> None:
+    odd = {
+        "verdict": "pass",
+        "history": [{"commit": "<b>", "pte_bytes": 1e6}, {"commit": 1, "pte_bytes": 2e6}],
+    }
+    found = changes_of([report("test_emulator", **{"\ud800\n::error::x": odd, "": odd})])
+    assert found.since == "" and Changes.model_validate_json(found.as_json()) == found
+
+
+def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Path) -> None:
+    grown = row([{"pte_bytes": 1e6}, {"pte_bytes": 2e6}])
+    for job, name in (("reports-a-1", "one"), ("reports-a-2", "two")):
+        (tmp_path / job).mkdir()
+        report("test_lowering", **{name: grown}).write(tmp_path / job)
+    assert changes.run({"QNN_CI_REPORTS": str(tmp_path)}) == 0
+    found = Changes.model_validate_json((tmp_path / "comment.json").read_bytes())
+    assert [each.program for each in found.changes] == ["one", "two"]
+
+
+def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
+    assert changes.run({"QNN_CI_REPORTS": str(tmp_path / "reports")}) == 0
+    found = Changes.model_validate_json((tmp_path / "reports/comment.json").read_bytes())
+    assert (found.compared, found.not_compared, found.changes) == (0, 0, ())
+
+
+def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_onnx.json").write_text("{}")
+    with pytest.raises(CheckFailed):
+        changes.run({"QNN_CI_REPORTS": str(tmp_path)})
+
+
+def test_the_committed_schema_is_that_of_what_is_read() -> None:
+    import jsonschema
+
+    schema = json.loads((MANIFESTS / "schema/comment.json").read_text())
+    jsonschema.validate(document(change()), schema)
+    for wrong in (document(change(), pull=9), document(change(what="anything"))):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"), [([], ""), ([5], "▁"), ([1, 1, 1], "▁▁▁"), ([0, 6, 3], "▁▇▄"), ([9, 0], "▇▁")]
+)
+def test_a_line_of_signs_has_the_least_and_the_greatest_value(values: list[float], line: str) -> None:
+    assert sparkline(values) == line
+
+
+def test_the_page_shows_what_is_written(tmp_path: Path) -> None:
+    net = "net/8a8w/SM8650"
+    rows = (
+        change(net, "cpu_operators", before=0, now=1, commits=[0, 0, 0, 1]),
+        change(net, "sqnr_db", lane="onnx", before=35, now=28.1, commits=[35, 34, 35, 28.1]),
+        change(net, before=2_400_000, now=2_850_000, commits=[2_400_000, 2_400_000, 2_400_000, 2_850_000]),
+    )
+    told = Changes.model_validate_json(content(*rows, worse=2, not_compared=1))
+    ended = comment.ended_of(
+        {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_EVENT_PATH": str(event(tmp_path / "event", SHA))}
+    )
+    assert ended
+    text = comment.text_of(told, ended, "https://github.com/OWNER/models/actions/runs/7")
+    page = (ROOT / "docs/github.md").read_text(encoding="utf-8").splitlines()
+    shown_there = [line[1:].strip() for line in page if line.startswith(">")]
+    assert shown_there == text.strip().splitlines()[1:]
+
+
+# Where it is written
+
+
+def test_a_pull_request_has_one_comment_that_later_runs_write_anew(hub: GitHub, tmp_path: Path) -> None:
+    hub.comment(5, "nice", author="somebody")
+    hub.upload(7, content(change()))
+    assert write(hub, tmp_path) == 0
+    (body,) = hub.bodies(5)[1:]
+    row = "| slower: DDR read | 2 MB | 3 MB | ▁▁▇ |"
+    assert row in body and "1 of 7 programs" in body, body
+    hub.pull(5, NEWER)
+    hub.upload(8, content())
+    write(hub, tmp_path, NEWER, id=8, run_number=4, conclusion="failure")
+    assert len(hub.bodies(5)) == 2 and "None of 7 programs" in hub.bodies(5)[1] and "❌" in hub.bodies(5)[1]
+
+
+def test_of_a_fork_the_pull_request_is_found_by_its_repository_branch_and_commit(
+    hub: GitHub, tmp_path: Path
+) -> None:
+    stranger: dict[str, Any] = {
+        "head_repository": {"id": FORK, "owner": {"login": "stranger"}},
+        "pull_requests": [],
+    }
+    hub.pull(6, SHA, repository=FORK)
+    hub.pull(8, NEWER, repository=FORK, branch="other")
+    hub.upload(7, content(change()))
+    assert write(hub, tmp_path, **stranger) == 0
+    assert [len(hub.bodies(number)) for number in (5, 6, 8)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "of_run",
+    [
+        {"head_sha": NEWER},
+        {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}},
+        {"head_repository": {"id": FORK, "owner": {"login": "stranger"}}, "pull_requests": []},
+        {"pull_requests": [{"number": 5, "base": {"repo": {"id": 99}}}], "head_branch": "other"},
+    ],
+)
+def test_a_run_of_another_commit_or_repository_writes_nothing(
+    hub: GitHub, tmp_path: Path, of_run: dict[str, Any]
+) -> None:
+    hub.upload(7, content(change()))
+    assert write(hub, tmp_path, **of_run) == 0 and hub.comments == {}
+
+
+def test_a_closed_pull_request_and_a_run_of_a_push_get_no_comment(hub: GitHub, tmp_path: Path) -> None:
+    hub.upload(7, content(change()))
+    assert write(hub, tmp_path, event="push") == 0 and hub.requests == []
+    hub.pulls[5]["state"] = "closed"
+    assert write(hub, tmp_path) == 0 and hub.comments == {}
+
+
+def test_two_pull_requests_of_one_commit_are_not_guessed_between(hub: GitHub, tmp_path: Path) -> None:
+    hub.pull(9, SHA)
+    hub.upload(7, content(change()))
+    pulls = [{"number": number, "base": {"repo": {"id": 11}}} for number in (5, 9)]
+    assert write(hub, tmp_path, pull_requests=pulls) == 0 and hub.comments == {}
+
+
+def test_a_run_that_uploaded_nothing_is_a_warning_that_says_what_to_write(
+    hub: GitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.upload(8, content(change()))
+    hub.upload(7, content(change()), name="qnn-ci-comment-2")
+    assert write(hub, tmp_path) == 0 and hub.comments == {}
+    assert "::warning" in (out := capsys.readouterr().out) and "comment: true" in out
+
+
+@pytest.mark.parametrize("author", ["mallory", "mallory[bot]"])
+def test_a_comment_of_somebody_else_that_looks_like_ours_is_left(
+    hub: GitHub, tmp_path: Path, author: str
+) -> None:
+    forged = "<!-- qnn-ci run=999 attempt=9 -->\n### QNN: all is well"
+    hub.comment(5, forged, author=author)
+    hub.upload(7, content(change()))
+    write(hub, tmp_path)
+    assert hub.bodies(5)[0] == forged and len(hub.bodies(5)) == 2
+
+
+def test_ours_is_found_behind_a_hundred_others(hub: GitHub, tmp_path: Path) -> None:
+    for number in range(150):
+        hub.comment(5, f"{number}", author="somebody")
+    hub.upload(7, content(change()))
+    write(hub, tmp_path)
+    write(hub, tmp_path, run_attempt=2)
+    assert len(hub.bodies(5)) == 151 and "run=3 attempt=2" in hub.bodies(5)[-1]
+
+
+# Two runs at once
+
+
+@pytest.mark.parametrize("later", [{"run_number": 4}, {"run_attempt": 2}])
+def test_an_older_run_that_ends_last_leaves_the_newer_ones_comment(
+    hub: GitHub, tmp_path: Path, later: dict[str, Any]
+) -> None:
+    hub.upload(7, content(change("older")))
+    hub.upload(8, content(change("newer")))
+    write(hub, tmp_path, id=8, **later)
+    write(hub, tmp_path, id=7)
+    (body,) = hub.bodies(5)
+    assert "newer" in body and "older" not in body
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 4), (4, 3)])
+def test_two_runs_that_both_find_no_comment_leave_the_newer_ones(
+    hub: GitHub, tmp_path: Path, first: int, second: int
+) -> None:
+    """The second runs while the first is about to write."""
+    hub.upload(3, content(change("run-3")))
+    hub.upload(4, content(change("run-4")))
+
+    def meanwhile(method: str, path: str) -> None:
+        if method == "POST":
+            hub.before = lambda method, path: None
+            write(hub, tmp_path, id=second, run_number=second)
+
+    hub.before = meanwhile
+    write(hub, tmp_path, id=first, run_number=first)
+    (body,) = hub.bodies(5)
+    assert "run&#45;4" in body and "attempt=1" in body
+
+
+# What hostile runs upload
+
+NAMES = [
+    "`code` **bold** ~~gone~~",
+    "a | b | c",
+    "@somebody and @somebody/team",
+    "[link](https://evil.example) ![image](https://evil.example/x.png)",
+    "https://evil.example www.evil.example mail@evil.example",
+    "<script>alert(1)</script><img src=x onerror=alert(1)><!-- -->",
+    "</code></td></table><h1>verified: all is well</h1>",
+    "net\n\n# heading\n::error::red\r\n::stop-commands::x",
+    "\x1b]0;title\x07\x1b[31mred \u202eevil\u2066 \u200f \x00 \x85",
+    "#123 GH-1 somebody/models#5 " + "deadbeef" * 5,
+    "&lt;b&gt; &#64;somebody &commat;somebody",
+    "$\\text{math}$ :tada: [^1] - [ ] task",
+    "x" * 200,
+]
+
+
+class Shown(HTMLParser):
+    """The elements of the rendered comment, and its text outside code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str | None] = []
+        self.text, self.code = "", [""]
+        self._in_code = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src") or name.startswith("on")]
+        self._in_code = self._in_code or tag == "code"
+        self.code += [""] if tag == "code" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_code = self._in_code and tag != "code"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_code:
+            self.code[-1] += data
+        else:
+            self.text += data
+
+
+def shown(body: str) -> Shown:
+    reader = Shown()
+    reader.feed(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(body))
+    return reader
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_shown_and_is_nothing_else(
+    hub: GitHub, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.upload(7, content(change(), change(name), change()))
+    write(hub, tmp_path)
+    (body,) = hub.bodies(5)
+    page = shown(body)
+    plain = {"h3", "p", "a", "code", "table", "thead", "tbody", "tr", "th", "td"}
+    assert set(page.tags) == plain and page.tags.count("table") == 1
+    assert (page.tags.count("tr"), page.tags.count("td")) == (4, 15), "no row or cell more"
+    assert page.links == [f"https://github.com/{OWNER}/{NAME}/actions/runs/7"]
+    # GitHub makes mentions, links of words, of issues and of commits of text alone, after the Markdown.
+    assert (
+        "@" not in page.text and "evil" not in page.text and "#" not in page.text and ":tada" not in page.text
+    )
+    assert page.code.count("net/8a8w/SM8650") == 2
+    # What GitHub's Markdown makes links of, it finds in the text as it is written.
+    of_name = body.replace(page.links[0] or "", "")
+    assert not [
+        each for each in ("@", "`", "://", "www.", "<script", "<img", "</code></td") if each in of_name
+    ]
+    assert all(sign.isprintable() or sign == "\n" for sign in body)
+    assert not {"\u202e", "\u2066", "\u200f"} & set(body)
+    assert "::" not in capsys.readouterr().out
+
+
+def nested(depth: int) -> bytes:
+    return b'{"schema": 1, "changes": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+REFUSED = {
+    "no JSON": b"hello",
+    "empty": b"",
+    "not UTF-8": b'{"schema": 1, "since": "\xff"}',
+    "deep": nested(100_000),
+    "a list": b"[]",
+    "another schema": content(change(), schema=2),
+    "one field more": content(change(), pull=6),
+    "a pull request": content(change(pull=6)),
+    "a field less": json.dumps({k: v for k, v in document(change()).items() if k != "worse"}).encode(),
+    "another word": content(change(what="<b>worse</b>")),
+    "another lane": content(change(lane="@somebody")),
+    "a commit that is none": content(change(), since="[x](y)"),
+    "a figure that is none": content(change(now="much")),
+    "not a number": content(change(now=float("nan"))),
+    "infinite": content(change(now=float("inf"))),
+    "too large a number": content(change(now=1e300)),
+    "a name too long": content(change("x" * 201)),
+    "no name": content(change("")),
+    "half a sign": content(change("\ud800")),
+    "too many commits": content(change(commits=[1.0] * 31)),
+    "too many changes": content(*[change()] * 301),
+    "negative": content(change(), compared=-1),
+    "300 kB": content(change()) + b" " * 300_000,
+    "300 kB of a name": content(change("x" * 300_000)),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_does_not_fit_its_schema_is_refused_and_nothing_is_written(
+    hub: GitHub, tmp_path: Path, kind: str
+) -> None:
+    hub.comment(5, "<!-- qnn-ci run=1 attempt=1 -->\nbefore")
+    hub.upload(7, REFUSED[kind])
+    with pytest.raises(CheckFailed) as caught:
+        write(hub, tmp_path)
+    assert hub.bodies(5) == ["<!-- qnn-ci run=1 attempt=1 -->\nbefore"]
+    assert caught.value.message.isprintable() and len(caught.value.message) < 400
+
+
+def archive(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, text in files.items():
+            out.writestr(name.replace("__", "."), text)
+    return packed.getvalue()
+
+
+ARCHIVES = {
+    "no archive": b"PK\x03\x04 not really",
+    "empty": archive(),
+    "two files": archive(comment__json=content(), more__json=b"{}"),
+    "another name": archive(**{"../comment__json": content()}),
+    "a name that is a command": archive(**{"\n::error::x": content()}),
+    "a bomb": archive(comment__json=b" " * 60_000_000),
+    "too large": bytes(300_000),
+    "damaged": archive(comment__json=content(change()))[:-60] + bytes(60),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_what_is_no_archive_with_the_one_small_file_is_refused(
+    hub: GitHub, tmp_path: Path, kind: str
+) -> None:
+    hub.upload_archive(7, ARCHIVES[kind])
+    with pytest.raises(CheckFailed) as caught:
+        write(hub, tmp_path)
+    assert hub.comments == {} and caught.value.message.isprintable()
+    assert ("larger" in caught.value.message) == (kind in ("too large", "a bomb"))
+
+
+def test_of_several_attempts_and_names_the_last_file_of_ours_is_taken(
+    hub: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = hub.answer
+
+    def without_filters(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        return answer(method, path, {} if "artifacts" in path else query, body)
+
+    monkeypatch.setattr(hub, "answer", without_filters)
+    hub.upload(7, content(change("earlier")))
+    hub.upload(7, content(change("later")))
+    hub.upload(7, content(change("other")), name="reports-qnn-ci-comment")
+    write(hub, tmp_path)
+    (body,) = hub.bodies(5)
+    assert "later" in body and "earlier" not in body and "other" not in body
+
+
+def test_the_longest_comment_is_one_that_github_takes(hub: GitHub, tmp_path: Path) -> None:
+    rows = [change(f"{index}" + "|" * 150, commits=[1.0]) for index in range(300)]
+    hub.upload(7, content(*rows, left_out=11))
+    assert write(hub, tmp_path) == 0
+    (body,) = hub.bodies(5)
+    assert len(body) <= 65_536 and "more." in body
+
+
+# Rights
+
+
+def test_a_token_without_rights_is_told_what_to_write(hub: GitHub, tmp_path: Path) -> None:
+    hub.upload(7, content(change()))
+    hub.may_write = False
+    with pytest.raises(UpstreamError) as caught:
+        write(hub, tmp_path)
+    assert "pull-requests: write" in caught.value.fix
+    with pytest.raises(UpstreamError):
+        write(hub, tmp_path, token="another")
+
+
+def test_it_runs_on_no_other_event(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        comment.run({"GITHUB_EVENT_NAME": "pull_request_target"})
