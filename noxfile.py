@@ -23,6 +23,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  (nox itself runs on older ones)
 sys.path.insert(0, str(Path(__file__).parent))
 from provisioning.base.command_line import STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
+from provisioning.base.secrets import handed_on, hide
 from provisioning.python_environments import PythonEnvironments, uv_program
 from qnn_ci import VERBS, program_of
 
@@ -30,6 +31,7 @@ nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["gate"]
 
+hide()
 os.environ.setdefault("QNN_CI_RUN", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 """The sessions of one call of nox are one run: reports of another run are not compared with theirs."""
 
@@ -98,6 +100,7 @@ def _variables(session: nox.Session) -> dict[str, str | None]:
     # For suites with packages of their own: the locked environments have no uv.
     variables: dict[str, str | None] = {"QNN_CI_UV": os.environ.get("QNN_CI_UV") or uv_program()}
     folder = user_folder(session)
+    variables |= handed_on({})
     return variables if folder == Path.cwd() else {**variables, STARTED_IN: str(folder)}
 
 

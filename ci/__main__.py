@@ -40,7 +40,9 @@ VERBS = {
         "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
     "diagnose": Verb(
-        "ci.inspect.diagnose", "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001"
+        "ci.inspect.diagnose",
+        "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
+        foreign_code=False,
     ),
     "compile": Verb(
         "ci.one_model.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
@@ -82,8 +84,11 @@ VERBS = {
     "matrix": Verb(
         "ci.github.matrix",
         "print the suite as a CI matrix, balanced by length; --changed-since REF for what changed",
+        foreign_code=False,
     ),
-    "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
+    "inspect": Verb(
+        "ci.inspect.verb", "say what is inside a program, and whether a runtime loads it", foreign_code=False
+    ),
     "test_golden": Verb(
         "ci.upgrades.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
     ),
@@ -111,13 +116,18 @@ VERBS = {
     "buck_parity": Verb(
         "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"
     ),
-    "signing": Verb("ci.signing.verb", "inspect or verify the signatures of Hexagon libraries"),
+    "signing": Verb(
+        "ci.signing.verb", "inspect or verify the signatures of Hexagon libraries", foreign_code=False
+    ),
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "lint": Verb("ci.dev.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
-    "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them"),
+    "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them", foreign_code=False),
+    "cache": Verb(
+        "ci.engine.verb", "upload what runs packed for the cache that machines share", foreign_code=False
+    ),
     "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as files that are judged"),
     "bench": Verb("ci.dev.bench", "measure performance claims as ratios, side by side; --list names them"),
 }

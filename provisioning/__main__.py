@@ -7,16 +7,25 @@ import sys
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
-    "provision": Verb("provisioning.verbs.provision", "fetch, verify and unpack the profile's components"),
-    "store": Verb("provisioning.verbs.store", "list, verify, repair or prune the store"),
+    "provision": Verb(
+        "provisioning.verbs.provision",
+        "fetch, verify and unpack the profile's components",
+        foreign_code=False,
+    ),
+    "store": Verb("provisioning.verbs.store", "list, verify, repair or prune the store", foreign_code=False),
     "env": Verb(
-        "provisioning.verbs.env", "print the environment of a target: sh, dotenv, github, json or docker"
+        "provisioning.verbs.env",
+        "print the environment of a target: sh, dotenv, github, json or docker",
+        foreign_code=False,
     ),
     "shell": Verb(
         "provisioning.verbs.shell", "open a shell, or run a command, in the environment of a target"
     ),
     "validate": Verb(
-        "provisioning.verbs.validate", "tell whether an environment can do its work", "executorch"
+        "provisioning.verbs.validate",
+        "tell whether an environment can do its work",
+        "executorch",
+        foreign_code=False,
     ),
     "lock": Verb(
         "provisioning.verbs.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"

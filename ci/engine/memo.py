@@ -38,11 +38,13 @@ from ci.engine.inputs import (
 )
 from ci.engine.interpreter import as_installed
 from ci.engine.packages import distributions_of
+from ci.engine.packed import pack
 from ci.engine.remote import ENTRIES, Remote, remote_of
 from ci.engine.runs import Run
 from ci.engine.watch import Stamp, source_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
+from provisioning.base.secrets import RESULTS, handed_on
 
 FAILED = "failed"
 """The suffix of a file beside a key's entries, which also differ in what the work touched: with these inputs
@@ -127,7 +129,9 @@ class Memo:
         self.roots, self._reuse = roots.of_user(environ), reuse
         self._environ, self._digests = environ, Digests(store)
         self._state = self._current_state()
-        self.remote = remote_of(os.environ)
+        self.remote = remote_of(handed_on(os.environ))
+        self.results = os.environ.get(RESULTS, "")
+        """Where what it remembers is packed for `cache push`, if anywhere."""
         self._restored: tuple[str, frozenset[str]] | None = None
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
@@ -229,9 +233,8 @@ class Memo:
             _store(top / f"{key_of(document)[:32]}.{FAILED}", document)
             for path in list(self._entries(key, FAILED))[MOST_FAILED:]:
                 path.unlink(missing_ok=True)
-            if self.remote and self.remote.writes and document["inputs"]:
-                blobs = {each: self._set_file(each) for each in names}
-                self.remote.offer(self._remote_key(key), {**document, FAILED: True}, blobs)
+            if document["inputs"]:
+                self._pack(key, {**document, FAILED: True}, {each: self._set_file(each) for each in names})
 
     def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
         """Earlier runs of the work with the inputs of now, the last one last."""
@@ -288,8 +291,6 @@ class Memo:
         """Save the digests, and remove entries that were not used for a long time."""
         self._digests.save()
         prune(self._top, ORPHAN_SECONDS)
-        if self.remote:
-            self.remote.finish()
 
     def _entries(self, key: Mapping[str, Json], suffix: str = "json") -> Iterator[Path]:
         """The entries of a key, most recently used first."""
@@ -567,11 +568,10 @@ class Memo:
         for path in list(self._entries(key))[ENTRIES:]:
             path.unlink(missing_ok=True)
         self._remove(key, FAILED)
-        if self.remote and self.remote.writes:
-            blobs: dict[str, Path] = {each: self._set_file(each) for each in names}
-            if folder:
-                blobs |= {digest: folder / file for file, digest in files.items()}
-            self.remote.offer(self._remote_key(key), document, blobs)
+        blobs = {each: self._set_file(each) for each in names}
+        if folder:
+            blobs |= {digest: folder / file for file, digest in files.items()}
+        self._pack(key, document, blobs)
         return CachedResult(dict(result), folder, cached=False)
 
     def _origin(self, path: Path) -> str:
@@ -582,6 +582,10 @@ class Memo:
                 self._restored = (str(known["origin"]), frozenset(known["names"]))
         origin, names = self._restored
         return origin if path.relative_to(self._top).as_posix() in names else "store"
+
+    def _pack(self, key: Mapping[str, Json], document: Mapping[str, Any], blobs: Mapping[str, Path]) -> None:
+        if self.results:
+            pack(Path(self.results), self._remote_key(key), document, blobs)
 
     def _remote_key(self, key: Mapping[str, Json]) -> str:
         return hashlib.sha256(f"{self._kind.name} {key_of(key)}".encode()).hexdigest()

@@ -3,6 +3,8 @@
 Blobs are at /cas/SHA256. At /ac/KEY is an ActionResult, which names the blobs of one key's entries. A reader
 trusts no server: an entry counts only with a known writer's signature over its key and its digests. Trouble
 with a server changes no verdict: it costs some seconds and one message.
+
+A run only reads. `cache push` writes, where no user code runs.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import functools
 import hashlib
 import io
 import json
-import queue
 import sys
 import threading
 import time
@@ -25,21 +26,13 @@ from urllib.parse import urlsplit
 
 from ci.artifacts.bounds import Malformed
 from ci.artifacts.protobuf import Message
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.files import hash_file
+from provisioning.base.secrets import PUBLIC_KEYS, READ_TOKEN, SIGNING_KEY, TOKEN, URL
 
 if TYPE_CHECKING:
     import requests
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
-PREFIX = "QNN_CI_REMOTE_CACHE"
-URL = PREFIX
-TOKEN = f"{PREFIX}_TOKEN"
-"""`user:password`, or a bearer token, to write with; ..._TOKEN_FILE names a file that contains it."""
-SIGNING_KEY = f"{PREFIX}_SIGNING_KEY"
-"""The writer's private key in PEM; ..._SIGNING_KEY_FILE names a file that contains it."""
-PUBLIC_KEYS = f"{PREFIX}_PUBLIC_KEYS"
-"""The public keys of all writers in PEM; ..._PUBLIC_KEYS_FILE names a file that contains them."""
 
 SCHEMA = 2
 ENTRIES = 8
@@ -49,8 +42,6 @@ PATIENCE = 10.0
 GOOD_ANSWER, LEAST_SPEED = 0.5, 1 << 20
 """A good one's seconds for an answer, and bytes in a second."""
 LARGEST_LIST, LARGEST_TEXT, LARGEST_FILE = 1 << 20, 32 << 20, 4 << 30
-END_PATIENCE = 60.0
-"""How long to wait for pending uploads when all work is done, in seconds."""
 
 Blob = bytes | Path
 
@@ -67,30 +58,20 @@ class _TooLarge(Exception):
 class Remote:
     url: str
     token: str = ""
-    signer: Ed25519PrivateKey | None = None
     writers: Sequence[Ed25519PublicKey] = ()
     off: str = ""
     """Why the server is no longer asked."""
     patience: float = PATIENCE
     """What is left of it."""
-    end_patience: float = END_PATIENCE
     good_answer: float = GOOD_ANSWER
     largest_text: int = LARGEST_TEXT
     _messages: set[str] = field(default_factory=set)
-    _queue: queue.Queue[tuple[str, Mapping[str, Any], Mapping[str, Blob]] | None] = field(
-        default_factory=queue.Queue
-    )
-    _sender: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         parts = urlsplit(self.url)
         self.shown = f"{parts.scheme}://{parts.hostname}"
-
-    @property
-    def writes(self) -> bool:
-        return self.signer is not None
 
     def find(self, key: str) -> Iterator[Mapping[str, Any]]:
         """The entries of a key that a known writer signed, the newest first. Their digests are signed, so any
@@ -150,43 +131,26 @@ class Remote:
             return False
         return self._is(digest, hash_file(into))
 
-    def offer(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
-        """Send an entry in the background. `blobs` by digest are all that it names."""
-        if not self.writes or self.off:
-            return
-        with self._lock:
-            if self._sender is None:
-                self._sender = threading.Thread(target=self._send_all, daemon=True)
-                self._sender.start()
-        self._queue.put((key, document, blobs))
+    def send(
+        self, signer: Ed25519PrivateKey, key: str, document: Mapping[str, Any], blobs: Mapping[str, Path]
+    ) -> None:
+        """Sign an entry and upload what the server has not of it. `blobs` by digest are all that it names."""
+        try:
+            self._send(signer, key, document, blobs)
+        except _Off as why:
+            raise UpstreamError(
+                f"the remote cache {self.shown} {why}", fix=f"see to the server and {TOKEN}, then push again"
+            ) from None
 
-    def finish(self) -> None:
-        """Wait for pending uploads, or give them up with a message."""
-        with self._lock:
-            sender, self._sender = self._sender, None
-        if sender is None:
-            return
-        self._queue.put(None)
-        sender.join(self.end_patience)
-        if sender.is_alive():
-            self._switch_off(f"not all could be sent in {self.end_patience:g} s")
-
-    def _send_all(self) -> None:
-        while (offered := self._queue.get()) is not None:
-            if self.off:
-                continue
-            try:
-                self._send(*offered)
-            except (_Off, OSError) as why:
-                self._switch_off(str(why))
-
-    def _send(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
-        assert self.signer is not None
+    def _send(
+        self, signer: Ed25519PrivateKey, key: str, document: Mapping[str, Any], blobs: Mapping[str, Path]
+    ) -> None:
         payload = json.dumps({"schema": SCHEMA, "key": key, "document": document}, sort_keys=True).encode()
-        entry = b"%s\n%s" % (self.signer.sign(payload).hex().encode(), payload)
+        entry = b"%s\n%s" % (signer.sign(payload).hex().encode(), payload)
         digest = hashlib.sha256(entry).hexdigest()
         sizes = {digest: len(entry)}
-        for name, blob in {**blobs, digest: entry}.items():
+        whole: dict[str, Blob] = {**blobs, digest: entry}
+        for name, blob in whole.items():
             sizes[name] = len(blob) if isinstance(blob, bytes) else blob.stat().st_size
             if not self._has(name):
                 self._put(f"cas/{name}", blob)
@@ -353,51 +317,87 @@ def _varint(value: int) -> bytes:
 
 
 def remote_of(environ: Mapping[str, str]) -> Remote | None:
-    """The cache that the user's variables name; one for the process, so that trouble is reported once."""
+    """The cache that the user's variables name, to read; one for the process, so that trouble is reported
+    once."""
     url = environ.get(URL, "")
     if not url:
         return None
-    return _remote(url, *(_secret(environ, name) for name in (TOKEN, SIGNING_KEY, PUBLIC_KEYS)))
+    return _remote(url, *(_secret(environ, name) for name in (READ_TOKEN, PUBLIC_KEYS)))
 
 
 @functools.cache
-def _remote(url: str, token: str, signing: str, public: str) -> Remote:
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(f"{URL}: expected the address of a server", fix=f"{URL}=https://cache.example.com")
-    signer, known = _keys(signing, public)
-    if signer:
-        known.append(signer.public_key())
-    if not known:
+def _remote(url: str, token: str, public: str) -> Remote:
+    writers = _public_keys(public)
+    if not writers:
         raise UsageError(
             f"{URL} is set, and no public key: whatever a server says would be believed",
             fix=f"{PUBLIC_KEYS}_FILE=FILE, with the public keys of those who write",
         )
-    return Remote(url, token, signer, tuple(known))
+    return Remote(_address(url), token, writers)
+
+
+def writing(environ: Mapping[str, str]) -> tuple[Remote, Ed25519PrivateKey]:
+    """The cache that the user's variables name and the key to sign with."""
+    token, private, public = (_secret(environ, name) for name in (TOKEN, SIGNING_KEY, PUBLIC_KEYS))
+    if not (url := environ.get(URL, "")):
+        raise UsageError(f"{URL} is not set", fix=f"{URL}=https://cache.example.com")
+    if not private:
+        raise UsageError(f"{SIGNING_KEY} is not set", fix=f"{SIGNING_KEY}_FILE=signing-key.pem")
+    signer = _private_key(private)
+    own = signer.public_key()
+    writers = _public_keys(public)
+    if writers and own not in writers:
+        raise UsageError(
+            f"the public half of {SIGNING_KEY} is not among {PUBLIC_KEYS}: no reader would believe this key",
+            fix="openssl pkey -in signing-key.pem -pubout >> writers.pem",
+        )
+    return Remote(_address(url), token, writers or (own,)), signer
 
 
 def keys_of(environ: Mapping[str, str]) -> tuple[Ed25519PrivateKey | None, list[Ed25519PublicKey]]:
     """The writer's own key, if this is a writer, and the public keys of all writers."""
-    return _keys(_secret(environ, SIGNING_KEY), _secret(environ, PUBLIC_KEYS))
+    private = _secret(environ, SIGNING_KEY)
+    return _private_key(private) if private else None, list(_public_keys(_secret(environ, PUBLIC_KEYS)))
 
 
-def _keys(signing: str, public: str) -> tuple[Ed25519PrivateKey | None, list[Ed25519PublicKey]]:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+def _private_key(text: str) -> Ed25519PrivateKey:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    signer = writers = None
+    signer = None
+    with contextlib.suppress(ValueError, TypeError, UnsupportedAlgorithm):
+        signer = load_pem_private_key(text.encode(), None)
+    if not isinstance(signer, Ed25519PrivateKey):
+        raise _no_key(SIGNING_KEY)
+    return signer
+
+
+def _address(url: str) -> str:
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise UsageError(f"{URL}: expected the address of a server", fix=f"{URL}=https://cache.example.com")
+    return url
+
+
+def _public_keys(text: str) -> tuple[Ed25519PublicKey, ...]:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     end = "-----END PUBLIC KEY-----"
     try:
-        signer = load_pem_private_key(signing.encode(), None) if signing else None
-        writers = [load_pem_public_key((one + end).encode()) for one in public.split(end) if one.strip()]
-    except (ValueError, TypeError):
-        pass
-    known = [one for one in writers or () if isinstance(one, Ed25519PublicKey)]
-    if writers is None or len(known) != len(writers) or not isinstance(signer, Ed25519PrivateKey | None):
-        raise UsageError(
-            f"{SIGNING_KEY} and {PUBLIC_KEYS}: expected Ed25519 keys in PEM",
-            fix="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout",
-        )
-    return signer, known
+        keys = [load_pem_public_key((one + end).encode()) for one in text.split(end) if one.strip()]
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise _no_key(PUBLIC_KEYS) from None
+    known = tuple(key for key in keys if isinstance(key, Ed25519PublicKey))
+    if len(known) != len(keys):
+        raise _no_key(PUBLIC_KEYS)
+    return known
+
+
+def _no_key(name: str) -> UsageError:
+    fix = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout"
+    return UsageError(f"{name}: expected Ed25519 keys in PEM, without a password", fix=fix)
 
 
 def _secret(environ: Mapping[str, str], name: str) -> str:

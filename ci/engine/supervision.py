@@ -12,6 +12,7 @@ from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
 from provisioning.base.rendering.text import plural
+from provisioning.base.secrets import handed_on
 
 if TYPE_CHECKING:
     import subprocess
@@ -56,7 +57,7 @@ def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
     with shown_and_logged(log) as output:
         process = subprocess.Popen(
             argv,
-            env={**environ, **output.environ},
+            env={**handed_on(environ), **output.environ},
             stdout=output.stdout,
             stderr=output.stderr,
             pass_fds=output.inherited,

@@ -22,6 +22,7 @@ from provisioning.base.command_line import count
 from provisioning.base.commands import captured
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import write_named
+from provisioning.base.secrets import RESULTS, URL
 from provisioning.base.settings import ROOT, add_selection, selection_of
 
 EXAMPLES = """\
@@ -114,7 +115,9 @@ def run(args: argparse.Namespace) -> int:
     matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
     text = json.dumps(matrix)
     image = args.image or os.environ.get("CI_JOB_IMAGE", "")
-    pipeline = gitlab_pipeline(matrix["include"], remembers=is_protected(os.environ), image=image)
+    protected = is_protected(os.environ)
+    pushes = protected and bool(os.environ.get(URL))
+    pipeline = gitlab_pipeline(matrix["include"], remembers=protected, pushes=pushes, image=image)
     shown = text if args.format == "github" else json.dumps(pipeline, indent=2)
     if args.output:
         write_named(args.output, f"{shown}\n", fix="name another --output")
@@ -152,18 +155,28 @@ def is_protected(environ: Mapping[str, str]) -> bool:
 
 
 def gitlab_pipeline(
-    shards: Sequence[Mapping[str, object]], *, remembers: bool = False, image: str = ""
+    shards: Sequence[Mapping[str, object]],
+    *,
+    remembers: bool = False,
+    pushes: bool = False,
+    image: str = "",
 ) -> dict[str, object]:
     """A child pipeline, as JSON, which is YAML too. It always has a job: GitLab refuses an empty one. Without
     an image a job runs in the runner's own.
 
     With `remembers`, jobs use GitLab's cache, which has the verdicts of earlier ones. Not for merge requests:
-    they share one cache, which each of them can write."""
+    they share one cache, which each of them can write. With `pushes`, a last job, which runs no model,
+    uploads what they packed for the remote cache: its environment alone has the key."""
     common: dict[str, object] = {"image": image} if image else {}
     if not shards:
         nothing = {"script": ["echo 'the change concerns no program of the suite'"]}
         return {"nothing to do": common | nothing}
     toolkit = "nox -f qnn-ci/noxfile.py -s"
+    start = (
+        'git clone --quiet "$QNN_CI_REPOSITORY" qnn-ci',
+        'git -C qnn-ci checkout --quiet "$QNN_CI_COMMIT"',
+        "python3 -m pip install --quiet --require-hashes --no-deps -r qnn-ci/manifests/locks/nox.txt",
+    )
     jobs: dict[str, object] = {}
     for entry in shards:
         arguments = str(entry["arguments"])
@@ -171,9 +184,7 @@ def gitlab_pipeline(
         key = f"qnn-ci-{str(entry['shard']).replace('/', '-of-')}"
         jobs[f"qnn {entry['shard']}"] = common | {
             "script": [
-                'git clone --quiet "$QNN_CI_REPOSITORY" qnn-ci',
-                'git -C qnn-ci checkout --quiet "$QNN_CI_COMMIT"',
-                "python3 -m pip install --quiet --require-hashes --no-deps -r qnn-ci/manifests/locks/nox.txt",
+                *start,
                 f"{toolkit} provision validate",
                 f"{toolkit} test_lowering -- {arguments}",
                 f"{toolkit} build_runner",
@@ -186,13 +197,20 @@ def gitlab_pipeline(
             "variables": {
                 "QNN_CI_STORE": "$CI_PROJECT_DIR/.qnn-ci",
                 "QNN_CI_REPORTS": "$CI_PROJECT_DIR/reports",
+                **({RESULTS: "$CI_PROJECT_DIR/results"} if pushes else {}),
             },
             **({"cache": {"key": key, "paths": [".qnn-ci/cache/memo/"]}} if remembers else {}),
             "artifacts": {
                 "when": "always",
-                "paths": ["reports/"],
+                "paths": ["reports/", *(["results/"] if pushes else [])],
                 "reports": {"junit": "reports/junit.xml", "codequality": "reports/code-quality.json"},
             },
+        }
+    if pushes:
+        jobs["push"] = common | {
+            "stage": ".post",
+            "environment": "qnn-ci-cache",
+            "script": [*start, f"{toolkit} cache -- push results"],
         }
     return jobs
 

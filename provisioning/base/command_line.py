@@ -21,6 +21,7 @@ from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.foreign import visible
+from provisioning.base.secrets import RESULTS, hide, refuse_keys
 from provisioning.base.settings import user_path
 from provisioning.base.units import aligned
 
@@ -32,6 +33,9 @@ class Verb:
     summary: str
     environment: str = "tools"
     """The locked environment that has its packages; qnn_ci.py chooses for those that need several."""
+    foreign_code: bool = True
+    """Whether it may run code that is not ours, such as a model, which must find no key of the remote
+    cache."""
 
 
 class VerbModule(Protocol):
@@ -56,6 +60,7 @@ STARTED_IN = "QNN_CI_STARTED_IN"
 PATHS = (
     "QNN_CI_STORE",
     "QNN_CI_REPORTS",
+    RESULTS,
     "QNN_SDK_ROOT",
     "ANDROID_NDK_ROOT",
     "ANDROID_NDK_HOME",
@@ -274,6 +279,7 @@ def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
+    hide()
     module = _module_of(verb)
     # Child processes resolve relative paths from their own folder.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
@@ -289,4 +295,7 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     )
     module.configure(parser)
     parser.add_argument("--debug", action="store_true", help=DEBUG)
-    return module.run(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    if verb.foreign_code:
+        refuse_keys(name, os.environ)
+    return module.run(args)

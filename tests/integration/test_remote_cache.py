@@ -13,6 +13,7 @@ import pytest
 
 from ci.engine.memo import CachedResult, Miss
 from ci.engine.remote import Remote
+from provisioning.base.errors import UpstreamError
 from provisioning.base.settings import ROOT
 from tests.support import needs
 from tests.support.cache_machines import Machine
@@ -85,8 +86,9 @@ def test_who_has_no_credential_reads_and_does_not_write(nginx: tuple[str, Path],
     for number, token in enumerate(("", "ci:wrong")):
         writer = Machine(tmp_path / str(number), url, token, writes=True)
         writer.weights(f"only here {number}")
-        writer.work()
-        assert writer.remote.off == "answers 401 to an upload"
+        with pytest.raises(UpstreamError) as refused:
+            writer.work()
+        assert "answers 401 to an upload" in refused.value.message
     assert sorted(folder.rglob("*")) == before
 
 

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from ci.engine.inputs import Roots, Touched
 from ci.engine.memo import CachedResult, Memo, Miss
+from ci.engine.packed import push
 from ci.engine.remote import Remote
 from ci.engine.watch import stamp_of
 
@@ -31,7 +32,8 @@ class Machine:
         self.folder, self.store = folder / "clone", folder / "store"
         self.folder.mkdir(parents=True)
         self.shares = True
-        self.remote = Remote(url, token, OURS if writes else None, (OURS.public_key(),))
+        self.remote = Remote(url, token, (OURS.public_key(),))
+        self.results = folder / "results" if writes else None
         self.weights("1")
 
     def weights(self, text: str) -> None:
@@ -41,9 +43,20 @@ class Machine:
     def memo(self) -> Memo:
         memo = Memo(self.store, "test", Roots({"suite": self.folder, "store": self.store}))
         memo.remote = self.remote if self.shares else None
+        memo.results = str(self.results or "")
         return memo
 
+    def push(self) -> int:
+        """As another command does after the work."""
+        assert self.results
+        return push(self.results, self.remote, OURS)
+
     def work(self, value: int = 7) -> None:
+        self.only_work(value)
+        if self.results:
+            self.push()
+
+    def only_work(self, value: int = 7) -> None:
         memo = self.memo()
         folder = memo.scratch()
         (folder / "out").mkdir()
@@ -55,6 +68,8 @@ class Machine:
         memo = self.memo()
         memo.forget(KEY, self.touched, COMMON)
         memo.close()
+        if self.results:
+            self.push()
 
     @property
     def touched(self) -> Touched:

@@ -195,3 +195,14 @@ class TestAnotherRepository:
     ) -> None:
         (folder / "labels.txt").write_text("cat")
         assert not any("--case" in arguments for arguments in self._matrix(folder, capsys))
+
+
+def test_on_gitlab_only_the_job_without_models_has_the_key() -> None:
+    shards = [{"shard": "1/1", "arguments": ""}]
+    jobs: dict[str, Any] = gitlab_pipeline(shards, remembers=True, pushes=True)
+    work, push = jobs["qnn 1/1"], jobs["push"]
+    assert "results/" in work["artifacts"]["paths"] and "environment" not in work
+    assert push["environment"] == "qnn-ci-cache" and push["stage"] == ".post"
+    assert push["script"][-1].endswith("cache -- push results")
+    assert not any("test_" in line for line in push["script"])
+    assert "push" not in gitlab_pipeline(shards, remembers=True)

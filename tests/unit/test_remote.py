@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from ci.engine import remote
 from ci.engine.closed import closed
 from ci.engine.memo import CachedResult, Miss
-from ci.engine.remote import action_result, files_of, remote_of
-from provisioning.base.errors import UsageError
+from ci.engine.remote import ENTRIES, action_result, files_of, remote_of, writing
+from provisioning.base import secrets
+from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from tests.support.cache_machines import KEY, OURS, Machine
 from tests.support.cache_server import SLOW, CacheServer, serving
 
@@ -208,7 +208,7 @@ def test_only_as_many_entries_of_a_key_are_fetched_as_a_machine_keeps(
     poisoned(server, *(b"%d\n{}" % number for number in range(50)), signed(good))
     before = len(server.requests)
     assert isinstance(reader.find(), Miss)
-    assert len(server.requests) - before == 1 + remote.ENTRIES
+    assert len(server.requests) - before == 1 + ENTRIES
 
 
 def test_a_signed_entry_may_not_write_outside_its_folder(reader: Machine, server: CacheServer) -> None:
@@ -254,31 +254,61 @@ def test_a_servers_trouble_is_a_miss_said_once_and_costs_one_budget_of_seconds(
 
 
 @pytest.mark.parametrize("fault", ["full", "error"])
-def test_a_full_server_does_not_change_what_a_writer_remembers(
-    fault: str, tmp_path: Path, server: CacheServer, capsys: pytest.CaptureFixture[str]
+def test_what_a_full_server_did_not_take_is_pushed_later(
+    fault: str, tmp_path: Path, server: CacheServer
 ) -> None:
-    server.fault = fault
     writer = Machine(tmp_path / "writer", server.url, server.token, writes=True)
-    writer.work()
+    writer.only_work()
     writer.weights("2")
-    writer.work()
+    writer.only_work()
     assert isinstance(writer.find(), CachedResult)
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    server.fault = fault
+    with pytest.raises(UpstreamError):
+        writer.push()
     assert not any(path.startswith("/ac/") for path in server.kept)
+    server.fault = ""
+    assert [writer.push(), writer.push()] == [2, 0]
+    reader = Machine(tmp_path / "reader", server.url, server.token)
+    assert isinstance(reader.find(), CachedResult)
 
 
-def test_a_token_is_sent_and_never_shown(
-    tmp_path: Path, server: CacheServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_is_sent_and_never_shown(tmp_path: Path, server: CacheServer) -> None:
     server.token = "hush"
     Machine(tmp_path / "writer", server.url, server.token, writes=True).work()
     assert isinstance(Machine(tmp_path / "reader", server.url, server.token).find(), CachedResult)
     server.token, server.kept = "another", {}
     writer = Machine(tmp_path / "late", server.url, server.token, writes=True)
     writer.remote = replace(writer.remote, token="user:hush", url=server.url.replace("//", "//user:hush@"))
-    writer.work()
-    printed = capsys.readouterr().err
-    assert "answers 401" in printed and "hush" not in printed
+    with pytest.raises(UpstreamError) as refused:
+        writer.work()
+    assert "answers 401" in refused.value.message and "hush" not in refused.value.message
+
+
+@pytest.mark.parametrize("evil", ["path", "link", "bytes", "shape", "absent"])
+def test_user_code_can_have_no_other_file_uploaded(evil: str, tmp_path: Path, server: CacheServer) -> None:
+    """It writes where the run packs, and may not get at the key of whoever pushes by that."""
+    writer = Machine(tmp_path / "writer", server.url, server.token, writes=True)
+    writer.only_work()
+    assert writer.results
+    key = tmp_path / "signing-key.pem"
+    key.write_text("secret")
+    (entry,) = (writer.results / "entries").iterdir()
+    document = json.loads(entry.read_text())
+    blob = writer.results / "blobs" / document["blobs"][0]
+    if evil == "path":
+        document["blobs"][0] = f"../../{key.name}"
+    elif evil == "shape":
+        document["blobs"] = {"a": 1}
+    elif evil in ("link", "bytes", "absent"):
+        blob.unlink()
+    if evil == "link":
+        blob.symlink_to(key)
+    elif evil == "bytes":
+        blob.write_text("other")
+    entry.write_text(json.dumps(document))
+    with pytest.raises(CheckFailed):
+        writer.push()
+    assert not server.kept
 
 
 # Variables
@@ -292,11 +322,11 @@ def pem(key: Ed25519PrivateKey) -> tuple[str, str]:
 def test_keys_come_from_variables_or_files(tmp_path: Path) -> None:
     private, public = pem(OURS)
     (tmp_path / "keys").write_text(public + pem(THEIRS)[1])
-    url, file = {remote.URL: "https://c.example"}, {f"{remote.PUBLIC_KEYS}_FILE": str(tmp_path / "keys")}
+    url, file = {secrets.URL: "https://c.example"}, {f"{secrets.PUBLIC_KEYS}_FILE": str(tmp_path / "keys")}
     reading = remote_of({**url, **file})
-    assert reading is not None and (len(reading.writers), reading.writes) == (2, False)
-    writing = remote_of({**url, remote.SIGNING_KEY: private})
-    assert writing is not None and (len(writing.writers), writing.writes) == (1, True)
+    assert reading is not None and len(reading.writers) == 2
+    assert len(writing({**url, **file, secrets.SIGNING_KEY: private})[0].writers) == 2
+    assert len(writing({**url, secrets.SIGNING_KEY: private})[0].writers) == 1
     assert remote_of({}) is None
 
 
@@ -304,20 +334,33 @@ def test_keys_come_from_variables_or_files(tmp_path: Path) -> None:
     "variables",
     [
         {},
-        {remote.PUBLIC_KEYS: "nonsense"},
-        {remote.SIGNING_KEY: "nonsense"},
-        {f"{remote.PUBLIC_KEYS}_FILE": "/no/such/file"},
-        {remote.URL: "ftp://x", remote.PUBLIC_KEYS: pem(OURS)[1]},
+        {secrets.PUBLIC_KEYS: "nonsense"},
+        {f"{secrets.PUBLIC_KEYS}_FILE": "/no/such/file"},
+        {secrets.URL: "ftp://x", secrets.PUBLIC_KEYS: pem(OURS)[1]},
     ],
 )
 def test_a_remote_cache_that_nobody_could_trust_is_a_usage_error(variables: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        remote_of({remote.URL: "https://c.example", **variables})
+        remote_of({secrets.URL: "https://c.example", **variables})
 
 
-def test_users_models_do_not_see_the_keys() -> None:
-    secrets = {remote.TOKEN: "x", f"{remote.SIGNING_KEY}_FILE": "x"}
-    assert not closed({**secrets, "PATH": "y"}).keys() & secrets
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {secrets.SIGNING_KEY: "nonsense"},
+        {secrets.SIGNING_KEY: pem(THEIRS)[0], secrets.PUBLIC_KEYS: pem(OURS)[1]},
+        {secrets.SIGNING_KEY: pem(OURS)[0], secrets.URL: ""},
+    ],
+)
+def test_who_cannot_sign_pushes_nothing(variables: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        writing({secrets.URL: "https://c.example", **variables})
+
+
+def test_users_models_do_not_see_the_tokens() -> None:
+    names = {secrets.TOKEN: "x", secrets.READ_TOKEN: "x", f"{secrets.SIGNING_KEY}_FILE": "x"}
+    assert not closed({**names, "PATH": "y"}).keys() & names
 
 
 def test_an_action_result_is_read_as_it_was_written_and_nonsense_is_empty() -> None:

@@ -21,6 +21,7 @@ from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
+from provisioning.base.secrets import handed_on
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
@@ -154,7 +155,7 @@ def measure(
         command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
         command += [*(["--suite", str(choice.suite)] if choice.suite else []), *choice.flags]
         log = folder / f"{name}.log"
-        logged(command, log, variables, cwd=ROOT)
+        logged(command, log, handed_on(variables), cwd=ROOT)
         stage.artifacts.append(Artifact.of("stage-log", log))
         report = _report(folder / f"{name}.json", log)
         if unmeasured := _of_this_machine(report):
