@@ -20,16 +20,20 @@ EXAMPLES = f"""\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     pusher = commands.add_parser("push", help="sign and upload the results that runs packed")
     pusher.add_argument("folder", type=Path, metavar="RESULTS", help=f"the folder that {RESULTS} named")
 
 
 def run(args: argparse.Namespace) -> int:
+    return {"push": _push}[args.what](args.folder)
+
+
+def _push(named: Path) -> int:
     from ci.engine import packed
     from ci.engine.remote import writing
 
-    folder = user_path(args.folder, "RESULTS", str(Parser.user_folder()))
+    folder = user_path(named, "RESULTS", str(Parser.user_folder()))
     remote, signer = writing(os.environ)
     if not folder.is_dir():
         raise UsageError(
