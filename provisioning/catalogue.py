@@ -83,6 +83,10 @@ class Catalogue:
     def names(self) -> frozenset[str]:
         return frozenset(each.name for each in self.members)
 
+    def others_than(self, name: str) -> str:
+        """The files that it signs, where this is none of them; else empty."""
+        return "" if name.lower() in self.names else ", ".join(sorted(self.names)) or "no file"
+
 
 class _Attribute(core.Sequence):  # type: ignore[misc]
     _fields = [("type", core.ObjectIdentifier), ("values", core.Any)]  # noqa: RUF012
@@ -191,8 +195,8 @@ def problems(
 
 
 def beside(library: Path) -> tuple[Path, Catalogue | Damaged] | None:
-    """The catalogue in the library's folder that signs its bytes; else one that names it; else a damaged one
-    that is called like it, as libqnnhtpv73.cat is for libQnnHtpV73Skel.so."""
+    """The catalogue in the library's folder that signs its bytes; else one that names it; else one of other
+    files, or a damaged one, that is called like it, as libqnnhtpv73.cat is for libQnnHtpV73Skel.so."""
     digest, name = sha256_of(library), library.name.lower()
     others: list[tuple[Path, Catalogue | Damaged]] = []
     for path in sorted(library.parent.glob(f"*{SUFFIX}")):
@@ -206,6 +210,8 @@ def beside(library: Path) -> tuple[Path, Catalogue | Damaged] | None:
             return path, catalogue
         if name in catalogue.names:
             others.insert(0, (path, catalogue))
+        elif name.startswith(path.stem.lower()):
+            others.append((path, catalogue))
     return others[0] if others else None
 
 

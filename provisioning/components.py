@@ -15,6 +15,8 @@ ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-sou
 
 QNN_SDK: ComponentName = "qnn-sdk"
 ANDROID_NDK: ComponentName = "android-ndk"
+NDK_HEADER = "ndk-version.h"
+"""In the sysroot of its compiler."""
 HEXAGON_SDK: ComponentName = "hexagon-sdk"
 EXECUTORCH_SOURCE: ComponentName = "executorch-source"
 EXECUTORCH_RUNTIME: ComponentName = "executorch-runtime"
@@ -122,3 +124,12 @@ def metadata_text(path: Path) -> str:
             return stream.read(_MOST_TEXT)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ""
+
+
+def ndk_name(revision: str) -> str:
+    """By its letter too: 26.0 is r26, 26.1 r26b, 26.2 r26c."""
+    match = re.fullmatch(r"(\d+)\.(\d)\.\d+", revision)
+    if match is None:
+        return revision
+    letter = "" if match[2] == "0" else chr(ord("a") + int(match[2]))
+    return f"r{match[1]}{letter} ({revision})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from provisioning import catalogue as catalogues
 from provisioning import elf, pe
@@ -61,5 +62,18 @@ def facts(path: Path, kind: str) -> dict[str, object]:
     return {
         "what": f"{header.bits}-bit {header.machine_name} library, {size:,} bytes",
         "QNN build": list(build_ids(path)),
+        **_android(header),
         "needs": list(header.needed),
+    }
+
+
+def _android(header: elf.Elf) -> dict[str, Any]:
+    """What its Android note says, as `validate` compares it."""
+    if header.android_api is None:
+        return {}
+    release, build = header.ndk or ("not named", "")
+    return {
+        "Android": f"API level {header.android_api}",
+        "NDK": f"{release} ({build})" if build else release,
+        "pages": f"{min(header.alignments, default=0):,} bytes",
     }

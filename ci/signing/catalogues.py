@@ -36,7 +36,7 @@ def verify(path: Path, expected: ExpectedSignature) -> Verification:
         return _of(path, (SignatureCheck(STRUCTURE, Status.FAILED, damage.message),))
     signs = catalogue.names
     present = sorted(file for file in path.parent.iterdir() if file.name.lower() in signs and file.is_file())
-    checks = [check for file in present for check in _file(file, catalogue)]
+    checks = [check for file in present for check in _file(file, catalogue, path.name)]
     named = {file.name.lower() for file in present}
     checks += _renamed(path, catalogue, named)
     if not checks:
@@ -53,15 +53,19 @@ def verify_library(library: Path, expected: ExpectedSignature) -> Verification |
     path, catalogue = nearest
     if isinstance(catalogue, Damaged):
         return _of(path, (SignatureCheck(STRUCTURE, Status.FAILED, catalogue.message),))
-    return _of(path, (*_file(library, catalogue), *_authority(catalogue, expected)))
+    return _of(path, (*_file(library, catalogue, path.name), *_authority(catalogue, expected)))
 
 
 def _of(path: Path, checks: tuple[SignatureCheck, ...]) -> Verification:
     return Verification(checks, catalogue=str(path))
 
 
-def _file(path: Path, catalogue: Catalogue) -> Iterator[SignatureCheck]:
+def _file(path: Path, catalogue: Catalogue, signed_in: str) -> Iterator[SignatureCheck]:
     member = catalogue.member(path.name, catalogues.sha256_of(path))
+    if member is None and (others := catalogue.others_than(path.name)):
+        message = f"{signed_in} beside {path.name} does not sign it: it signs {others}"
+        yield SignatureCheck(FILES, Status.FAILED, message)
+        return
     if member is None:
         yield SignatureCheck(
             FILES, Status.FAILED, f"{path.name} is not the file that was signed: {_why(path, catalogue)}"
@@ -85,7 +89,7 @@ def _renamed(path: Path, catalogue: Catalogue, named: set[str]) -> Iterator[Sign
             continue
         member = catalogue.member(other.name, catalogues.sha256_of(other))
         if member is not None and member.name not in named:
-            yield from _file(other, catalogue)
+            yield from _file(other, catalogue, path.name)
 
 
 def _may_be_library(path: Path) -> bool:

@@ -32,7 +32,10 @@ ESSENTIAL = (*INTEGRITY, ROOT)
 
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing-signer-known", "signing-signer-unknown"
-_REMEDIES = {
+_SIGN_AGAIN = "sign the unsigned original again"
+_ONE_BUILD = "take the library and its catalogue from one build: nox -s provision -- --target aarch64-windows"
+_UNSIGNED = "for LPAI: nox -s sign_lpai; for Windows: put its catalogue (.cat) beside it"
+_FIXES = {
     ROOT: "--root CERT",
     SIGNATURE: "--allow-unchecked signature",
     FILES: "put the files beside it, or --allow-unchecked files",
@@ -135,16 +138,17 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
                 yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
             continue
         if check.status is Status.FAILED:
-            fix = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
+            by_kind = _ONE_BUILD if result.catalogue else _SIGN_AGAIN
+            fix = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT]}.get(check.part, by_kind)
             rule = f"signing-{check.part.replace(' ', '-')}"
             yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
         elif check.essential and check.part not in allowed:
-            fix = _REMEDIES.get(check.part, "ask whoever signed it; the public format does not tell")
+            fix = _FIXES.get(check.part, "ask whoever signed it; the public format does not tell")
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing-not-proven", Severity.ERROR, subject, message, fix)
         elif check.part == ROOT:
             message = f"{SignedBy.UNKNOWN.value}: {check.message}"
-            yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _REMEDIES[ROOT])
+            yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _FIXES[ROOT])
         else:
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing-not-checked", Severity.NOTE, subject, message, "")

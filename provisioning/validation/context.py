@@ -99,7 +99,7 @@ class ComponentTree:
     """`store`, `directory` (the user's own) or `tree` (named by --tree)."""
     variable: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
-    """Version by what states it: `sdk.yaml`, `directory`, `source.properties`."""
+    """Version by what states it: `sdk.yaml`, `directory`, `source.properties`, `ndk-version.h`."""
 
     @property
     def named(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
-from provisioning.components import ANDROID_NDK
+from provisioning.components import ANDROID_NDK, ndk_name
 from provisioning.elf import HEXAGON, Elf, highest_version
 from provisioning.loadable import Demands, Wrong, complaints
 from provisioning.validation import Check, NotApplicable, Problem, rule, tables
@@ -241,7 +241,7 @@ def android_ndk(context: Context) -> Iterator[Problem]:
             yield Problem(
                 places[0],
                 f"is built by NDK {release} ({build}){others}; profile {context.profile.name} pins"
-                f" {tables.validation().ndk.named(pin.version)}",
+                f" {ndk_name(pin.version)}",
             )
 
 

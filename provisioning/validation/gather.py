@@ -19,7 +19,7 @@ from provisioning import loader_search as loader
 from provisioning.base.commands import captured
 from provisioning.base.settings import DEFAULT_TARGET, WINDOWS, Selection
 from provisioning.compat import load_measured
-from provisioning.components import KINDS, QNN_SDK, identity_of
+from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of
 from provisioning.elf import HEXAGON, X86_64
 from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.manifest import load_profile, soc_named
@@ -111,7 +111,8 @@ def _signatures(sdk_libraries: Iterable[Library]) -> dict[str, SkelSignature]:
         else:
             problems = [message for _, message in catalogues.problems(catalogue, catalogues.pinned_roots())]
             if catalogue.member(library.name, catalogues.sha256_of(library.path)) is None:
-                problems.append(f"it signs other bytes: the catalogue is of {catalogue.created:%Y-%m-%d}")
+                other = f"other bytes: the catalogue is of {catalogue.created:%Y-%m-%d}"
+                problems.append(f"it signs {catalogue.others_than(library.name) or other}")
         place = Path(library.place).with_name(path.name).as_posix()
         signatures[library.place] = SkelSignature(place, tuple(problems))
     return signatures
@@ -151,6 +152,17 @@ def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolve
     return list(groups.values())
 
 
+def _of_ndk_header(root: Path) -> str:
+    """The revision by which the NDK's own compiler builds."""
+    for path in root.glob(f"toolchains/llvm/prebuilt/*/sysroot/usr/include/android/{NDK_HEADER}"):
+        with contextlib.suppress(OSError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            defined = dict(re.findall(r"#define __NDK_(MAJOR|MINOR|BUILD)__ (\d+)", text))
+            if len(defined) == 3:
+                return ".".join(defined[part] for part in ("MAJOR", "MINOR", "BUILD"))
+    return ""
+
+
 def stated_versions(component: str, root: Path) -> dict[str, str]:
     """The versions that a component's own files and the name of its directory state."""
     stated: dict[str, str] = {}
@@ -160,6 +172,8 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
             stated[KINDS[component].metadata] = identity.version
         if identity.build_id:
             stated[f"{KINDS[component].metadata} build_id"] = identity.build_id
+    if component == ANDROID_NDK and (revision := _of_ndk_header(root)):
+        stated[NDK_HEADER] = revision
     if not KINDS[component].named_by_version:
         return stated
     if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):

@@ -114,14 +114,6 @@ class AndroidTable(Model):
     api: Annotated[int, Field(gt=0)]
 
 
-class NdkTable(Model):
-    revisions: dict[Version, str]
-
-    def named(self, revision: str) -> str:
-        name = self.revisions.get(revision)
-        return f"{name} ({revision})" if name else revision
-
-
 class RuleText(Model):
     severity: Literal["error", "warning", "note"]
     summary: str
@@ -148,7 +140,6 @@ class ValidationTable(Model):
     """Roots that signatures of Windows catalogues must end in."""
     host: HostTable
     android: AndroidTable
-    ndk: NdkTable
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.build_id import version_in
-from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, NDK_HEADER, QNN_SDK, ndk_name
 from provisioning.elf import version_key
 from provisioning.manifest import Requirement, refused_by
 from provisioning.store.trees import Trees
@@ -142,17 +142,25 @@ def soc_operators(context: Context) -> Iterator[Problem]:
 @rule("ndk-revision")
 def ndk_revision(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, ANDROID_NDK)
-    ndk = tables.validation().ndk.named
     revision = tree.stated.get("source.properties")
     if revision is None:
         yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
         return
+    header = tree.stated.get(NDK_HEADER)
+    if header is not None and header != revision:
+        yield Problem(
+            tree.named,
+            f"contradicts itself: source.properties says {ndk_name(revision)},"
+            f" {NDK_HEADER} {ndk_name(header)}",
+        )
+        return
     pin = context.profile.components.get(ANDROID_NDK)
     if pin is None:
-        raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {ndk(revision)}")
+        raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {ndk_name(revision)}")
     if revision != pin.version:
         yield Problem(
-            tree.named, f"is {ndk(revision)}, profile {context.profile.name} pins {ndk(pin.version)}"
+            tree.named,
+            f"is {ndk_name(revision)}, profile {context.profile.name} pins {ndk_name(pin.version)}",
         )
 
 

@@ -94,6 +94,15 @@ def test_every_other_skel_beside_a_catalogue_is_told_apart(
     assert verify(catalogue, tmp_path, "--allow-unchecked", "files")[:2] == (0, "known")
 
 
+def test_the_catalogue_of_another_skel_under_this_ones_name_is_named_with_what_it_signs(
+    sdks: dict[str, Path], pair: Path, tmp_path: Path
+) -> None:
+    shutil.copyfile(skel_of(sdks["wheels"], 81).with_name("libqnnhtpv81.cat"), pair / "libqnnhtpv73.cat")
+    code, signer, bad = verify(pair / "libQnnHtpV73Skel.so", tmp_path)
+    assert (code, signer, list(bad)) == (1, "damaged", ["files"])
+    assert "libqnnhtpv73.cat" in bad["files"] and "libqnnhtpv81skel.so" in bad["files"]
+
+
 def test_a_chain_under_another_root_is_an_unknown_signer(pair: Path, tmp_path: Path) -> None:
     root = tmp_path / "root.pem"
     root.write_bytes(chains.signer().root_pem)
@@ -203,6 +212,10 @@ def of_an_older_build(_library: Path, older: Path) -> bytes:
     return older.read_bytes()
 
 
+def of_another_chip(catalogue: Path, _older: Path) -> bytes:
+    return skel_of(catalogue.parents[3], 81).with_name("libqnnhtpv81.cat").read_bytes()
+
+
 SKEL, CATALOGUE = (f"lib/hexagon-v73/unsigned/{name}" for name in ("libQnnHtpV73Skel.so", "libqnnhtpv73.cat"))
 UNFIT = {"qnn-build-id", "one-build-id"}
 
@@ -212,6 +225,7 @@ UNFIT = {"qnn-build-id", "one-build-id"}
     [
         (SKEL, of_an_older_build, {*UNFIT, "skel-catalogue"}, "bundle-build-id"),
         (CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing-files"),
+        (CATALOGUE, of_another_chip, {"skel-catalogue"}, "signing-files"),
     ],
 )
 def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(
@@ -236,7 +250,11 @@ def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(
     bundle = tmp_path / "bundle"
     done = run_stage("bundle", *chosen, "-o", bundle, "--reports", tmp_path, environ=environ)
     report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
-    assert bundle_rule in {each["rule"] for each in report["findings"] if each["severity"] == "error"}
+    found = [each for each in report["findings"] if each["severity"] == "error"]
+    assert bundle_rule in {each["rule"] for each in found}
+    # sign_lpai signs for the audio DSP: it makes no catalogue.
+    fixes = [each["fix"] for each in found if each["rule"] == "signing-files"]
+    assert fixes and all("provision" in fix and "sign_lpai" not in fix for fix in fixes)
     assert (done.returncode, bundle.exists()) == (1, False)
 
 

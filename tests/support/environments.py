@@ -79,8 +79,12 @@ def write_sdk(root: Path) -> Path:
     return root
 
 
-def write_ndk(root: Path, revision: str = NDK) -> Path:
-    (root / "toolchains").mkdir(parents=True)
+def write_ndk(root: Path, revision: str = NDK, of_compiler: str = "") -> Path:
+    include = root / "toolchains/llvm/prebuilt/linux-x86_64/sysroot/usr/include/android"
+    include.mkdir(parents=True)
+    parts = zip(("MAJOR", "MINOR", "BUILD"), (of_compiler or revision).split("."), strict=True)
+    defines = [f"#define __NDK_{name}__ {value}\n" for name, value in parts]
+    (include / "ndk-version.h").write_text("#pragma once\n" + "".join(defines))
     (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
     return root
 

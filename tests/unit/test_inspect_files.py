@@ -14,7 +14,7 @@ import pytest
 from ci.artifacts.program import CONTEXT_MARK
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed, UsageError
-from tests.support.elves import skel
+from tests.support.elves import Library, skel
 from tests.support.onnx_models import context_model
 from tests.support.programs import BUILD_ID, context, program
 from tests.support.typed import run_here
@@ -57,6 +57,11 @@ def flexible() -> bytes:
         ("QnnHtp.dll", dll(content=BUILD_ID.encode()), ("Windows library for Arm64", BUILD_ID)),
         ("libQnnHtpV73Skel.so", skel(73, BUILD_ID).encode(), ("Hexagon skel for v73", BUILD_ID)),
         ("forward.dlc", dlc(), ("DLC", "qnn-net-run", "2.49.40")),
+        (
+            "libmine.so",
+            Library(android_api=30, ndk=("r27c", "12479018"), alignment=0x4000).encode(),
+            ("API level 30", "r27c (12479018)", "16,384 bytes"),
+        ),
     ],
 )
 def test_a_file_is_named_for_what_it_is(

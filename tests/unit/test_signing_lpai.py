@@ -115,6 +115,44 @@ def test_direct_mode_signs_all_that_the_dsp_loads(tmp_path: Path) -> None:
     ]
 
 
+OURS, OTHER = "v2.49.40.260810104044", "v2.51.0.260901000000"
+
+
+@pytest.mark.parametrize(
+    ("libs", "named"),
+    [
+        ([(81, OURS)], ""),
+        ([(79, "")], ""),
+        ([(79, OURS)], "Hexagon v79"),
+        ([(85, "")], "Hexagon v85"),
+        ([(81, OTHER)], "QNN 2.51.0"),
+        ([(81, f"{OURS} {OTHER}")], "QNN 2.51.0"),
+    ],
+)
+def test_a_library_of_another_chip_or_build_is_refused(
+    tmp_path: Path, libs: list[tuple[int, str]], named: str
+) -> None:
+    paths = [
+        Skel(arch=arch, content=f"{build} ".encode()).write(tmp_path / f"lib{number}.so")
+        for number, (arch, build) in enumerate(libs)
+    ]
+    sdk = own(hexagon_sdk.qnn_sdk(tmp_path, "2.49.40"))
+    if not named:
+        libraries.require_fit(CHIP, sdk, paths)
+        return
+    with pytest.raises(UsageError, match=named):
+        libraries.require_fit(CHIP, sdk, paths)
+
+
+def test_libraries_of_two_builds_are_refused_without_an_sdk(tmp_path: Path) -> None:
+    paths = [
+        Skel(arch=81, content=f"{build} ".encode()).write(tmp_path / f"lib{number}.so")
+        for number, build in enumerate((OURS, OTHER))
+    ]
+    with pytest.raises(UsageError, match=OTHER):
+        libraries.require_fit(CHIP, None, paths)
+
+
 def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [Skel().write(tmp_path / place / "lib.so") for place in ("a", "b")]
     with pytest.raises(UsageError, match=r"lib\.so"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from provisioning.base.findings import Severity
+from provisioning.components import ndk_name
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.store.tree_plan import definition_of
@@ -126,9 +127,9 @@ def versioned_sdk(text: str) -> Arrange:
     return arrange
 
 
-def ndk_of(revision: str) -> Arrange:
+def ndk_of(revision: str, of_compiler: str = "") -> Arrange:
     def arrange(base: Path) -> Context:
-        write_ndk(base / "ndk", revision)
+        write_ndk(base / "ndk", revision, of_compiler)
         return context_of(base)
 
     return arrange
@@ -211,6 +212,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("one-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("qnn-version", "/sdk", versioned_sdk("product: QAIRT\nversion: 2.31.0.250130\n")),
     ("ndk-revision", "/ndk", ndk_of("26.3.11579264")),
+    ("ndk-revision", "/ndk", ndk_of("26.2.11394342", "27.2.12479018")),
     ("hexagon-sdk-version", "5.5.5.0", hexagon_sdk_named("5.5.5.0")),
     ("python-packages", "torch", machine(packages={**PACKAGES, "torch": "2.1.0+cpu"})),
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.25.1"))),
@@ -367,3 +369,16 @@ def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
     package = tuple(libraries(tmp_path / "package"))
     (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=package)).findings
     assert finding.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(
+    ("revision", "named"),
+    [
+        ("25.2.9519653", "r25c (25.2.9519653)"),
+        ("26.0.10792818", "r26 (26.0.10792818)"),
+        ("27.2.12479018", "r27c (27.2.12479018)"),
+        ("26.2", "26.2"),
+    ],
+)
+def test_an_ndk_is_named_by_its_letter(revision: str, named: str) -> None:
+    assert ndk_name(revision) == named

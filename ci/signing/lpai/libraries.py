@@ -16,7 +16,7 @@ from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
-from provisioning.build_id import build_ids
+from provisioning.build_id import build_ids, version_in
 from provisioning.elf import Malformed, version_key
 from provisioning.environment import Environment, Root
 from provisioning.manifest import Soc, load_profile, load_socs, profile_names, soc_named
@@ -146,6 +146,36 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
             fix=f"set {root.variable} to an SDK of QNN {known.since} or later",
         )
     return version
+
+
+def require_fit(chip: Chip, root: Root | None, files: Sequence[Path]) -> None:
+    """Refuse a library of QNN's for another chip or of another build, and any for a later Hexagon."""
+    sdk = version_of("qnn-sdk", root) if root else ""
+    of_build: dict[str, Path] = {}
+    for path in files:
+        builds = build_ids(path)
+        try:
+            arch = _arch(path)
+        except UsageError:
+            # Said where it is signed, while the others are.
+            continue
+        if arch is not None and (arch > chip.arch or (builds and arch != chip.arch)):
+            raise UsageError(
+                f"{path} is for Hexagon v{arch}, and {chip.name} has v{chip.arch}",
+                fix=f"name the file of lib/hexagon-v{chip.arch}, or sign for its chips: --arch v{arch}",
+            )
+        for build in builds:
+            of_build.setdefault(build, path)
+            if sdk and _numbers(version_in(build)) != _numbers(sdk)[:3]:
+                raise UsageError(
+                    f"{path} is of QNN {version_in(build)}, and {root.path if root else ''} is QNN {sdk}",
+                    fix="name the file of that SDK, or another SDK with QNN_SDK_ROOT",
+                )
+    if len(of_build) > 1:
+        (one, first), (other, second), *_ = of_build.items()
+        raise UsageError(
+            f"{first} is of build {one}, and {second} of {other}", fix="sign libraries of one build at a time"
+        )
 
 
 def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip) -> Path:

@@ -133,6 +133,7 @@ def _plan(
 ) -> ChipWork:
     files = [] if serial else libraries.to_sign(chip, environment, options.libraries, direct=options.direct)
     qnn = libraries.check_qnn(chip, environment.roots.get("qnn-sdk") if environment else None, files)
+    libraries.require_fit(chip, environment.roots.get("qnn-sdk") if environment else None, files)
     if chain is not None:
         signer = _rehearsal(chain, chip)
     else:
