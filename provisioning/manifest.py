@@ -146,6 +146,8 @@ class Soc(Model):
     """Other names of the chip."""
     least_qnn: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
     """The first QNN build that knows it; None where every build that was measured does."""
+    windows: bool = False
+    """Whether Windows on Snapdragon runs on it."""
 
 
 class Refused(Model):

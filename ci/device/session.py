@@ -19,6 +19,7 @@ OUTPUTS = "outputs"
 INPUTS = "inputs"
 INPUT_LIST = f"{INPUTS}/list.txt"
 PROCESS = "run.pid"
+LEAST_AFTER_KILL = 20
 STOP_SECONDS = 10
 """How long a process has to end after each signal."""
 
@@ -170,6 +171,8 @@ def stop(device: Device, folder: str, seconds: int) -> int | None:
         'runs() { kill -0 "$pid" 2>/dev/null || return 1; '
         'case $(cat "/proc/$pid/stat" 2>/dev/null) in *") Z "*) return 1;; esac; }\n'
         f'for how in TERM KILL; do\n  kill -s $how "$pid" 2>/dev/null\n  tries={seconds}\n'
+        # A killed process ends, if late on a busy device.
+        f"  [ $how = TERM ] || tries={max(seconds, LEAST_AFTER_KILL)}\n"
         "  while runs && [ $tries -gt 0 ]; do sleep 1; tries=$((tries - 1)); done\n"
         f'  runs || {{ rm -f {place}; exit 0; }}\ndone\necho "$pid"; exit {STILL_RUNS}'
     )

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from provisioning.base.settings import WINDOWS
 from provisioning.elf import HEXAGON, X86_64, Elf
 from provisioning.loader_search import SystemLibraries
 from provisioning.pe import Pe
@@ -146,12 +147,18 @@ class Context:
     """The compiler's answer for each SoC."""
     signatures: Mapping[str, SkelSignature] = field(default_factory=dict)
     """Signatures by the skel's place, where a Windows target is chosen."""
+    every_target: bool = False
+    """`--target all`: a target that the profile cannot have is no mistake then."""
     measured: tuple[Pair, ...] = ()
     """Which pairs of executorch and QNN were measured, and with what result."""
 
     @cached_property
     def readable(self) -> tuple[tuple[Library, Elf], ...]:
         return tuple((library, library.elf) for library in self.libraries if library.elf is not None)
+
+    def socs_of(self, target: str) -> Mapping[str, Soc]:
+        """The chips on which the target's system runs."""
+        return {name: soc for name, soc in self.socs.items() if soc.windows or target != WINDOWS}
 
     def unreadable(self, place: str) -> bool:
         """Whether this file, or a folder that it is in, cannot be read: it may be there."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from provisioning import loader_search as loader
 from provisioning.base.commands import captured
-from provisioning.base.settings import DEFAULT_TARGET, WINDOWS, Selection
+from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.compat import load_measured
 from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of
 from provisioning.elf import HEXAGON, X86_64
@@ -87,6 +87,7 @@ def gather(
                     system_libraries=system,
                     answers={soc: future.result() for soc, future in answer.items()},
                     signatures=_signatures(sdk_libraries) if WINDOWS in group.targets else {},
+                    every_target=set(TARGETS) <= set(selection.targets),
                     measured=load_measured(),
                 )
             )

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provisioning.base.commands import session
+from provisioning.base.findings import Severity
 from provisioning.base.settings import WINDOWS
 from provisioning.components import QNN_SDK
 from provisioning.elf import version_key
-from provisioning.manifest import Profile, Soc, load_profile, profile_names
+from provisioning.manifest import Profile, Soc, load_profile, load_socs, profile_names
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Need
 from provisioning.validation.tables import TargetLibraries
@@ -50,7 +51,9 @@ def required_libraries(context: Context) -> Iterator[Problem]:
                 fix = f"use an official SDK, which has all targets: --profile {choices}"
             why = context.profile.why_lacking(target)
             message = f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs"
-            yield Problem(tree.named, f"{message}: {why}" if why else message, fix)
+            # Of all targets it is the profile's choice to lack one, of a named one the user's mistake.
+            severity = Severity.NOTE if why and context.every_target else None
+            yield Problem(tree.named, f"{message}: {why}" if why else message, fix, severity)
             continue
         held = context.in_directory(directory)
         for names in wanted.libraries:
@@ -66,8 +69,15 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
         raise NotApplicable("only device targets need stubs and skels")
     places = {library.place for library in context.libraries}
     for target, wanted in devices.items():
-        directory = _directory(context, wanted)
-        for name, soc in context.socs.items():
+        directory, chips = _directory(context, wanted), context.socs_of(target)
+        if not chips and not context.every_target:
+            windows = sorted(name for name, soc in load_socs().items() if soc.windows)
+            yield Problem(
+                ", ".join(context.socs),
+                f"Windows does not run on it: {target} needs a chip of Windows on Snapdragon",
+                f"--soc with one of {', '.join(windows)}",
+            )
+        for name, soc in chips.items():
             # required-libraries reports a missing directory.
             needed = [f"lib/{directory}/{library}" for library in wanted.soc_libraries if directory]
             needed += [f"lib/{skel}" for skel in wanted.skels]

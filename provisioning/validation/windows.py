@@ -43,7 +43,7 @@ def skel_catalogue(context: Context) -> Iterator[Problem]:
         raise NotApplicable("catalogues are for Windows, and no Windows target is chosen")
     if not context.signatures:
         raise NotApplicable("there is no Hexagon library")
-    arches = {soc.arch for soc in context.socs.values()}
+    arches = {soc.arch for soc in context.socs_of(WINDOWS).values()}
     wanted = tables.libraries().targets["aarch64-windows"]
     for library, elf in context.readable:
         signature = context.signatures.get(library.place)

@@ -27,7 +27,7 @@ PIN = load_profile(PROFILE).components["qnn-sdk"]
 NDK = load_profile(PROFILE).components["android-ndk"].version
 BUILD = f"v{PIN.version}121212"
 OTHER_BUILD = "v2.31.0.250130151446_114721"
-SOCS = ("SM8650", "SM8850")
+SOCS = ("SM8650", "SM8850", "SC8440XP")
 ARCHES = (75, 81)
 X86, ANDROID, LINUX = "x86_64-linux-clang", "aarch64-android", "aarch64-oe-linux-gcc11.2"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -382,3 +383,23 @@ def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
 )
 def test_an_ndk_is_named_by_its_letter(revision: str, named: str) -> None:
     assert ndk_name(revision) == named
+
+
+def test_a_target_that_the_profile_cannot_have_is_a_note_of_all_targets_and_an_error_of_itself(
+    tmp_path: Path,
+) -> None:
+    shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
+    context = replace(context_of(tmp_path), profile=load_profile("wheels"))
+    for every, severity in ((True, Severity.NOTE), (False, Severity.ERROR)):
+        found = result_of("required-libraries", replace(context, every_target=every)).findings
+        assert [each.severity for each in found] == [severity]
+
+
+def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path) -> None:
+    healthy = removed("lib/aarch64-windows-msvc/QnnHtpV75Stub.dll")(tmp_path)
+    assert not result_of("soc-libraries", healthy).findings
+    phones = {name: soc for name, soc in healthy.socs.items() if not soc.windows}
+    named = replace(healthy, socs=phones, targets=("aarch64-windows",))
+    (error,) = result_of("soc-libraries", named).findings
+    assert "SC8380XP" in error.fix
+    assert not result_of("soc-libraries", replace(named, every_target=True)).findings
