@@ -113,7 +113,7 @@ class PythonEnvironments:
         if not names:
             return lock_file
         parts: dict[bool, list[str]] = {True: [], False: []}
-        for entry in re.findall(r"^\w.*(?:\n +--hash.*)*", _text(lock_file), re.MULTILINE):
+        for entry in requirements_of(_text(lock_file)):
             parts[_wheels_name(re.split("[^\\w.-]", entry)[0]) in names].append(entry)
         kept, left = home / "kept.txt", home / "left.txt"
         for file, part in ((kept, parts[True]), (left, parts[False])):
@@ -124,7 +124,7 @@ class PythonEnvironments:
             command = [*installer, *flags, "-r", str(requirements)]
             if subprocess.run(command, env=_variables(), check=False).returncode:
                 self.log(f"The wheels in {folder} are refused, for what it says above; the index has others")
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
                 return lock_file
         return left
 
@@ -164,6 +164,11 @@ def uv_program() -> str | None:
     """The user's own uv, else the one that was installed together with us."""
     beside = Path(sys.executable).with_name("uv")
     return shutil.which("uv") or (str(beside) if beside.is_file() else None)
+
+
+def requirements_of(lock: str) -> list[str]:
+    """Each with its hashes, as lines of a lock file."""
+    return re.findall(r"^\w.*(?:\n +--hash.*)*", lock, re.MULTILINE)
 
 
 def _wheels_name(package: str) -> str:

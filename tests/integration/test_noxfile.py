@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from provisioning import python_environments, torch_builds
+from provisioning import lock_files, python_environments, torch_builds
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import PythonEnvironments
@@ -232,6 +233,14 @@ class TestKeptWheels:
         with pytest.raises(EnvironmentLacking):
             self.make(kept, str(UV))
         assert not list(kept.parents[1].glob("environments/**/forged.py"))
+
+    @pytest.mark.parametrize("lock", sorted(path.stem for path in python_environments.LOCKS.glob("*.txt")))
+    def test_no_requirement_of_a_lock_file_is_lost_on_the_way(self, lock: str) -> None:
+        text = (ROOT / "manifests" / "locks" / f"{lock}.txt").read_text(encoding="utf-8")
+        parts = python_environments.requirements_of(text)
+        assert lock_files.parse("\n".join(parts)) == [
+            replace(entry, via=frozenset()) for entry in lock_files.parse(text)
+        ]
 
     def test_a_source_archive_among_them_is_not_built(self, kept: Path) -> None:
         (kept / self.WHEELS[1]).rename(kept / "mine-1.0.tar.gz")
