@@ -8,7 +8,11 @@ from provisioning.base.command_line import Verb, main
 
 VERBS = {
     "gate": Verb("ci.gate", "run the stages that decide a pull request, and their summary", "executorch"),
-    "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
+    "report": Verb(
+        "ci.report.verb",
+        "render reports/ as a table, JUnit, SARIF, a job summary or a page",
+        foreign_code=False,
+    ),
     "build_runner": Verb(
         "ci.builds.runner_verb", "build qnn_executor_runner against the executorch wheel", "executorch"
     ),

@@ -38,7 +38,7 @@ from ci.engine.inputs import (
 )
 from ci.engine.interpreter import as_installed
 from ci.engine.packages import distributions_of
-from ci.engine.packed import pack
+from ci.engine.packed import begin, pack
 from ci.engine.remote import ENTRIES, Remote, remote_of
 from ci.engine.runs import Run
 from ci.engine.watch import Stamp, source_of
@@ -132,6 +132,8 @@ class Memo:
         self.remote = remote_of(handed_on(os.environ))
         self.results = os.environ.get(RESULTS, "")
         """Where what it remembers is packed for `cache push`, if anywhere."""
+        if self.results:
+            begin(Path(self.results))
         self._restored: tuple[str, frozenset[str]] | None = None
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Results that a run packs for the cache that machines share: `cache push` signs and uploads them, where no
-user code runs.
+"""Results that a run packed for `cache push`, which signs and uploads them where no user code runs.
 
-A folder has blobs/SHA256, and entries/NAME.json with an entry, its key, and the blobs that it names.
+Each has a folder of its own, `TIME-DIGEST`: `entry.json` with its key and document, and its blobs by digest.
+A job with other people's code wrote it, so it is read as any foreign file.
 """
 
 from __future__ import annotations
@@ -10,81 +10,112 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.engine.inputs import key_of
-from provisioning.base.errors import CheckFailed
-from provisioning.base.files import hash_file, replacing
-from provisioning.base.foreign import in_line
-from provisioning.base.rendering.text import plural
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file, open_regular, replace_text
+from provisioning.base.secrets import RESULTS
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from ci.engine.remote import Remote
-
-ENTRIES, BLOBS = "entries", "blobs"
+SCHEMA = 1
+MARK = "qnn-ci-results.json"
+"""Says that a folder is one of results, also if it has none: GitHub uploads no empty folder."""
+ENTRY = "entry.json"
 LARGEST_ENTRY = 32 << 20
-DIGEST = re.compile("[0-9a-f]{64}")
+_DIGEST = re.compile("[0-9a-f]{64}")
+_NAME = re.compile(r"\d{20}-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    key: str
+    document: Mapping[str, Any]
+    blobs: Mapping[str, Path]
+
+
+def begin(folder: Path) -> None:
+    try:
+        replace_text(folder / MARK, json.dumps({"schema": SCHEMA}))
+    except OSError as error:
+        fix = f"{RESULTS}=FOLDER, with a folder to write to"
+        raise UsageError(f"{RESULTS}={folder}: {error.strerror}", fix=fix) from None
 
 
 def pack(folder: Path, key: str, document: Mapping[str, Any], blobs: Mapping[str, Path]) -> None:
-    """`blobs` by digest are all that the entry names. The entry comes last: it is whole or not there."""
-    for name in (ENTRIES, BLOBS):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    for digest, blob in blobs.items():
-        if not (folder / BLOBS / digest).exists():
-            with replacing(folder / BLOBS / digest) as part:
-                shutil.copyfile(blob, part)
-    entry = {"key": key, "document": dict(document), "blobs": sorted(blobs)}
-    with replacing(folder / ENTRIES / f"{key_of(entry)[:32]}.json") as part:
-        part.write_text(json.dumps(entry), encoding="utf-8")
-
-
-def push(folder: Path, remote: Remote, signer: Ed25519PrivateKey) -> int:
-    """Sign and upload each entry, and remove it: what was not sent is still there. How many they were."""
-    entries = sorted((folder / ENTRIES).glob("*.json"))
-    for number, path in enumerate(entries, 1):
-        key, document, blobs = _entry(folder, path)
-        remote.send(signer, key, document, blobs)
-        path.unlink()
-        sys.stderr.write(f"[{number}/{len(entries)}] {key[:16]}: {plural(len(blobs), 'file')}\n")
-    for blob in (folder / BLOBS).glob("*"):
-        blob.unlink()
-    return len(entries)
-
-
-def _entry(folder: Path, path: Path) -> tuple[str, Mapping[str, Any], dict[str, Path]]:
-    """Written where user code ran: no other file than its blobs may go out, whatever it names."""
-    if not _is_file(path) or path.stat().st_size > LARGEST_ENTRY:
-        raise _refused(path, "it is no entry")
+    """Trouble changes no verdict: the result is not pushed, and that is said."""
+    name = f"{time.time_ns():020}-{key_of({'key': key, 'document': dict(document)})[:16]}"
+    part = folder / f".{name}"
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        key, document, names = entry["key"], entry["document"], entry["blobs"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _refused(path, f"it is no entry ({type(error).__name__})") from None
-    if not isinstance(document, dict) or not isinstance(names, list):
-        raise _refused(path, "it is no entry")
-    for digest in [key, *names]:
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise _refused(path, f"{in_line(str(digest))[:80]!r} is no digest")
-    blobs = {digest: folder / BLOBS / digest for digest in names}
-    for digest, blob in blobs.items():
-        if not _is_file(blob) or hash_file(blob) != digest:
-            raise _refused(path, f"{digest} is not there, or has other bytes")
-    return key, document, blobs
+        part.mkdir(parents=True)
+        for digest, path in blobs.items():
+            try:
+                os.link(path, part / digest)
+            except OSError:
+                shutil.copyfile(path, part / digest)
+        replace_text(part / ENTRY, json.dumps({"schema": SCHEMA, "key": key, "document": document}))
+        part.rename(folder / name)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        sys.stderr.write(f"a result is not packed into {folder}: {error.strerror}; it will not be pushed\n")
 
 
-def _is_file(path: Path) -> bool:
+def checked(folder: Path) -> None:
+    """Raise UsageError for another folder: a wrong name must not look as if there were nothing to push."""
+    if not (folder / MARK).is_file():
+        raise UsageError(
+            f"{folder} is no folder of results", fix=f"name the one that {RESULTS} named in the run"
+        )
+
+
+def packed(folder: Path) -> list[Path]:
+    """Oldest first: what failed after it had passed is pushed later."""
+    results = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    for path in results:
+        if path.is_dir() and not path.is_symlink() and not os.path.lexists(path / ENTRY):
+            remove(path)
+    return [path for path in results if os.path.lexists(path)]
+
+
+def remove(result: Path) -> None:
+    """The entry first: without it, a kill leaves nothing that looks like a result."""
+    (result / ENTRY).unlink(missing_ok=True)
+    shutil.rmtree(result)
+
+
+def read(result: Path) -> Result:
+    """Raises CheckFailed for what no run packs."""
     try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
+        if result.is_symlink():
+            raise _not_ours(result, "it is a link")
+        with _opened(result / ENTRY) as stream:
+            text = stream.read(LARGEST_ENTRY + 1)
+        if len(text) > LARGEST_ENTRY:
+            raise _not_ours(result, "its entry is too large")
+        whole = json.loads(text)
+        key, document = whole["key"], whole["document"]
+        names = {*document["sets"], *document.get("files", {}).values()}
+        if whole["schema"] != SCHEMA or not all(_DIGEST.fullmatch(each) for each in (key, *names)):
+            raise _not_ours(result, "its entry is none")
+        blobs = {digest: result / digest for digest in sorted(names)}
+        for digest, path in blobs.items():
+            _opened(path).close()
+            if hash_file(path) != digest:
+                raise _not_ours(result, f"{digest[:12]} is damaged")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _not_ours(result, getattr(error, "strerror", "") or "its entry is none") from None
+    return Result(key, document, blobs)
 
 
-def _refused(path: Path, why: str) -> CheckFailed:
-    return CheckFailed(f"{in_line(str(path))}: {why}", fix="remove it, or have a run pack its results again")
+def _opened(path: Path) -> Any:
+    if path.is_symlink():
+        raise OSError(0, f"{path.name[:12]} is a link")
+    return open_regular(path)
+
+
+def _not_ours(result: Path, why: str) -> CheckFailed:
+    return CheckFailed(f"{result} is not pushed: {why}")

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from ci.engine.inputs import Roots, Touched
 from ci.engine.memo import CachedResult, Memo, Miss
-from ci.engine.packed import push
+from ci.engine.packed import begin, packed, read, remove
 from ci.engine.remote import Remote
 from ci.engine.watch import stamp_of
 
@@ -34,6 +34,8 @@ class Machine:
         self.shares = True
         self.remote = Remote(url, token, (OURS.public_key(),))
         self.results = folder / "results" if writes else None
+        if self.results:
+            begin(self.results)
         self.weights("1")
 
     def weights(self, text: str) -> None:
@@ -46,30 +48,27 @@ class Machine:
         memo.results = str(self.results or "")
         return memo
 
-    def push(self) -> int:
+    def push(self) -> None:
         """As another command does after the work."""
-        assert self.results
-        return push(self.results, self.remote, OURS)
+        for path in packed(self.results) if self.results else ():
+            result = read(path)
+            self.remote.send(OURS, result.key, result.document, result.blobs)
+            remove(path)
 
     def work(self, value: int = 7) -> None:
-        self.only_work(value)
-        if self.results:
-            self.push()
-
-    def only_work(self, value: int = 7) -> None:
         memo = self.memo()
         folder = memo.scratch()
         (folder / "out").mkdir()
         (folder / "out" / "net.pte").write_text("program 1")
         assert not memo.remember("net", KEY, {"value": value}, self.touched, folder, COMMON).not_remembered
         memo.close()
+        self.push()
 
     def fail(self) -> None:
         memo = self.memo()
         memo.forget(KEY, self.touched, COMMON)
         memo.close()
-        if self.results:
-            self.push()
+        self.push()
 
     @property
     def touched(self) -> Touched:
