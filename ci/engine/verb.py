@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.secrets import RESULTS
+from provisioning.base.settings import user_path
 
 EXAMPLES = """\
   QNN_CI_REMOTE_CACHE_RESULTS=results python -m ci test_lowering --suite models.toml
@@ -34,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _push(typed: Sequence[Path]) -> int:
     named = os.environ.get(RESULTS)
-    folders: Sequence[Path] = typed or ([Path(named)] if named else [])
+    here = str(Parser.user_folder())
+    folders = [user_path(each, "RESULTS", here) for each in typed] or ([Path(named)] if named else [])
     if not folders:
         raise UsageError("no folder of results is named", fix=f"name the one that {RESULTS} named in the run")
     return push(folders)
