@@ -32,7 +32,7 @@ _NAME = re.compile(r"\d{20}-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PackedResult:
     key: str
     document: Mapping[str, Any]
     blobs: Mapping[str, Path]
@@ -87,7 +87,7 @@ def remove(result: Path) -> None:
     shutil.rmtree(result)
 
 
-def read(result: Path) -> Result:
+def read(result: Path) -> PackedResult:
     """Raises CheckFailed for what no run packs."""
     try:
         if result.is_symlink():
@@ -108,7 +108,7 @@ def read(result: Path) -> Result:
                 raise _not_ours(result, f"{digest[:12]} is damaged")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _not_ours(result, getattr(error, "strerror", "") or "its entry is none") from None
-    return Result(key, document, blobs)
+    return PackedResult(key, document, blobs)
 
 
 def _opened(path: Path) -> Any:
