@@ -73,7 +73,6 @@ SCHEMAS = {
         "ci.pipeline.baseline:Tolerances",
         "How much worse than its baseline a program may become",
     ),
-    "lint_tools": ("ci.dev.lint_tools:LintTools", "Programs for lint, as archives by hash"),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),
     "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (

