@@ -125,8 +125,32 @@ def chosen(ids: Sequence[str]) -> list[Rule]:
 
 
 def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
-    """Apply each rule to every context. A rule's result is the worst of them, with all findings."""
-    return [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
+    """Apply each rule to every context. A rule's result is the worst of them, with all findings. Of a file
+    that is wrong for one cause, the rule that names it speaks alone."""
+    results = [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
+    wrong = {
+        result.rule.id: {each.subject for each in result.findings if each.severity is Severity.ERROR}
+        for result in results
+    }
+    return [_without_told(result, wrong) for result in results]
+
+
+def _without_told(result: Result, wrong: Mapping[str, set[str]]) -> Result:
+    told = {subject for id_ in result.rule.text.told_by for subject in wrong.get(id_, ())}
+    findings = tuple(each for each in result.findings if each.subject not in told)
+    if len(findings) == len(result.findings):
+        return result
+    if not findings:
+        by = ", ".join(id_ for id_ in result.rule.text.told_by if wrong.get(id_))
+        return Result(result.rule, State.NOT_APPLICABLE, (), f"{by} tells why of each file")
+    return replace(result, state=_state_of(findings), findings=findings)
+
+
+def _state_of(findings: Iterable[Finding]) -> State:
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return State.FAIL
+    return State.WARN if Severity.WARNING in severities else State.PASS
 
 
 def _joined(results: Sequence[Result], contexts: Sequence[Context]) -> Result:
@@ -160,10 +184,7 @@ def _apply(rule_: Rule, context: Context) -> Result:
         Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.fix or rule_.text.fix)
         for p in problems
     )
-    severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
-        return Result(rule_, State.FAIL, findings)
-    return Result(rule_, State.WARN if Severity.WARNING in severities else State.PASS, findings)
+    return Result(rule_, _state_of(findings), findings)
 
 
 @dataclass(frozen=True, slots=True)

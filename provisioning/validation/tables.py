@@ -116,6 +116,8 @@ class AndroidTable(Model):
 
 class RuleText(Model):
     severity: Literal["error", "warning", "note"]
+    told_by: tuple[str, ...] = ()
+    """Rules whose error about a file tells why this one fires there too: it is left out then."""
     summary: str
     why: str
     example: str

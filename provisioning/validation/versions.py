@@ -78,7 +78,10 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
     pin = context.profile.components[QNN_SDK]
     expected = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
-    if stated := tree.stated.get("sdk.yaml build_id"):
+    stated = tree.stated.get("sdk.yaml build_id")
+    if stated and all(stated.startswith(each) for each in expected.values()):
+        expected = {f"{', '.join(expected)} and sdk.yaml": stated}
+    elif stated:
         expected["sdk.yaml"] = stated
     for source, build_id in expected.items():
         # A profile without a build id still pins the version, with which every id begins.

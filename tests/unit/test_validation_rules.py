@@ -403,3 +403,22 @@ def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path
     (error,) = result_of("soc-libraries", named).findings
     assert "SC8380XP" in error.fix
     assert not result_of("soc-libraries", replace(named, every_target=True)).findings
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "told"),
+    [
+        (SKEL, skel(79, OTHER_BUILD), "hexagon-arch"),
+        (SKEL, Library(content=f"{OTHER_BUILD}\0".encode(), needed=("libnone.so",)), "elf-machine"),
+        (SKEL, skel(75, OTHER_BUILD), "qnn-build-id"),
+    ],
+)
+def test_a_file_of_another_chip_machine_or_build_is_one_error(
+    tmp_path: Path, place: str, content: Library, told: str
+) -> None:
+    context = placed(f"{IN_DSP}/{place}", content.encode())(tmp_path)
+    results = check([context], catalogue().values())
+    about = [each for result in results for each in result.findings if each.subject.endswith(place)]
+    assert [(each.rule, each.severity) for each in about] == [(told, Severity.ERROR)]
+    # Alone each rule still says what it sees.
+    assert result_of("one-build-id", context).findings
