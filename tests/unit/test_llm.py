@@ -677,7 +677,7 @@ class TestCheck:
             os.truncate(binary, size)
         write_config(out, shape, binaries, soc_named("SM8650"), context=128, most=5)
         record: dict[str, Any] = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
-        record |= {"context": 128, "prefill": 32}
+        record |= {"context": 128, "prefill": 32, "parts": 2}
         record |= {"calibrated by": list(calibrated)}
         (out / RECORD).write_text(json.dumps(record))
         save_tokenizer(out)
@@ -692,6 +692,7 @@ class TestCheck:
             "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
             "noise": {"noise": bounds},
             "figures": {"decode_htp": values},
+            "part pace": {"ready": 1.0, "token": 0.01},
             "genie choices": {
                 "prefill": chosen(1.0),
                 "decode": chosen(choices),

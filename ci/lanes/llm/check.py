@@ -50,6 +50,7 @@ from ci.lanes.llm.prompts import (
 from ci.lanes.llm.work import setup_of
 from ci.pipeline.steps import Asker, asking
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds
 from provisioning.manifest import soc_named
 
@@ -196,6 +197,8 @@ def check_model(options: CheckOptions) -> int:
         if options.on != "cpu":
             enough = max(MIN_TOKENS, record["prefill"] + 1)
             few = {**order, "windows": 1, "length": min(record["context"], enough)}
+            if options.on == "parts":
+                _say_how_long(ask, few, record["parts"])
             guilty = _parts(ask, few, shown=options.where or bool(problems) or options.on == "parts")
             problems += guilty or ([READ_OTHERWISE] if problems else [])
         if options.on != "both":
@@ -351,6 +354,13 @@ def _genie_figures(
 
 def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:
     return [{"prompt": list(text.prompt), "tokens": list(text.tokens)} for text in texts]
+
+
+def _say_how_long(ask: Asker, order: Mapping[str, Any], parts: int) -> None:
+    """Of all parts, by the last one."""
+    replies = _of_each_kind(ask, order, "part pace")
+    each = sum(reply["ready"] + order["length"] * reply["token"] for reply in replies)
+    sys.stderr.write(f"{plural(2 * parts, 'part')}, about {seconds(each * parts)}\n")
 
 
 def _parts(ask: Asker, order: Mapping[str, Any], *, shown: bool) -> list[str]:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.arrays import Sample
 from ci.lanes.llm.checkpoint_compile import on_cpu_name
@@ -83,6 +85,33 @@ def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
         reader.read(row[: reader.count])
         paces[name] = (time.monotonic() - began) / min(len(row), reader.count)
     return {"ready": ready, "pace": paces}
+
+
+def order_part_pace(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds that the last part of a kind takes, where the head is: to be ready, and for each token. The
+    binaries of all parts may be more than the emulator loads."""
+    compiled, kind = Compiled.of(order), order["kind"]
+    number = compiled.parts - 1
+    first, last = compiled.shape.part(number, compiled.parts)
+    began = time.monotonic()
+    readers = compiled.readers(kind, only=number)
+    count = next(iter(readers.values())).count
+    row: Any = _rows(compiled, order)[0][: 2 * count + 1]
+    if first:
+        row = np.random.default_rng(1).normal(size=(len(row), compiled.shape.hidden_size)).astype(np.float32)
+    decoder = load_decoder(compiled.folder, compiled.shape, len(row), len(row), first, last)
+    outputs = outputs_of(decoder, row)
+    blocks_of = {
+        name: list(blocks(decoder, row, outputs, reader.context, reader.count))[:2]
+        for name, reader in readers.items()
+    }
+    for name, reader in readers.items():
+        reader.alone(blocks_of[name][0][1])
+    ready = time.monotonic() - began
+    began = time.monotonic()
+    for name, reader in readers.items():
+        reader.alone(blocks_of[name][-1][1])
+    return {"ready": ready, "token": (time.monotonic() - began) / count}
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:

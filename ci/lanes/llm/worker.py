@@ -25,6 +25,7 @@ ORDERS = {
     "genie choices": ("ci.lanes.llm.checkpoint_check", "order_genie_choices"),
     "genie figures": ("ci.lanes.llm.checkpoint_check", "order_genie_figures"),
     "pace": ("ci.lanes.llm.checkpoint_check", "order_pace"),
+    "part pace": ("ci.lanes.llm.checkpoint_check", "order_part_pace"),
     "figures": ("ci.lanes.llm.checkpoint_check", "order_figures"),
     "parts": ("ci.lanes.llm.checkpoint_check", "order_parts"),
     "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
