@@ -144,6 +144,8 @@ class Soc(Model):
     """What `/sys/devices/soc0/soc_id` of a device says, which is not QNN's number."""
     sold_as: tuple[SocName, ...] = ()
     """Other names of the chip."""
+    called: tuple[str, ...] = ()
+    """What people call it, without `Snapdragon`."""
     least_qnn: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
     """The first QNN build that knows it; None where every build that was measured does."""
     windows: bool = False
@@ -165,6 +167,8 @@ class Refused(Model):
 class SocTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     socs: dict[SocName, Soc]
+    devices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The chips of well-known devices, which may be another maker's where a model has several."""
     refused: tuple[Refused, ...] = ()
 
     @model_validator(mode="after")
@@ -176,10 +180,14 @@ class SocTable(Model):
                 *soc.sold_as,
                 f"id {soc.id}",
                 *(f"kernel id {number}" for number in soc.kernel_ids),
+                *map(_simple, soc.called),
             ):
                 if word in owners:
                     raise ValueError(f"{word} for one chip, not for both {owners[word]} and {name}")
                 owners[word] = name
+        for device, chips in self.devices.items():
+            if not set(chips) & set(self.socs):
+                raise ValueError(f"{device}: none of {', '.join(chips)} is a chip of this table")
         return self
 
 
@@ -252,11 +260,28 @@ def load_environments() -> dict[str, PythonEnvironment]:
     return load(MANIFESTS / "environments.toml", PythonEnvironments).root
 
 
+def _simple(name: str) -> str:
+    """A name that people use, however they write it: `Snapdragon 8 Gen 3`, `8gen3`, `8-gen-3`."""
+    words = re.sub("[^a-z0-9+]", "", name.lower())
+    return words.removeprefix("qualcomm").removeprefix("snapdragon").removeprefix("samsung")
+
+
 def soc_named(name: str) -> Soc:
     socs = load_socs()
     if name in socs:
         return socs[name]
+    for device, chips in _soc_table().devices.items():
+        if _simple(name) == _simple(device):
+            ours = next(chip for chip in chips if chip in socs)
+            if len(chips) == 1:
+                raise UsageError(f"the {device} has QNN's {ours}", fix=f"--soc {ours}")
+            raise UsageError(
+                f"the {device} is sold with {' and with '.join(chips)}",
+                fix=f"--soc {ours} where `adb shell getprop ro.soc.model` says so",
+            )
     for known, soc in socs.items():
+        if _simple(name) in map(_simple, soc.called):
+            raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
         if name.strip().upper() in soc.sold_as:
             raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
         if name in map(str, soc.kernel_ids):

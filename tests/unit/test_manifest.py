@@ -104,3 +104,28 @@ def test_no_two_chips_share_a_number_or_a_name(tmp_path: Path) -> None:
         )
         with pytest.raises(ManifestError, match=r"SM8650.*SM1"):
             load(twice, SocTable)
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("8gen3", "--soc SM8650"),
+        ("Snapdragon 8 Gen 3", "--soc SM8650"),
+        ("8-Elite", "--soc SM8750"),
+        ("8 Elite Gen 5", "--soc SM8850"),
+        ("x elite", "--soc SC8380XP"),
+        ("Galaxy S25", "--soc SM8750"),
+        ("galaxy s24 ultra", "--soc SM8650"),
+    ],
+)
+def test_a_chip_is_found_by_what_people_call_it_or_its_phone(said: str, fix: str) -> None:
+    with pytest.raises(UsageError) as told:
+        soc_named(said)
+    assert told.value.fix == fix
+
+
+def test_a_phone_that_another_maker_s_chip_is_in_too_is_asked_for_its_own() -> None:
+    with pytest.raises(UsageError) as told:
+        soc_named("Galaxy S24")
+    assert "SM8650" in told.value.message and "Exynos 2400" in told.value.message
+    assert "getprop" in (told.value.fix or "")
