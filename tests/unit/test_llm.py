@@ -690,7 +690,7 @@ class TestCheck:
         }
         answers: dict[str, dict[str, Any]] = {
             "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
-            "noise": {"noise": bounds},
+            "noise": {"noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds)},
             "figures": {"decode_htp": values},
             "part pace": {"ready": 1.0, "token": 0.01},
             "genie choices": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ci.lanes.llm.genie import KINDS, NONE, RECORD, ForcedText, contradictions, 
 from ci.lanes.llm.judge import (
     EXCUSED,
     HIGHER_IS_BETTER,
+    OF_WINDOWS,
     STANDARD_ERRORS,
     Figure,
     choice_misses,
@@ -183,17 +184,19 @@ def check_model(options: CheckOptions) -> int:
             if options.on == "both"
             else []
         )
-        narrow = record["precision"] != "fp16"
-        if narrow and options.on != "parts":
-            limits = {**_by_noise(ask, order, limits), **given}
-        if options.on != "parts":
-            problems += _figures(ask, order, genie, limits, narrow=narrow)
+        texts: list[ForcedText] = []
         if options.on == "both":
             texts = prefixes_of(tokens, lengths)
             texts = with_chats(texts, folder, tokenizer, shape, record["context"] - record["prefill"])
-            problems += _choices(ask, order, config, texts, limits)
             texts.append(to_the_end(tokens, max(own, PREFIX + CONTINUED)))
-            problems += _genie_figures(ask, order, config, texts, limits)
+        bounds = Bounds(limits)
+        if record["precision"] != "fp16" and options.on != "parts":
+            bounds = _by_noise(ask, order, texts, limits, given)
+        if options.on != "parts":
+            problems += _figures(ask, order, genie, bounds)
+        if options.on == "both":
+            problems += _choices(ask, order, config, texts[:-1], bounds.limits)
+            problems += _genie_figures(ask, order, config, texts, bounds)
         if options.on != "cpu":
             enough = max(MIN_TOKENS, record["prefill"] + 1)
             few = {**order, "windows": 1, "length": min(record["context"], enough)}
@@ -247,20 +250,44 @@ def _read_by_genie(
     return problems
 
 
-def _by_noise(ask: Asker, order: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    limits: Mapping[str, float]
+    narrow: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By reader, those by what rounding alone costs on the tokens that it reads."""
+
+    def of(self, reader: str) -> Mapping[str, float]:
+        return self.narrow.get(reader) or self.narrow.get(OF_WINDOWS) or self.limits
+
+
+def _by_noise(
+    ask: Asker,
+    order: Mapping[str, Any],
+    texts: Sequence[ForcedText],
+    limits: Mapping[str, float],
+    given: Mapping[str, float],
+) -> Bounds:
     """Of each figure the limit, or what rounding alone costs this checkpoint, with its error, where that is
-    less: a wider limit would hide a mistake."""
-    figures = figures_from(ask(**{**order, "do": "noise"})["noise"])
-    sys.stdout.write(f"rounding alone: {_in_words(figures)}\n")
-    narrow = {}
-    for name, figure in figures.items():
-        allowed = STANDARD_ERRORS * figure.error
-        narrow[name] = (
-            max(limits[name], figure.value - allowed)
-            if name in HIGHER_IS_BETTER
-            else min(limits[name], figure.value + allowed)
+    less: a wider limit would hide a mistake. `given` are the user's own."""
+    noise, narrow = (
+        ask(**{**order, "do": "noise", "texts": _as_json(texts)})["noise"],
+        dict[str, dict[str, float]](),
+    )
+    for reader, facts in noise.items():
+        figures = figures_from(facts)
+        whose = f", {READER_NAMES[reader]}" if reader in READER_NAMES else ""
+        sys.stdout.write(f"rounding alone{whose}: {_in_words(figures)}\n")
+        narrow[reader] = {name: _narrowed(name, limits[name], each) for name, each in figures.items()} | dict(
+            given
         )
-    return narrow
+    return Bounds(narrow[OF_WINDOWS], narrow)
+
+
+def _narrowed(name: str, limit: float, noise: Figure) -> float:
+    allowed = STANDARD_ERRORS * noise.error
+    if name in HIGHER_IS_BETTER:
+        return max(limit, noise.value - allowed)
+    return min(limit, noise.value + allowed)
 
 
 def _in_words(figures: Mapping[str, Figure]) -> str:
@@ -279,9 +306,7 @@ def _figures(
     ask: Asker,
     order: Mapping[str, Any],
     genie: Mapping[str, int],
-    limits: Mapping[str, float],
-    *,
-    narrow: bool,
+    bounds: Bounds,
 ) -> list[str]:
     """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
     replies = _of_each_kind(ask, order, "pace")
@@ -295,16 +320,16 @@ def _figures(
     with_genie = " with Genie's and each part's" if genie else ""
     sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(forecast)}{with_genie}\n")
     facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}
-    return _judged(facts, limits, chance=narrow)
+    return _judged(facts, bounds, chance=bool(bounds.narrow))
 
 
-def _judged(facts: Mapping[str, Any], limits: Mapping[str, float], *, chance: bool) -> list[str]:
+def _judged(facts: Mapping[str, Any], bounds: Bounds, *, chance: bool) -> list[str]:
     """With `chance` a figure may be beyond its limit by three standard errors of its own."""
     problems = []
     for name, words in READER_NAMES.items():
         if name not in facts:
             continue
-        figures = figures_from(facts[name])
+        figures, limits = figures_from(facts[name]), bounds.of(name)
         sys.stdout.write(f"{words}: {_in_words(figures)}\n")
         problems += [f"{words}: {miss}" for miss in misses(figures, limits, chance=chance)]
         for near in [] if chance else close(figures, limits):
@@ -342,14 +367,14 @@ def _genie_figures(
     order: Mapping[str, Any],
     config: Path,
     texts: Sequence[ForcedText],
-    limits: Mapping[str, float],
+    bounds: Bounds,
 ) -> list[str]:
     """Of the logits that Genie itself chooses by."""
     with limited(config, CONTINUED) as copy:
         facts = ask(**{**order, "do": "genie figures", "config": str(copy), "texts": _as_json(texts)})
     if not set(facts) & set(READER_NAMES):
         sys.stdout.write("This build's libGenie.so gives no logits: Genie is judged by its choices alone\n")
-    return _judged(facts, limits, chance=True)
+    return _judged(facts, bounds, chance=True)
 
 
 def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:

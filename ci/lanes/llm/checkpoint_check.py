@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,22 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
-from ci.lanes.llm.arrays import Sample
+from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.checkpoint_compile import on_cpu_name
 from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
-from ci.lanes.llm.judge import figures_of, window_of
-from ci.lanes.llm.measure import choices, figures_on, genie_figures, windows
+from ci.lanes.llm.judge import OF_WINDOWS, figures_of, window_of
+from ci.lanes.llm.measure import (
+    choices,
+    choosing,
+    figures_beside,
+    figures_on,
+    genie_figures,
+    whole_text,
+    windows,
+)
 from ci.lanes.llm.reference import load_reference, require_rope
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
@@ -123,17 +131,33 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of the checkpoint where all is right and only rounded, on the same tokens."""
+    """Figures of the checkpoint where all is right and only rounded, on the same tokens: of windows, and of
+    the texts that Genie is made to say."""
     from ci.lanes.llm.noise import rounded_logits
 
-    compiled = Compiled.of(order)
-    rows = _rows(compiled, order)
-    exact, rounded = rounded_logits(load_reference(compiled.folder), rows)
+    compiled, texts = Compiled.of(order), [ForcedText(**each) for each in order["texts"]]
+    shape, rows = compiled.shape, _rows(compiled, order)
+    every = [*rows, *(whole_text(shape, text) for text in texts)]
+    exact, rounded = rounded_logits(load_reference(compiled.folder), every)
+    count = len(rows)
+    noise = {OF_WINDOWS: figures_of_rows(rows, exact[:count], rounded[:count])}
+    if texts:
+        both = [
+            [choosing(shape, text, each) for text, each in zip(texts, logits[count:], strict=True)]
+            for logits in (exact, rounded)
+        ]
+        noise |= figures_beside(texts, *both)
+    return {"noise": noise}
+
+
+def figures_of_rows(
+    rows: Sequence[Sequence[int]], exact: Sequence[Array], rounded: Sequence[Array]
+) -> dict[str, Any]:
     windows = [
         window_of(some[:-1], every[:-1], row[1:])
         for some, every, row in zip(rounded, exact, rows, strict=True)
     ]
-    return {"noise": {name: asdict(figure) for name, figure in figures_of(windows).items()}}
+    return {name: asdict(figure) for name, figure in figures_of(windows).items()}
 
 
 def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:

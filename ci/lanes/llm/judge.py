@@ -162,6 +162,8 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Array]], float]] = {
     "regret": lambda every: float(every["regret"].mean()),
 }
 HIGHER_IS_BETTER = frozenset(("first_choice",))
+OF_WINDOWS = "windows"
+"""Of what rounding alone costs, the figures of the windows that our readers read."""
 DIVERGENCES = frozenset(("divergence", "divergence_99"))
 
 

@@ -216,13 +216,29 @@ def genie_figures(
     shape: Architecture, reference: Any, texts: Sequence[ForcedText], logits: Sequence[Array]
 ) -> dict[str, Any]:
     """Figures of Genie's own logits: of prefill's at the end of each prompt, and of decode's after it."""
+    expected = [choosing(shape, text, logits_of(reference, whole_text(shape, text))) for text in texts]
+    return figures_beside(texts, expected, logits)
+
+
+def whole_text(shape: Architecture, text: ForcedText) -> list[int]:
+    return [*shape.beginning, *text.prompt, *text.tokens]
+
+
+def choosing(shape: Architecture, text: ForcedText, rows: Array) -> Array:
+    """Of the rows of a whole text those from which its tokens are chosen."""
+    before = len(shape.beginning) + len(text.prompt)
+    chosen: Array = rows[before - 1 : -1]
+    return chosen
+
+
+def figures_beside(
+    texts: Sequence[ForcedText], expected: Sequence[Array], logits: Sequence[Array]
+) -> dict[str, Any]:
     windows: dict[str, list[Window]] = {f"{kind}_genie": [] for kind in KINDS}
-    for text, rows in zip(texts, logits, strict=True):
-        before = [*shape.beginning, *text.prompt]
-        expected = logits_of(reference, [*before, *text.tokens])[len(before) - 1 : -1]
+    for text, theirs, rows in zip(texts, expected, logits, strict=True):
         for name, part in zip(windows, (slice(0, 1), slice(1, None)), strict=True):
             if len(following := text.tokens[part]):
-                windows[name].append(window_of(rows[part], expected[part], following))
+                windows[name].append(window_of(rows[part], theirs[part], following))
     return {name: _as_json(each) for name, each in windows.items()}
 
 
