@@ -26,7 +26,7 @@ CHILD = "ci.lanes.executorch.cut_programs"
 def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
     """The program's name, and what the search gave."""
     selection = model.selection
-    program = program_of(model) if model.typed else _chosen(choice, selection)
+    program = program_of(model) if model.typed else chosen_program(choice, selection)
     thresholds = program.thresholds
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)
@@ -45,7 +45,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
         return program.name, json.loads(answer.read_text(encoding="utf-8"))
 
 
-def _chosen(choice: Choice, selection: Selection) -> ExecutorchProgram:
+def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:
     programs = [each for each in chosen_programs(Lowering(), choice, selection) if each.backend == "htp"]
     if len(programs) != 1:
         names = ", ".join(program.name for program in programs[:5])

@@ -27,7 +27,7 @@ from ci.lanes.onnx.user_program import (
     program_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import not_in_fp16, warnings_of
+from ci.pipeline.findings import accuracy_of_one_model, nearly_constant, not_in_fp16
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Choice, Compiling, OneModel
@@ -142,7 +142,20 @@ class QuantizeOne(OneModelStep):
         _, facts = prepared(program, ask, ask.scratch, name=self.stem)
         for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
             path.replace(ask.into / path.name)
-        return {each: facts[each] for each in ("compared", "constant", "inputs", "near", "packages")}
+        told = ("compared", "constant", "inputs", "near", "packages", "slices")
+        return {each: facts[each] for each in told}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesOfOne(OneModelStep):
+    """What each operator loses by quantizing."""
+
+    kind = "onnx-losses"
+    keeps_files = False
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        common, facts = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
+        return {**ask(do="losses", **common), **{each: facts[each] for each in ("compared", "near")}}
 
 
 @dataclass(frozen=True)
@@ -213,11 +226,17 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if ddr := context["ddr"]:
             words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
-        warnings = [*constant_inputs(facts), *warnings_of(near)]
+        words += [f"  {each}" for each in context["slices"]]
+        warnings = [*constant_inputs(facts), *filter(None, [nearly_constant(near)])]
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        return Product({path.name: path for path in files}, words, warnings)
+        commands = (
+            self.command("divergence", program.soc),
+            self.command("quantize", program.soc, "--where"),
+        )
+        wrong = accuracy_of_one_model(self.model.typed, near, context["slices"], *commands)
+        return Product({path.name: path for path in files}, words, warnings, wrong)
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
         for program in plan.programs:
@@ -245,11 +264,24 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             "stack": facts["packages"],
             "inputs": facts["inputs"],
             "accuracy": facts["near"],
+            "slices": facts["slices"],
         }
         words = f"{kind}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         words += ", both by ONNX Runtime on the CPU"
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
-        return [Product(written, [words], list(constant_inputs(facts)))]
+        where = self.command("quantize", program.soc, "--where")
+        wrong = accuracy_of_one_model(stem, facts["near"], facts["slices"], where, where)
+        warnings = [*constant_inputs(facts), *filter(None, [nearly_constant(facts["near"])])]
+        return [Product(written, [words, *(f"  {each}" for each in facts["slices"])], warnings, wrong)]
+
+    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        program = program_of(self.model)
+        if not precision_named(program.run.kind).quantized:
+            raise UsageError(f"{program.run.kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
+        step = LossesOfOne(plan_of_model(self.model, program))
+        facts = require_done(run_step(step, [program])[program.name]).facts
+        words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+        return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.onnx.audit import audited
