@@ -144,7 +144,7 @@ class LaneModel(ABC, Generic[P, L]):
         raise self.not_taken(self.model)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
-        """The program's name, and what the search for its first operator that differs gave."""
+        """The program's name, and what the search for its operator that differs gave."""
         raise self.not_taken(self.model)
 
     @staticmethod

@@ -13,6 +13,7 @@ from ci.engine.installed import ready_environment, ready_runner
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import program_of
+from ci.operators.table import inexact
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
@@ -42,7 +43,11 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
             again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
             fix = f"{again} says what does not compile, and what to write instead"
             raise without_result(done, program.name, fix)
-        return program.name, json.loads(answer.read_text(encoding="utf-8"))
+        result = json.loads(answer.read_text(encoding="utf-8"))
+        if worst := result["worst"]:
+            known = inexact([worst["operator"]], program.run.precision, program.soc)
+            result["known"] = [each._asdict() for each in known if each.compiles]
+        return program.name, result
 
 
 def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:

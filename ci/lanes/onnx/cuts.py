@@ -149,11 +149,11 @@ def searched(
 
 
 def losses(
-    source: Path, quantized: Path, places: Mapping[str, SourcePlace], sample: Sample
+    source: Path, quantized: Path, places: Mapping[str, SourcePlace], sample: Sample, into: Path
 ) -> list[dict[str, Any]]:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
     floats, rounded = (Graph(onnx.load(str(path))) for path in (source, quantized))
-    wanted, found = (_every_output(graph, path, sample) for graph, path in ((floats, source), (rounded, quantized)))
+    wanted, found = (_every_output(graph, into / "exposed.onnx", sample) for graph in (floats, rounded))
     reached: dict[str, float] = {}
     every: list[tuple[float, dict[str, Any]]] = []
     for node in floats.operators():
@@ -173,7 +173,7 @@ def losses(
 
 
 def _every_output(graph: Graph, path: Path, sample: Sample) -> Sample:
-    """The tensors of a model by name, computed on the CPU."""
+    """The tensors of a model by name, computed on the CPU. The model is written to `path` for that."""
     whole = onnx.ModelProto()
     whole.CopyFrom(graph.model)
     known = {value.name for value in whole.graph.output}
@@ -183,7 +183,6 @@ def _every_output(graph: Graph, path: Path, sample: Sample) -> Sample:
         for name in names
         if graph.types.get(name) == TensorProto.FLOAT
     )
-    exposed = path.with_name("exposed.onnx")
-    onnx.save(whole, str(exposed))
-    (outputs,) = provider.on_cpu(exposed, [sample])
+    onnx.save(whole, str(path))
+    (outputs,) = provider.on_cpu(path, [sample])
     return outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,14 @@ class CompileOne(OneModelStep):
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
     def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        common = {"stem": self.stem(program), "verify": self.verify, "profiled": self.profiled}
+        common: dict[str, Any] = {
+            "stem": self.stem(program),
+            "verify": self.verify,
+            "profiled": self.profiled,
+        }
         if self.suite:
             return common
+        common["drawn"] = True
         settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed)
         return {**common, "forms": [self.form], "settings": settings.as_dict()}
 
@@ -139,7 +144,7 @@ class QuantizeOne(OneModelStep):
     stem: str
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        _, facts = prepared(program, ask, ask.scratch, name=self.stem)
+        _, facts = prepared(program, ask, ask.scratch, name=self.stem, drawn=True)
         for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
             path.replace(ask.into / path.name)
         told = ("compared", "constant", "inputs", "near", "packages", "slices")
@@ -227,7 +232,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
         words += [f"  {each}" for each in context["slices"]]
-        warnings = [*constant_inputs(facts), *filter(None, [nearly_constant(near)])]
+        warnings = [*self._drawn(program), *constant_inputs(facts), *filter(None, [nearly_constant(near)])]
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
@@ -237,6 +242,10 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         )
         wrong = accuracy_of_one_model(self.model.typed, near, context["slices"], *commands)
         return Product({path.name: path for path in files}, words, warnings, wrong)
+
+    def _drawn(self, program: OnnxProgram) -> Iterator[str]:
+        if precision_named(program.run.kind).quantized and not program.case.samples:
+            yield "it was calibrated by drawn inputs: --calibrate DIR takes real ones, which give its ranges"
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
         for program in plan.programs:
@@ -271,7 +280,8 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
         where = self.command("quantize", program.soc, "--where")
         wrong = accuracy_of_one_model(stem, facts["near"], facts["slices"], where, where)
-        warnings = [*constant_inputs(facts), *filter(None, [nearly_constant(facts["near"])])]
+        constant = filter(None, [nearly_constant(facts["near"])])
+        warnings = [*self._drawn(program), *constant_inputs(facts), *constant]
         return [Product(written, [words, *(f"  {each}" for each in facts["slices"])], warnings, wrong)]
 
     def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:

@@ -490,7 +490,8 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
 
     source = load_graph(Path(order["source"]))
     sample = saved(Path(order["prepared"]) / SAMPLES)[0]
-    found = losses(Path(order["source"]), Path(order["model"]), places_of(source), sample)
+    models, into = (Path(order["source"]), Path(order["model"])), Path(order["quantized"])
+    found = losses(*models, places_of(source), sample, into)
     return {"losses": found}
 
 
