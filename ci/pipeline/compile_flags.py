@@ -126,10 +126,12 @@ def require_one_chip(selection: Selection) -> None:
         raise UsageError(f"expected one chip, found {chips}", fix="name one --soc, and repeat the command")
 
 
-def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._ArgumentGroup:
+def add_output(
+    parser: argparse.ArgumentParser, output: str, *, required: bool = True
+) -> argparse._ArgumentGroup:
     """What `compile` and `quantize` have alike; `output` says what is written. Returns the group of PyTorch
     models' flags."""
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
+    parser.add_argument("-o", "--output", type=Path, required=required, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
     pytorch.add_argument(
         "--python",

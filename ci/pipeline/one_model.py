@@ -24,10 +24,11 @@ from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
-from provisioning.base.command_line import Parser
-from provisioning.base.commands import quoted
+from provisioning.base.command_line import Parser, show_error
+from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])
@@ -41,6 +42,8 @@ class Product:
     """By their names in the output: where each lies, or its text."""
     words: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    wrong: Sequence[Finding] = ()
+    """What makes the command end with exit code 1. The files are written all the same."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -92,6 +95,19 @@ class LaneModel(ABC, Generic[P, L]):
         """The model as it is compiled, where another Python exports it."""
         return self
 
+    def command(self, verb: str, soc: str, *more: str) -> str:
+        """That does something else with the same model."""
+        model = self.model
+        words: list[str | Path] = [model.typed, "--soc", soc]
+        for flag, values in (
+            ("--precision", [model.precision] if model.precision else []),
+            ("--calibrate", [model.calibrate] if model.calibrate else []),
+            ("--variable", model.variables),
+            ("--dimension", model.dimensions),
+        ):
+            words += [word for value in values for word in (flag, value)]
+        return session(verb, *words, *["--per-channel"] * model.per_channel, *more)
+
     def plan(self, programs: Sequence[P]) -> L:
         model = self.model
         options = StageOptions(model.selection, Choice(), model.work, Accept(), False)
@@ -113,6 +129,11 @@ class LaneModel(ABC, Generic[P, L]):
     def quantized(self) -> Sequence[Product]:
         raise self.not_taken(self.model)
 
+    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """What quantizing the whole model loses, in words, and what each operator adds to it, the worst
+        first."""
+        raise self.not_taken(self.model)
+
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
         measures."""
@@ -123,7 +144,7 @@ class LaneModel(ABC, Generic[P, L]):
         raise self.not_taken(self.model)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
-        """The program's name, and what the search for its first operator that differs gave."""
+        """The program's name, and what the search for its operator that differs gave."""
         raise self.not_taken(self.model)
 
     @staticmethod
@@ -163,14 +184,23 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
             figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
             extension.write([each for each in figures if each is not None], more)
             update(exported.lane, plan, results)
-    return 0
+    return _shown(products)
 
 
 def quantize_model(taken: LaneModel[P, L]) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        _write(taken.exported(new, publish).quantized(), output, new, publish, taken.origin)
-    return 0
+        products = taken.exported(new, publish).quantized()
+        _write(products, output, new, publish, taken.origin)
+    return _shown(products)
+
+
+def _shown(products: Sequence[Product]) -> int:
+    """The exit code, after what is wrong."""
+    wrong = [each for product in products for each in product.wrong]
+    for each in wrong:
+        show_error(CheckFailed(f"{each.subject}: {each.message}", fix=each.fix))
+    return CheckFailed.exit_code if wrong else 0
 
 
 ELSEWHERE = "name another folder with -o"

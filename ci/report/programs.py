@@ -19,6 +19,7 @@ STAGES = ("test_lowering", "test_emulator")
 
 FIGURES = {
     "sqnr_db": "SQNR against float",
+    "slice_sqnr_db": "SQNR of the worst slice",
     "reference_sqnr_db": "SQNR against quantized",
     "cosine": "cosine with float",
     "variation_sqnr_db": "SQNR of what depends on the input",

@@ -79,6 +79,8 @@ OBSERVERS = {
 """Schemes without these use the quantizer's default, a moving average; 16-bit floats need no observer."""
 
 TRAIN_RATE = 1e-4
+NAMED = 3
+"""How many of the operators at which quantizing loses accuracy are remembered of a program."""
 
 
 class Failed(Exception):
@@ -165,11 +167,12 @@ def lower(
             pattern.require_used()
         _save_quantized(module, samples[0], into)
         return {
-            "figures": figures_in_torch(expected, reference, case.non_finite),
+            **figures_in_torch(expected, reference, case.non_finite),
             "inputs": _save(into, "input", samples),
             "losses": losses,
             "notes": [list(note) for note in loaded.notes],
         }
+    losses = losses[:NAMED]
     if backend == "lpai":
         for pattern in patterns:
             pattern.require_used()

@@ -140,6 +140,7 @@ class CompileOnnx(Step[OnnxProgram]):
             "*.record.files.*",
             "*.record.model",
             "slowest.*",
+            "*.slices.*",
             "message",
             "trace_crash",
             "beside/*",

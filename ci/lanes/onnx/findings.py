@@ -14,8 +14,8 @@ from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.findings import (
     accepting,
+    accuracy_fix,
     accuracy_message,
-    chip_differs,
     constant_outputs,
     errors_of,
     not_in_fp16,
@@ -71,8 +71,11 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
     if misses := misses_of(program, result):
-        fixes = [_fix(program, misses, near), accepting(program, misses, every)]
-        yield error("onnx-accuracy", accuracy_message(misses, near), "; ".join(filter(None, fixes)))
+        commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
+        otherwise = "raise the precision or calibrate with more samples"
+        fixes = [accuracy_fix(misses, near, *commands, otherwise), accepting(program, misses, every)]
+        message = accuracy_message(misses, near, slices=context["slices"])
+        yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
@@ -96,11 +99,8 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         )
 
 
-def _fix(program: OnnxProgram, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
-    again = command_for_one("divergence", program.case, program.run, program.soc, program.search_path)
-    if not again or not chip_differs(misses, figures):
-        return "raise the precision or calibrate with more samples"
-    return f"{again} names the first operator that differs"
+def _command(program: OnnxProgram, verb: str, *more: str) -> str:
+    return command_for_one(verb, program.case, program.run, program.soc, program.search_path, *more)
 
 
 def was_compiled(result: Result) -> bool:
@@ -251,6 +251,7 @@ def row(
     return shown | {
         "cached": result.cached,
         "figures": dict(context_of(result)["near"]),
+        "slices": list(context_of(result)["slices"]),
         "calibrated_by": result.facts["calibrated_by"],
         "nodes": context_of(result)["audit"]["nodes"],
         "graphs": context_of(result)["audit"]["graphs"],

@@ -117,7 +117,9 @@ class OnnxCase(AnyCase):
         return self
 
 
-def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> str:
+def command_for_one(
+    verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str
+) -> str:
     """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
     suite makes an .onnx."""
     if not case.model:
@@ -130,7 +132,7 @@ def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_pa
         sizes = (size,) if isinstance(size, int) else size
         words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
     words += ["--per-channel"] * run.per_channel
-    return session(verb, *words)
+    return session(verb, *words, *more)
 
 
 @dataclass(frozen=True, slots=True)
