@@ -67,7 +67,7 @@ def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
     ("log", "told_by", "fault"),
     [
         (
-            "E fastrpc_apps_user.c:1622: open_dev failed (Permission denied)",
+            "E fastrpc_apps_user.c:1622: fastrpc_latency_init failed (Operation not permitted)",
             "FastRPC",
             "permitted",
         ),
