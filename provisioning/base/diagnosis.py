@@ -285,38 +285,56 @@ class Reading:
                 for pattern in entry.also
                 if pattern in possible and pattern.search(piece.text, piece.start)
             }
-        if self._troubled(piece, possible):
+        harmless = self._harmless_lines(piece, possible)
+        if self._troubled(piece, harmless):
             self._trouble = True
-            self._hear(piece, possible)
-        for row in knowledge().numbers:
-            if row.pattern not in possible:
-                continue
-            for match in row.pattern.find_all(piece.text, piece.start):
-                self._codes |= dict.fromkeys(map(row.code, _numbers_in(match)))
+            self._hear(piece, possible, harmless)
+        self._number(piece, possible)
         for match in BUILD_IN_TEXT.find_all(piece.text, piece.start):
             self._builds |= {build for build in match.groups() if build}
         for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
-            self._data_types |= dict.fromkeys(_numbers_in(match))
+            self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
 
-    def _troubled(self, piece: Piece, possible: set[Pattern]) -> bool:
-        """Whether a line tells of trouble that is not harmless."""
+    def _harmless_lines(self, piece: Piece, possible: set[Pattern]) -> set[int]:
+        """Where the lines begin that look like errors and are none."""
         harmless = set[int]()
         for row in knowledge().harmless:
-            if row.pattern in possible and (lines := {
-                _line_start(piece.text, m.start()) for m in row.pattern.find_all(piece.text, piece.start)
-            }):
+            if row.pattern in possible and (
+                lines := {
+                    _line_start(piece.text, match.start())
+                    for match in row.pattern.find_all(piece.text, piece.start)
+                }
+            ):
                 harmless |= lines
                 self._harmless[row.why] = None
+        return harmless
+
+    def _troubled(self, piece: Piece, harmless: set[int]) -> bool:
+        """Whether a line tells of trouble that is not harmless."""
         troubles = (match.start() for match in TROUBLE.find_all(piece.text, piece.start))
         return any(_line_start(piece.text, start) not in harmless for start in troubles)
 
-    def _hear(self, piece: Piece, possible: set[Pattern]) -> None:
+    def _hear(self, piece: Piece, possible: set[Pattern], harmless: set[int]) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
             for row in named:
                 if row.name in heard or row.pattern not in possible:
                     continue
-                if row.pattern.search(piece.text, piece.start):
+                starts = (match.start() for match in row.pattern.find_all(piece.text, piece.start))
+                if any(_line_start(piece.text, start) not in harmless for start in starts):
                     heard.add(row.name)
+
+    def _number(self, piece: Piece, possible: set[Pattern]) -> None:
+        """The numbers of programs. One that two of them could have given is the first one's that knows it."""
+        taken = set[int]()
+        for row in knowledge().numbers:
+            if row.pattern not in possible:
+                continue
+            for match in row.pattern.find_all(piece.text, piece.start):
+                for start, number in _numbers_in(match):
+                    code = row.code(number)
+                    if code.known and start not in taken:
+                        taken.add(start)
+                        self._codes[code] = None
 
     @property
     def explanations(self) -> list[Explanation]:
@@ -334,7 +352,7 @@ class Reading:
     @property
     def codes(self) -> list[Code]:
         """The codes of the table that the log gives as errors, each once."""
-        return [code for code in self._codes if code.known]
+        return list(self._codes)
 
     @property
     def data_types(self) -> list[str]:
@@ -558,8 +576,11 @@ def _line_at(text: bytes, start: int) -> bytes:
     return text[_line_start(text, start) : end if end >= 0 else len(text)]
 
 
-def _numbers_in(match: Match) -> Iterator[int]:
-    return (int(digits, 16 if b"x" in digits.lower() else 10) for digits in match.groups() if digits)
+def _numbers_in(match: Match) -> Iterator[tuple[int, int]]:
+    """Where each number begins, and it."""
+    for group, digits in enumerate(match.groups(), 1):
+        if digits:
+            yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
 
 
 def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:
