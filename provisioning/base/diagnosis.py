@@ -277,14 +277,14 @@ class Reading:
     def take(self, piece: Piece) -> None:
         possible = knowledge().index.possible(piece.text)
         for entry in knowledge().entries:
-            if entry.id in self._found or possible.isdisjoint(entry.all_patterns):
+            if possible.isdisjoint(entry.all_patterns):
                 continue
-            if (found := _first(entry, piece, possible)) is not None:
+            if entry.id not in self._found and (found := _first(entry, piece, possible)) is not None:
                 self._found[entry.id] = _explanation(entry, piece, found)
             self._also |= {
                 pattern
-                for pattern in entry.also
-                if pattern in possible and pattern.search(piece.text, piece.start)
+                for pattern in possible.intersection(entry.also) - self._also
+                if pattern.search(piece.text, piece.start)
             }
         harmless = self._harmless_lines(piece, possible)
         if self._troubled(piece, harmless):
