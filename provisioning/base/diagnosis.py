@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,16 +32,15 @@ DECORATION = re.compile(
 )
 """What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
 
-PIECE = 1 << 20
+PIECE = 192 << 10
 """A log is read in pieces of so many bytes."""
-OVERLAP = 64 << 10
+OVERLAP = 16 << 10
 """So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
 JSON_LINE = re.compile(rb'^\{".*', re.MULTILINE)
 UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b"\\"}
 """What is escaped in a line of JSON. A newline becomes white space that begins no line, so that lines keep their
 numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
-SMALL = 256 << 10
 TERMINAL_WIDTHS = range(60, 251)
 
 
@@ -125,6 +125,7 @@ class Knowledge:
     """What programs say in other languages, and that and its English."""
     index: Index
     word_index: Index
+    entries_of: dict[Pattern, tuple[Entry, ...]]
 
     def entry(self, name: str) -> Entry:
         return next(entry for entry in self.entries if entry.id == name)
@@ -207,7 +208,7 @@ def pieces(log: BinaryIO) -> Iterator[Piece]:
         text = kept + block
         plain = _plain(text)
         yield Piece(plain, line, start)
-        if line == 1 and len(text) < SMALL and (whole := _unwrapped(plain)):
+        if line == 1 and len(text) < PIECE and (whole := _unwrapped(plain)):
             yield Piece(whole, line, start)
         cut = max(0, len(text) - OVERLAP)
         newline = text.find(b"\n", cut)
@@ -276,9 +277,7 @@ class Reading:
 
     def take(self, piece: Piece) -> None:
         possible = knowledge().index.possible(piece.text)
-        for entry in knowledge().entries:
-            if possible.isdisjoint(entry.all_patterns):
-                continue
+        for entry in {entry.id: entry for each in possible for entry in knowledge().entries_of[each]}.values():
             if entry.id not in self._found and (found := _first(entry, piece, possible)) is not None:
                 self._found[entry.id] = _explanation(entry, piece, found)
             self._also |= {
@@ -340,7 +339,7 @@ class Reading:
     @property
     def explanations(self) -> list[Explanation]:
         """The failures found, nearest to the cause, in the order in which they appear."""
-        entries = [knowledge().entry(name) for name in self._found]
+        entries = [entry for entry in knowledge().entries if entry.id in self._found]
         given = {
             entry.id: entry
             for entry in entries
@@ -532,6 +531,10 @@ def knowledge() -> Knowledge:
         for english, row in table.words.items()
         for each in row
     }
+    entries_of: dict[Pattern, tuple[Entry, ...]] = defaultdict(tuple)
+    for entry in entries:
+        for pattern in entry.all_patterns:
+            entries_of[pattern] += (entry,)
     single = (row.pattern for row in (*layers, *faults, *harmless, *numbers))
     return Knowledge(
         entries,
@@ -545,6 +548,7 @@ def knowledge() -> Knowledge:
         words,
         Index((*single, *(pattern for entry in entries for pattern in entry.all_patterns))),
         Index(words),
+        entries_of,
     )
 
 
