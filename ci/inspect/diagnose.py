@@ -137,7 +137,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if len(results) == 1:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
-    return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+    known = (result for result in results if result.explanations or result.codes or result.operators)
+    return [result for result in known if result.explained] or [Diagnosis(name, (), ())]
 
 
 def _messages(now: Path, before: Path | None, *, as_json: bool) -> int:
