@@ -47,7 +47,7 @@ LANES = {
     CHECKPOINT: LaneOfModel(
         "ci.lanes.llm.one_model:Checkpoint",
         "llm",
-        ("through", "context", "prefill", "parts", "shared_weights"),
+        ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
     ),
 }
 """By kind of model."""
@@ -157,11 +157,17 @@ def add_language(group: argparse._ActionsContainer) -> None:
         action="store_true",
         help="half the size: prefill and decode in one binary, for devices alone (the emulator refuses it)",
     )
+    group.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter that peft saved, to be merged")
 
 
 def language_of(args: argparse.Namespace) -> Language:
     return Language(
-        args.through or "genie", args.context or 128, args.prefill or 32, args.parts, args.shared_weights
+        args.through or "genie",
+        args.context or 128,
+        args.prefill or 32,
+        args.parts,
+        args.shared_weights,
+        args.adapter,
     )
 
 

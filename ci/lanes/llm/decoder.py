@@ -8,11 +8,11 @@ is empty.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ci.lanes.llm.adapters import changes
 from ci.lanes.llm.architecture import Architecture, tensors_of
 from ci.lanes.llm.arrays import HIDDEN
 from provisioning.base.errors import CheckFailed
@@ -32,7 +32,7 @@ class Norm(nn.Module):
 
 
 class DecoderAttention(nn.Module):
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, shape: Architecture, rotated: bool) -> None:
         super().__init__()
         self.shape = shape
         heads, groups = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -40,22 +40,26 @@ class DecoderAttention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
         self.v_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
         self.o_proj = nn.Linear(heads, shape.hidden_size, bias=False)
-        if shape.head_norms:
-            self.q_norm, self.k_norm = (
-                Norm(shape.head_dim, shape.rms_norm_eps),
-                Norm(shape.head_dim, shape.rms_norm_eps),
-            )
+        self.rotated = rotated
+        if shape.family.norms:
+            whole = shape.family.norms == "whole"
+            self.q_norm = Norm(heads if whole else shape.head_dim, shape.rms_norm_eps)
+            self.k_norm = Norm(groups if whole else shape.head_dim, shape.rms_norm_eps)
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         shape, count = self.shape, x.shape[1]
-        q = self._split(self.q_proj(x), shape.num_heads)
-        k = self._split(self.k_proj(x), shape.num_kv_heads)
-        v = self._split(self.v_proj(x), shape.num_kv_heads)
-        if shape.head_norms:
+        q, k = self.q_proj(x), self.k_proj(x)
+        if shape.family.norms == "whole":
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin).transpose(2, 3)
+        q, k = self._split(q, shape.num_heads), self._split(k, shape.num_kv_heads)
+        v = self._split(self.v_proj(x), shape.num_kv_heads)
+        if shape.family.norms == "heads":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotated:
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        k = k.transpose(2, 3)
         every_key, every_value = torch.cat((keys, k), 3), torch.cat((values, v), 2)
         each = shape.num_heads // shape.num_kv_heads
         # The heads of a group are rows of one product.
@@ -71,8 +75,9 @@ class DecoderAttention(nn.Module):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    one, other = x.chunk(2, -1)
-    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+    half = cos.shape[-1]
+    one, other, *rest = x.split((half, half, *[each for each in [x.shape[-1] - 2 * half] if each]), -1)
+    return torch.cat((one * cos - other * sin, other * cos + one * sin, *rest), -1)
 
 
 class FeedForward(nn.Module):
@@ -88,16 +93,24 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, shape: Architecture, rotated: bool) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = DecoderAttention(shape)
+        self.post = shape.family.post_norms
+        if not self.post:
+            self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = DecoderAttention(shape, rotated)
         self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = FeedForward(shape)
+        if self.post:
+            self.post_feedforward_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.post:
+            y, k, v = self.self_attn(x, mask, cos, sin, keys, values)
+            x = x + self.post_attention_layernorm(y)
+            return x + self.post_feedforward_layernorm(self.mlp(x)), k, v
         y, k, v = self.self_attn(self.input_layernorm(x), mask, cos, sin, keys, values)
         x = x + y
         return x + self.mlp(self.post_attention_layernorm(x)), k, v
@@ -113,7 +126,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape, self.count, self.context = shape, count, context
         self.first, self.last = first, shape.num_layers if last is None else last
-        self.layers = nn.ModuleDict({str(number): Layer(shape) for number in range(self.first, self.last)})
+        numbers = range(self.first, self.last)
+        self.layers = nn.ModuleDict({str(one): Layer(shape, one not in shape.unrotated) for one in numbers})
         if self.has_embedding:
             self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         if self.has_head:
@@ -133,6 +147,8 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         if self.has_embedding:
             x = self.embed_tokens(x)
+        if self.shape.rope_magnitude != 1:
+            cos, sin = cos * self.shape.rope_magnitude, sin * self.shape.rope_magnitude
         new: list[Tensor] = []
         for index, layer in enumerate(self.layers.values()):
             x, k, v = layer(x, mask, cos, sin, cache[2 * index], cache[2 * index + 1])
@@ -168,7 +184,7 @@ class Decoder(nn.Module):
             else torch.zeros(1, count, shape.hidden_size)
         )
         # Two tensors, because the exporter merges one that is passed twice.
-        cos, sin = (torch.zeros(1, 1, count, shape.head_dim // 2) for _ in range(2))
+        cos, sin = (torch.zeros(1, 1, count, shape.rotary_dim // 2) for _ in range(2))
         cache = [
             torch.zeros(
                 shape.num_kv_heads, 1, *((shape.head_dim, past) if kind == "key" else (past, shape.head_dim))
@@ -185,11 +201,14 @@ def load_decoder(
     """With a checkpoint's weights; reads only those that it has layers for."""
     with torch.device("meta"):
         decoder = Decoder(shape, count, context, first, last)
-    wanted = {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()}
-    names = {name: _in_checkpoint(name, shape.tied) for name in wanted}
-    stored = dict(tensors_of(folder, {names[name]: wanted[name] for name in wanted}))
-    state: dict[str, Any] = {name: stored[names[name]] for name in wanted}
-    decoder.load_state_dict(state, assign=True)
+    places = {name: shape.stored(name) for name in decoder.state_dict()}
+    shapes = shape.tensors
+    stored = dict(tensors_of(folder, {name: shapes[name] for name, _ in places.values()}))
+    for name, change in changes(shape.adapter, stored):
+        stored[name] += change
+    decoder.load_state_dict(
+        {name: stored[whole][rows] for name, (whole, rows) in places.items()}, assign=True
+    )
     decoder.eval()
     return decoder
 
@@ -210,9 +229,3 @@ def require_halves(decoder: Decoder) -> None:
                 f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
                 fix="quantize: --precision 16a8w --calibrate text.txt",
             )
-
-
-def _in_checkpoint(name: str, tied: bool) -> str:
-    if name == "lm_head.weight":
-        return "model.embed_tokens.weight" if tied else name
-    return f"model.{name}"

@@ -155,7 +155,7 @@ def _chip(soc: Soc) -> dict[str, Any]:
 
 def _rope(shape: Architecture) -> dict[str, Any]:
     theta = int(shape.rope_theta) if shape.rope_theta == int(shape.rope_theta) else shape.rope_theta
-    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.head_dim // 2, "rope-theta": theta}
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.rotary_dim // 2, "rope-theta": theta}
     if shape.rope_scaling is not None:
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in names}
