@@ -20,6 +20,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
+from provisioning.base.site import page_of
 
 EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
@@ -71,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--bundle",
         action="store_true",
         help="print what an issue needs as one markdown text, without secrets and home folders: versions,"
-        " chip, the finding, 200 lines of the log (first argument), and the QNN build ofeach library",
+        " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library",
     )
     parser.epilog = (parser.epilog or "") + (
         "\nA code that is negative is given after --: python -m ci diagnose -- -2147482618\n"
@@ -248,6 +249,7 @@ def _as_text(result: Diagnosis) -> str:
         where = f"line {shown.line}: {in_line(shown.text)}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
         lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
+        lines += [f"    page:  {page}"] if (page := page_of(shown.id)) else []
     if any(shown.line for shown in result.explanations) or not result.explanations:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
@@ -265,7 +267,7 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,
-        "explanations": [asdict(shown) for shown in result.explanations],
+        "explanations": [{**asdict(shown), "page": page_of(shown.id)} for shown in result.explanations],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
         "operators": list(result.operators),
