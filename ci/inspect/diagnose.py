@@ -32,6 +32,7 @@ EXAMPLES = """\
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
   nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
+  python -m ci diagnose --messages memRegister    which library prints it, of what is provisioned
   python -m ci diagnose --bundle run.log libs/    what an issue needs, as one text
 """
 
@@ -67,6 +68,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="with --messages-of: the earlier build; says what was gained, lost, and which rules match none",
     )
+    parser.add_argument(
+        "--messages",
+        action="store_true",
+        help="say which library prints the words that follow (none: count all), of what is provisioned",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument(
         "--bundle",
@@ -87,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         names = error_names(args.codes_of)
         print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
         return 0
+    if args.messages:
+        return _printed(args.inputs, as_json=args.json)
     if args.messages_of:
         return _messages(args.messages_of, args.messages_before, as_json=args.json)
     if args.messages_before:
@@ -139,6 +147,17 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
     return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+
+
+def _printed(words: Sequence[str], *, as_json: bool) -> int:
+    from ci.inspect.message_table import of_store, told
+    from provisioning.base.settings import store_path
+
+    rows = of_store(store_path(), words)
+    print(
+        json.dumps([asdict(row) for row in rows], indent=1) if as_json else told(rows, searched=bool(words))
+    )
+    return 0
 
 
 def _messages(now: Path, before: Path | None, *, as_json: bool) -> int:
