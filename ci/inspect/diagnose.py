@@ -34,6 +34,7 @@ EXAMPLES = """\
   python -m ci diagnose --json build.log
   python -m ci diagnose --messages memRegister    which library prints it, of what is provisioned
   python -m ci diagnose --bundle run.log libs/    what an issue needs, as one text
+  python -m ci diagnose --bundle reports/         the same of the stage that failed
 """
 
 LOG_SUFFIXES = (".log", ".txt")
@@ -175,19 +176,22 @@ def _messages(now: Path, before: Path | None, *, as_json: bool) -> int:
 
 
 def _bundle(names: Sequence[str]) -> str:
-    from ci.inspect.issue_text import markdown
+    from ci.inspect.issue_text import failed_report, log_of, markdown
 
     paths = [user_path(name, "LOG", str(Parser.user_folder())) for name in names]
+    report = failed_report(paths[0]) if paths and paths[0].is_dir() else None
+    if report and (log := log_of(report, paths[0])):
+        paths[0] = log
     if not paths or not paths[0].is_file() or paths[0].suffix == ".zip":
         raise UsageError(
             f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
-            fix="qnn-ci diagnose --bundle RUN.LOG [FOLDER WITH LIBRARIES]",
+            fix="qnn-ci diagnose --bundle RUN.LOG [FOLDER WITH LIBRARIES], or reports/ after a failure",
         )
     if missing := next((path for path in paths if not path.exists()), None):
         raise UsageError(f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries")
     with paths[0].open("rb") as log:
         found = _diagnose(log, paths[0].name)
-    return markdown(found, _as_text(found), paths[0], paths[1:])
+    return markdown(found, _as_text(found), paths[0], paths[1:], report)
 
 
 def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:

@@ -55,19 +55,19 @@ class PrintedMessage:
 
 def printers(store: Path) -> list[Printer]:
     """Raises EnvironmentLacking if nothing is provisioned."""
-    found = [*_trees(store), *_wheels(), *_runners()]
+    found = [*trees(store), *wheels(), *_runners()]
     if not found:
         raise EnvironmentLacking(f"nothing is provisioned in {store}", fix="nox -s provision")
     return found
 
 
-def _trees(store: Path) -> Iterator[Printer]:
+def trees(store: Path) -> Iterator[Printer]:
     for tree in sorted((store / "trees").glob(f"{QNN_SDK}-*/")):
         version, _, digest = tree.name.removeprefix(f"{QNN_SDK}-").rpartition("-")
         yield Printer("QNN", version, tree, digest)
 
 
-def _wheels() -> Iterator[Printer]:
+def wheels() -> Iterator[Printer]:
     """Each version once, in whichever environment it is."""
     folder = Path(os.environ.get(IN_IMAGE) or environments_folder())
     seen = set[str]()

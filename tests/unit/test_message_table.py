@@ -10,7 +10,9 @@ import pytest
 from ci.dev.message_changes import markdown
 from ci.inspect import diagnose
 from ci.inspect.message_table import compared, of_store, printers, table
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.findings import Severity
+from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
 
 OLD = b"\x7fELF\0Stub lib id mismatch: expected (%s), detected (%s)\0Failed to load node %d of 12\0"
@@ -99,3 +101,34 @@ def test_what_a_newer_build_changes_is_counted_and_no_message_of_it_is_on_the_pa
     text = markdown("2.47.0", "2.49.40", found)
     assert "1 message gained, 1 lost" in text and "`stub-mismatch`" in text
     assert not any(message in text for message in [*found["gained"], *found["lost"]])
+
+
+def test_a_bundle_of_reports_is_of_the_stage_that_failed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, sdk = tmp_path / "reports", tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
+    sdk.mkdir(parents=True)
+    (sdk / "libQnnSystem.so").write_bytes(b"\x7fELF v2.47.0.260601123456 ")
+    monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "sdk"))
+    for name, severity in (("a_first", Severity.WARNING), ("test_lowering", Severity.ERROR)):
+        stage = StageRun(name, "wheels", "x86_64-linux", f"qnn-ci {name} --soc SM8750")
+        stage.add("lowering-cpu-operator", severity, "net/8a8w/SM8750", "aten.erf stays in /home/jane/net")
+        stage.finish().write(folder)
+    with pytest.raises(UsageError):
+        run_here(diagnose, "--bundle", folder)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "test_lowering.log").write_text("Failed to validate op aten_erf with error 0xc26\n")
+    assert run_here(diagnose, "--bundle", folder) == 0
+    text = capsys.readouterr().out
+    for wanted in (
+        "| command | qnn-ci test_lowering --soc SM8750 |",
+        "| chips named | SM8750 |",
+        "| libQnnSystem.so | v2.47.0.260601123456 |",
+        "| QNN builds provisioned | 2.47.0.260601, 2.49.40.260810 |",
+        "torchao 0.18.0",
+        "lowering-cpu-operator  net/8a8w/SM8750\naten.erf stays in ~/net",
+        "op-refused",
+        "Failed to validate op aten_erf",
+    ):
+        assert wanted in text, wanted
+    assert "a_first" not in text
