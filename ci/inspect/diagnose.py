@@ -180,8 +180,8 @@ def _bundle(names: Sequence[str]) -> str:
 
     paths = [user_path(name, "LOG", str(Parser.user_folder())) for name in names]
     report = failed_report(paths[0]) if paths and paths[0].is_dir() else None
-    if report and (log := log_of(report, paths[0])):
-        paths[0] = log
+    if report and (kept := log_of(report, paths[0])):
+        paths[0] = kept
     if not paths or not paths[0].is_file() or paths[0].suffix == ".zip":
         raise UsageError(
             f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ci.github.release import NAME, project_version
+from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.site import errors, operators
 from ci.site.markdown import Document, groups, inline, rendered
@@ -157,7 +158,8 @@ def _section_title(document: Document, number: int) -> str:
 
 
 def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
-    views = list(operators.views(table))
+    earlier = history.load()
+    views = list(operators.views(table, earlier))
     words = {name: {"word": word, "meaning": meaning} for name, (word, meaning) in MEANINGS.items()}
     for view in views:
         site.page(
@@ -166,7 +168,7 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
             f"Operators through {view.lane}, {view.place}",
             view=view,
             views=views,
-            lanes=operators.lanes(table),
+            lanes=operators.lanes(table, earlier),
             results=operators.RESULTS,
             words=words,
             counted=operators.counted(view),
@@ -175,7 +177,7 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
                 introduction, lambda target, path=view.page: site.link(target, "docs/operators.md", path)
             ).body,
         )
-    for each in operators.pages(table):
+    for each in operators.pages(table, earlier):
         path = each.lane.page(each.name)
         site.page(path, "operator.html.j2", each.name, page=each, chips=operators.chip_names())
         good = f"all is well on {DEFAULT_SOC} at {each.good or 'no precision'}"
@@ -216,7 +218,11 @@ def _errors(site: Site) -> None:
 
 def _faults(site: Site, findings: str) -> None:
     table = shipped()
-    pages = {name: lane.page(name) for lane in reversed(operators.lanes(table)) for name in lane.cells}
+    pages = {
+        name: lane.page(name)
+        for lane in reversed(operators.lanes(table, history.History()))
+        for name in lane.cells
+    }
     faults = load_faults()
     rest = findings[findings.index("\n## ExecuTorch's own tests") :]
     site.page(
@@ -251,7 +257,7 @@ def _sources(site: Site) -> None:
 
 
 def _home(site: Site, table: OperatorTable) -> None:
-    both = operators.lanes(table)
+    both = operators.lanes(table, history.load())
     site.page(
         "index.html",
         "home.html.j2",

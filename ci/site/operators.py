@@ -9,18 +9,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ci.operators.history import Cells, History, MeasuredBefore, plain
 from ci.operators.html import MARKS, shown_cell
 from ci.operators.names import key_of
 from ci.operators.suggestions import suggestions
-from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, Result, in_db
+from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, in_db
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.commands import as_installed, session
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_socs
-
-Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
-"""By operator, chip and scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,7 @@ class MeasuredLane:
     measured: Mapping[str, str]
     """By chip."""
     cells: Cells
+    earlier: Sequence[MeasuredBefore]
 
     @property
     def chips(self) -> list[str]:
@@ -56,6 +55,10 @@ class MeasuredLane:
     def cell(self, operator: str, chip: str, scheme: str) -> Cell | None:
         return self.cells[operator].get(chip, {}).get(scheme)
 
+    def changed(self, operator: str, chip: str, scheme: str) -> bool:
+        """Whether an earlier build gave another result."""
+        return any(record.cell(operator, chip, scheme) for record in self.earlier)
+
     def differs(self, operator: str, scheme: str) -> bool:
         """Whether the same cases give another result on another chip."""
         return any(row[scheme].default for row in self.cells[operator].values() if scheme in row)
@@ -75,6 +78,7 @@ class GridCell:
     """What the filter of results finds it by."""
     title: str
     differs: bool
+    changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +134,15 @@ class OperatorPage:
     suggestions: Sequence[str]
     good: str
     """The schemes at which all is well on the lane's first chip."""
+    history: Mapping[str, str]
+    """By what earlier records were measured with, the newest first, what was other than in the next one."""
 
 
-def lanes(table: OperatorTable) -> tuple[MeasuredLane, MeasuredLane]:
-    aten: Cells = {name: {**chips} for name, chips in table.cells.items()}
-    onnx: Cells = {name: {**chips} for name, chips in table.onnx.cells.items()}
+def lanes(table: OperatorTable, earlier: History) -> tuple[MeasuredLane, MeasuredLane]:
+    aten, onnx = plain(table.cells), plain(table.onnx.cells)
     return (
-        MeasuredLane("ExecuTorch", "", MEASURED_SCHEMES, table.measured, aten),
-        MeasuredLane("ONNX Runtime", "onnx/", ONNX_PRECISIONS, table.onnx.measured, onnx),
+        MeasuredLane("ExecuTorch", "", MEASURED_SCHEMES, table.measured, aten, earlier.of("executorch")),
+        MeasuredLane("ONNX Runtime", "onnx/", ONNX_PRECISIONS, table.onnx.measured, onnx, earlier.of("onnx")),
     )
 
 
@@ -146,8 +151,8 @@ def chip_names() -> Mapping[str, str]:
     return {name: ", ".join([f"V{soc.arch}", *soc.called[:1]]) for name, soc in load_socs().items()}
 
 
-def views(table: OperatorTable) -> Iterator[View]:
-    for lane in lanes(table):
+def views(table: OperatorTable, earlier: History) -> Iterator[View]:
+    for lane in lanes(table, earlier):
         for chip in lane.chips:
             page = f"operators/{lane.folder}on-{chip}.html"
             word = "on" if chip == lane.chips[0] else ""
@@ -212,14 +217,15 @@ def _seen(
         MEANINGS[cell.result][0],
         in_db(cell.sqnr_db).strip(),
         more,
-        shown.results,
+        shown.results + (f" {CHANGED}" if lane.changed(operator, chip, scheme) else ""),
         "\n".join([where + text, *shown.notes]),
         lane.differs(operator, scheme),
+        lane.changed(operator, chip, scheme),
     )
 
 
-def pages(table: OperatorTable) -> Iterator[OperatorPage]:
-    both = lanes(table)
+def pages(table: OperatorTable, earlier: History) -> Iterator[OperatorPage]:
+    both = lanes(table, earlier)
     for lane, other in zip(both, reversed(both), strict=True):
         keys = {key_of(name).lower(): name for name in other.cells}
         for name in lane.cells:
@@ -251,7 +257,20 @@ def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str
             if name == each.onnx or (not lane.folder and key_of(each.operator) == own)
         ],
         ", ".join(good),
+        _history(lane, name),
     )
+
+
+def _history(lane: MeasuredLane, name: str) -> Mapping[str, str]:
+    """A record gives only what the next newer one does not."""
+    return {
+        record.measured: "; ".join(
+            f"{cell} at {scheme} on {chip}"
+            for chip, row in record.cells.get(name, {}).items()
+            for scheme, cell in row.items()
+        )
+        for record in lane.earlier
+    }
 
 
 def _chips(table: OperatorTable, lane: MeasuredLane, name: str, scheme: str) -> list[Chips]:
@@ -282,7 +301,12 @@ def faults_of(name: str) -> list[Fault]:
     return [fault for fault in load_faults() if name in fault.operators]
 
 
-RESULTS: Mapping[str, str] = {name: word for name, (word, _) in MEANINGS.items()} | MARKS
+CHANGED = "changed"
+RESULTS: Mapping[str, str] = {
+    **{name: word for name, (word, _) in MEANINGS.items()},
+    **MARKS,
+    CHANGED: "other on an earlier build",
+}
 """What a grid can be filtered by."""
 
 
@@ -305,7 +329,7 @@ def rows(table: OperatorTable) -> list[dict[str, object]]:
             "text": str(cell),
             "page": f"{lane.page(name)}#{scheme}",
         }
-        for lane in lanes(table)
+        for lane in lanes(table, History())
         for name, chips in lane.cells.items()
         for chip, row in chips.items()
         for scheme, cell in row.items()
@@ -321,7 +345,7 @@ def as_csv(cells: Sequence[Mapping[str, object]]) -> str:
 
 
 def as_json(table: OperatorTable, cells: Sequence[Mapping[str, object]]) -> str:
-    measured = {lane.name: lane.measured for lane in lanes(table)}
+    measured = {lane.name: lane.measured for lane in lanes(table, History())}
     words = {name: list(each) for name, each in MEANINGS.items()}
     lines = ",\n".join(json.dumps(cell, sort_keys=True) for cell in cells)
     return (
@@ -330,7 +354,7 @@ def as_json(table: OperatorTable, cells: Sequence[Mapping[str, object]]) -> str:
     )
 
 
-def counted(view: View) -> Mapping[Result, int]:
+def counted(view: View) -> Mapping[str, int]:
     """How many cells of a view have each result, from the best."""
     words = [cell.word for row in view.rows for cell in row.cells if cell]
     return {name: count for name, (word, _) in MEANINGS.items() if (count := words.count(word))}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.inspect import diagnose
+from ci.operators.history import History
 from ci.operators.table import OperatorTable
 from ci.site import errors, operators
 from ci.site.build import INDEX, INDEX_HEAD, check, write
@@ -99,7 +100,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
             "SM8350": {"8a8w": cell("cpu", "whole")},
         }
     )
-    views = {view.place: view for view in operators.views(found)}
+    views = {view.place: view for view in operators.views(found, History())}
     assert {"SM8650", "SM8350", "8a8w", "fp16"} <= views.keys()
     (row,) = views["SM8650"].rows
     seen = {each.column: each for each in row.cells if each}
@@ -109,7 +110,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
         "whole",
     )
     assert (seen["8a8w"].differs, seen["fp16"].differs, row.differs) == (True, False, True)
-    (page,) = operators.pages(found)
+    (page,) = operators.pages(found, History())
     eight = next(part for part in page.parts if part.scheme == "8a8w")
     assert [chips.names for chips in eight.chips] == [["SM8650"], ["SM8350"]]
     assert "--flow 8a8w" in eight.command and page.good == "8a8w"
@@ -117,7 +118,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
 
 def test_chips_that_do_the_same_are_named_together() -> None:
     same = {"8a8w": cell("whole", sqnr_db=51.2)}
-    (page,) = operators.pages(table(log={"SM8650": same, "SM8350": same}))
+    (page,) = operators.pages(table(log={"SM8650": same, "SM8350": same}), History())
     assert [chips.names for chips in page.parts[0].chips] == [["SM8650", "SM8350"]]
 
 
