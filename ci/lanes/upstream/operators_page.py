@@ -97,7 +97,7 @@ def table_json() -> str:
 
 
 def history_json() -> str:
-    """manifests/upstream/operators/history.json, with what is committed if the new table has another build."""
+    """manifests/upstream/operators/history.json, with the committed table if the new has another build."""
     return history.extended(history.load(), read(), committed()).as_json()
 
 
