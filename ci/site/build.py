@@ -18,7 +18,7 @@ from ci.github.release import NAME, project_version
 from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.site import errors, operators
-from ci.site.markdown import Document, groups, inline, rendered
+from ci.site.markdown import Document, Link, groups, inline, rendered
 from provisioning.base.commands import as_installed, captured
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_bytes
@@ -73,6 +73,9 @@ class Site:
         file, mark, anchor = target.partition("#")
         name = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(file)))
         return relative(self.place(name, source), path) + mark + anchor
+
+    def links(self, source: str, path: str) -> Link:
+        return lambda target: self.link(target, source, path)
 
     def place(self, name: str, source: str) -> str:
         if name in PLACES:
@@ -141,7 +144,7 @@ def _common() -> dict[str, Any]:
 
 def _document(site: Site, name: str, text: str) -> tuple[str, Document]:
     path = site.place(name, name)
-    return path, rendered(text, lambda target: site.link(target, name, path))
+    return path, rendered(text, site.links(name, path))
 
 
 def _navigation(site: Site, readme: str) -> Mapping[str, Sequence[tuple[str, str]]]:
@@ -173,9 +176,7 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
             words=words,
             counted=operators.counted(view),
             chips=operators.chip_names(),
-            introduction=rendered(
-                introduction, lambda target, path=view.page: site.link(target, "docs/operators.md", path)
-            ).body,
+            introduction=rendered(introduction, site.links("docs/operators.md", view.page)).body,
         )
     for each in operators.pages(table, earlier):
         path = each.lane.page(each.name)
@@ -232,14 +233,15 @@ def _faults(site: Site, findings: str) -> None:
         faults=faults,
         pages=pages,
         sources={each.source: site.link(each.source, "README.md", FAULTS) for each in faults},
-        rest=rendered(rest, lambda target: site.link(target, "docs/findings.md", FAULTS)),
+        rest=rendered(rest, site.links("docs/findings.md", FAULTS)),
     )
     site.files["faults.json"] = (
         json.dumps({"schema": 1, "faults": [each.model_dump(mode="json") for each in faults]}, indent=1)
         + "\n"
     )
     site.found += [
-        ("fault", each.title, f"{FAULTS}#{each.id}", f"{each.id} {each.effect} {each.fix}") for each in faults
+        ("fault", each.title.replace("`", ""), f"{FAULTS}#{each.id}", f"{each.id} {each.effect} {each.fix}")
+        for each in faults
     ]
 
 
@@ -250,7 +252,7 @@ def _sources(site: Site) -> None:
             site.files[f"source/{name}"] = content
         elif name.endswith(".md"):
             path = f"source/{name}.html"
-            document = rendered(content.decode(), lambda target, n=name, p=path: site.link(target, n, p))
+            document = rendered(content.decode(), site.links(name, path))
             site.page(path, "page.html.j2", document.title, document=document)
         else:
             site.page(f"source/{name}.html", "source.html.j2", name, text=content.decode())

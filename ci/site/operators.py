@@ -118,7 +118,7 @@ class Chips:
 class SchemePart:
     scheme: str
     chips: Sequence[Chips]
-    command: str
+    commands: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,17 +284,18 @@ def _chips(table: OperatorTable, lane: MeasuredLane, name: str, scheme: str) -> 
     return [Chips(chips, text, tone, notes) for (text, tone, notes), chips in alike.items()]
 
 
-def proof(lane: MeasuredLane, name: str, scheme: str) -> str:
-    """The command that measures an operator at a scheme again."""
+def proof(lane: MeasuredLane, name: str, scheme: str) -> list[str]:
+    """The commands that measure an operator at a scheme again."""
     if lane.folder:
         suite = "manifests/suites/onnx_operators.toml"
-        return as_installed(session("test_onnx", "--suite", suite, "-k", f"{name}/{scheme}/"))
-    newer = sorted({test for row in lane.cells[name].values() if scheme in row for test in row[scheme].newer})
-    if newer:
+        return [as_installed(session("test_onnx", "--suite", suite, "-k", f"{name}/{scheme}/"))]
+    cells = [row[scheme] for row in lane.cells[name].values() if scheme in row]
+    if newer := sorted({test for cell in cells for test in cell.newer}):
         expression = " or ".join(f"{test}[" for test in newer)
-        return as_installed(session("test_upstream", "rework-op", "-k", expression))
-    words = ("operators", "values", "-k", f"test_{name}. or *-{name}-*", "--flow", scheme)
-    return as_installed(session("test_upstream", *words))
+        return [as_installed(session("test_upstream", "rework-op", "-k", expression))]
+    own = ("operators", "values", "-k", f"test_{name}. or *-{name}-*", "--flow", scheme)
+    ranges = [("values", "-k", f"*-{name}-*", "--flow", cell.tried_in) for cell in cells if cell.tried_in]
+    return [as_installed(session("test_upstream", *words)) for words in dict.fromkeys([own, *ranges])]
 
 
 def faults_of(name: str) -> list[Fault]:

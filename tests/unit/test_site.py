@@ -113,7 +113,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
     (page,) = operators.pages(found, History())
     eight = next(part for part in page.parts if part.scheme == "8a8w")
     assert [chips.names for chips in eight.chips] == [["SM8650"], ["SM8350"]]
-    assert "--flow 8a8w" in eight.command and page.good == "8a8w"
+    assert "--flow 8a8w" in eight.commands[0] and page.good == "8a8w"
 
 
 def test_chips_that_do_the_same_are_named_together() -> None:

@@ -108,7 +108,7 @@
 
   const excerpt = (entry, words) => {
     const at = entry.text.toLowerCase().indexOf(words[0]);
-    const start = Math.max(0, at - 40);
+    const start = at < 40 ? 0 : entry.text.lastIndexOf(" ", at - 30) + 1;
     return `${start ? "… " : ""}${entry.text.slice(start, start + 140)}`;
   };
 
