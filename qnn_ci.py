@@ -24,7 +24,7 @@ from provisioning.base.secrets import handed_on, hide  # noqa: E402
 from provisioning.base.settings import CLONE  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins")
+NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "site")
 """They work on our own sources, git history or Dockerfile."""
 
 

@@ -37,6 +37,7 @@ VERBS = {
         "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
+    "site": Verb("ci.site.verb", "render the pages, and what is known of operators and errors, as a site"),
     "compare": Verb(
         "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
     ),
