@@ -140,6 +140,7 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
 
 
 ARCHIVE_CMAKE, NEW_JNI = f"{ANDROID}/CMakeLists.txt", f"{ANDROID}/jni/new.cpp"
+WINDOWS = f"{QUALCOMM}/runtime/pal/src/windows"
 OF_RUNNER = "        ${EXECUTORCH_ROOT}/examples/qualcomm/oss_scripts/llama/runner/decoder_runner.cpp\n"
 ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_llama.cpp jni/new.cpp"}) | {
     NEW_JNI: "// new\n"
@@ -162,9 +163,17 @@ ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_l
             *(_with(f"{ANDROID}/BUCK", {"llm/LlmModule.kt": "llm/Llm.kt"}), "parity-missing-file"),
             *(f"{ANDROID}/BUCK", f"{JAVA}/extension/llm/Llm.kt"),
         ),
+        (
+            *(miniature_tree.files() | {f"{WINDOWS}/New.cpp": "// new\n"}, "parity-unknown-file"),
+            *(f"{WINDOWS}/New.cpp", f"{WINDOWS}/New.cpp"),
+        ),
+        (
+            {path: text for path, text in miniature_tree.files().items() if path != f"{WINDOWS}/Path.cpp"},
+            *("parity-missing-file", RUNTIME_CMAKE, f"{WINDOWS}/Path.cpp"),
+        ),
     ],
 )
-def test_a_file_that_one_list_of_androids_archive_lacks_is_found(
+def test_a_file_that_one_list_of_androids_archive_or_of_windows_lacks_is_found(
     files: dict[str, str], rule: str, file: str, what: str
 ) -> None:
     [one] = [one for one in checked(files).differences if one.what == what]
