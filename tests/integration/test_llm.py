@@ -275,6 +275,19 @@ PHI_4_MINI: dict[str, Any] = {
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
 }
 
+GEMMA_3: dict[str, Any] = {
+    **PLAIN,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 128,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "rope_local_base_freq": 100.0,
+    "query_pre_attn_scalar": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
 
 @pytest.mark.whole
 @pytest.mark.timeout(900)
@@ -288,13 +301,14 @@ class TestCompile:
             ("mistral", {**PLAIN, "sliding_window": None}),
             ("smollm3", {**PLAIN, "no_rope_layers": [0, 1]}),
             ("phi3", PHI_4_MINI),
-            ("olmo2", PLAIN),
+            ("olmo2", {**PLAIN, "rope_theta": 20000.0}),
+            ("gemma3_text", GEMMA_3),
         ],
     )
     def test_a_checkpoint_in_two_parts_says_what_float_says(
         self, tmp_path: Path, kind: str, changes: dict[str, Any]
     ) -> None:
-        model = write_checkpoint(tmp_path / "model", model_type=kind, num_hidden_layers=2, **changes)
+        model = write_checkpoint(tmp_path / "model", model_type=kind, **{"num_hidden_layers": 2, **changes})
         in_shards(model)
         if kind == "qwen3":
             # No token begins a text, though config.json names one.
@@ -306,7 +320,7 @@ class TestCompile:
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
-        # After these prompts float hesitates in none of the three.
+        # After these prompts float hesitates in none of them.
         assert not Speaker(out, out / "short.json", model).problems(lengths=(8, 33))
         parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
         assert "prefill_0, " in parts and "decode_1, " in parts
@@ -584,6 +598,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("phi3", PLAIN),
     ("phi3", PHI_4_MINI),
     ("olmo2", PLAIN),
+    ("gemma3_text", GEMMA_3),
+    ("gemma3_text", {**GEMMA_3, "layer_types": None, "sliding_window_pattern": 2, "sliding_window": 4096}),
 ]
 """As their authors publish them, but for the sizes."""
 
