@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -536,7 +535,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
 ) -> None:
     """At all places of a whole context, before any logits are read."""
     from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.checkpoint_check import Compiled, order_figures
+    from ci.lanes.llm.checkpoint_check import order_figures
     from ci.lanes.llm.genie import RECORD
     from ci.lanes.llm.reference import load_reference, require_rope
 
@@ -544,11 +543,12 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     shape = read_architecture(model)
     require_rope(load_reference(model), shape, 131072)
     wrong = replace(shape, rope_scaling=LLAMA_3_2 | {"factor": 8.0})
-    (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
+    record = {"soc": "SM8650", "context": 4096, "parts": 1, "precision": "fp16"}
+    (model / RECORD).write_text(json.dumps(record))
     monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda *_: wrong)
-    monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})
+    order = {"text": ROOT / "README.md", "length": 16, "windows": 1, "kind": "decode", "cpu": False}
     with pytest.raises(CheckFailed, match="rope"):
-        order_figures({"model": model, "compiled": model, "kind": "decode", "cpu": False})
+        order_figures({"model": model, "compiled": model, **order})
 
 
 def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> Any:
