@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -275,6 +274,19 @@ PHI_4_MINI: dict[str, Any] = {
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
 }
 
+GEMMA_3: dict[str, Any] = {
+    **PLAIN,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 128,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "rope_local_base_freq": 100.0,
+    "query_pre_attn_scalar": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
 
 @pytest.mark.whole
 @pytest.mark.timeout(900)
@@ -288,13 +300,14 @@ class TestCompile:
             ("mistral", {**PLAIN, "sliding_window": None}),
             ("smollm3", {**PLAIN, "no_rope_layers": [0, 1]}),
             ("phi3", PHI_4_MINI),
-            ("olmo2", PLAIN),
+            ("olmo2", {**PLAIN, "rope_theta": 20000.0}),
+            ("gemma3_text", GEMMA_3),
         ],
     )
     def test_a_checkpoint_in_two_parts_says_what_float_says(
         self, tmp_path: Path, kind: str, changes: dict[str, Any]
     ) -> None:
-        model = write_checkpoint(tmp_path / "model", model_type=kind, num_hidden_layers=2, **changes)
+        model = write_checkpoint(tmp_path / "model", model_type=kind, **{"num_hidden_layers": 2, **changes})
         in_shards(model)
         if kind == "qwen3":
             # No token begins a text, though config.json names one.
@@ -306,7 +319,7 @@ class TestCompile:
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
-        # After these prompts float hesitates in none of the three.
+        # After these prompts float hesitates in none of them.
         assert not Speaker(out, out / "short.json", model).problems(lengths=(8, 33))
         parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
         assert "prefill_0, " in parts and "decode_1, " in parts
@@ -522,7 +535,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
 ) -> None:
     """At all places of a whole context, before any logits are read."""
     from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.checkpoint_check import Compiled, order_figures
+    from ci.lanes.llm.checkpoint_check import order_figures
     from ci.lanes.llm.genie import RECORD
     from ci.lanes.llm.reference import load_reference, require_rope
 
@@ -530,11 +543,12 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     shape = read_architecture(model)
     require_rope(load_reference(model), shape, 131072)
     wrong = replace(shape, rope_scaling=LLAMA_3_2 | {"factor": 8.0})
-    (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
+    record = {"soc": "SM8650", "context": 4096, "parts": 1, "precision": "fp16"}
+    (model / RECORD).write_text(json.dumps(record))
     monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda *_: wrong)
-    monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})
+    order = {"text": ROOT / "README.md", "length": 16, "windows": 1, "kind": "decode", "cpu": False}
     with pytest.raises(CheckFailed, match="rope"):
-        order_figures({"model": model, "compiled": model, "kind": "decode", "cpu": False})
+        order_figures({"model": model, "compiled": model, **order})
 
 
 def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> Any:
@@ -584,6 +598,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("phi3", PLAIN),
     ("phi3", PHI_4_MINI),
     ("olmo2", PLAIN),
+    ("gemma3_text", GEMMA_3),
+    ("gemma3_text", {**GEMMA_3, "layer_types": None, "sliding_window_pattern": 2, "sliding_window": 4096}),
 ]
 """As their authors publish them, but for the sizes."""
 

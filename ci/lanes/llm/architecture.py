@@ -25,8 +25,10 @@ class Family:
     """Of queries, keys and values, whatever config.json says."""
     norms: Literal["", "heads", "whole"] = ""
     """Of queries and keys: of each head, or of all heads at once."""
-    post_norms: bool = False
-    """Norms after attention and feed-forward instead of before."""
+    layer_norms: tuple[str, str, str, str] = ("input", "", "post_attention", "")
+    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
+    gemma: bool = False
+    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
     fused: bool = False
     """Queries, keys and values in one weight, and gate and up in one."""
     partial: bool = False
@@ -45,15 +47,29 @@ FAMILIES = {
     "mistral": Family("Mistral", windowed=True, window=4096),
     "smollm3": Family("SmolLM 3", tied=True),
     "phi3": Family("Phi 3 and 4 mini", fused=True, partial=True, windowed=True),
-    "olmo2": Family("OLMo 2", norms="whole", post_norms=True),
+    "olmo2": Family("OLMo 2", norms="whole", layer_norms=("", "post_attention", "", "post_feedforward")),
+    "gemma3_text": Family(
+        "Gemma 3",
+        norms="heads",
+        layer_norms=("input", "post_attention", "pre_feedforward", "post_feedforward"),
+        gemma=True,
+        tied=True,
+        windowed=True,
+        window=4096,
+    ),
 }
 """By `model_type`."""
-TWO_ROPES = "its layers rotate by two bases, and Genie hands a graph the cosines and sines of one"
-UNLIKE = {"gemma3_text": TWO_ROPES, "gemma3": TWO_ROPES}
-"""By `model_type`, why what was tried cannot be built."""
+LOCAL = "local_"
+"""Begins the names of the inputs with the cosines and sines of layers that have a rope of their own."""
 INDEX = "model.safetensors.index.json"
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
 """Keys of config.json that have one value here. Others compute something else."""
+GEMMA_ONLY = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+}
 PUBLISHED = "take the file as it was published"
 ANOTHER = "take another model: this one computes what is not built here"
 SIZES = (
@@ -110,6 +126,11 @@ class Architecture:
     """How much of each head is rotated."""
     rope_magnitude: float
     """Cosines and sines are multiplied by it."""
+    score_scale: float
+    local: frozenset[int]
+    """Layers with a rope of their own."""
+    local_theta: float
+    """Its base."""
     unrotated: frozenset[int]
     """Layers without a rope."""
     adapter: Path | None
@@ -128,10 +149,8 @@ class Architecture:
         """Their shapes, by their names in the checkpoint."""
         width, hidden = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        first = "post_feedforward" if self.family.post_norms else "input"
         parts: dict[str, tuple[int, ...]] = {
-            f"{first}_layernorm.weight": (width,),
-            "post_attention_layernorm.weight": (width,),
+            **{f"{name}_layernorm.weight": (width,) for name in self.family.layer_norms if name},
             "mlp.down_proj.weight": (width, hidden),
             "self_attn.o_proj.weight": (width, queries),
         }
@@ -207,16 +226,21 @@ class Architecture:
         ends = [(first == 0) + (last == self.num_layers) for first, last in spans]
         return [(last - first) * layer + end * words for (first, last), end in zip(spans, ends, strict=True)]
 
-    def rotation(self, positions: Array) -> tuple[Array, Array]:
+    @property
+    def ropes(self) -> tuple[str, ...]:
+        """How the names of their inputs begin."""
+        return ("", LOCAL) if self.local else ("",)
+
+    def rotation(self, positions: Array, rope: str = "") -> tuple[Array, Array]:
         """Cosines and sines as Genie hands them over, one row for each position."""
-        angles = np.outer(positions.astype(np.float64), self.frequencies())
+        angles = np.outer(positions.astype(np.float64), self.frequencies(rope))
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def frequencies(self) -> Array:
-        plain: Array = self.rope_theta ** (
+    def frequencies(self, rope: str = "") -> Array:
+        plain: Array = (self.local_theta if rope else self.rope_theta) ** (
             -np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
         )
-        if self.rope_scaling is None:
+        if self.rope_scaling is None or rope:
             return plain
         low, high = float(self.rope_scaling["low_freq_factor"]), float(self.rope_scaling["high_freq_factor"])
         turns = float(self.rope_scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
@@ -230,8 +254,6 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
     config = _config(folder)
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        if kind in UNLIKE:
-            raise UsageError(f"{folder}: {kind} is not built here: {UNLIKE[kind]}", fix=ANOTHER)
         known = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
         raise UsageError(f"{folder}: expected the model_type {known}; found {kind}", fix="name such a model")
     family = FAMILIES[kind]
@@ -242,11 +264,11 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
             fix="take the checkpoint that it was made from",
         )
     config = _with_old_keys(folder, config)
-    for key, only in ONLY.items():
+    for key, only in (GEMMA_ONLY if family.gemma else ONLY).items():
         if config.get(key) not in (None, only) and not (family.partial and key == "partial_rotary_factor"):
             raise _unexpected(folder, key, json.dumps(only), config[key], ANOTHER)
     for kind_of_layer in config.get("layer_types") or ():
-        if kind_of_layer != "full_attention":
+        if kind_of_layer != "full_attention" and not family.gemma:
             raise _unexpected(folder, "layer_types", "full_attention alone", kind_of_layer, ANOTHER)
     try:
         words, width, layers, heads, hidden, context = (_size(folder, config, key) for key in SIZES)
@@ -277,6 +299,9 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
             eos=_ends(folder, config, words),
             rotary_dim=_rotary_dim(folder, config, head),
             rope_magnitude=magnitude,
+            score_scale=float(config.get("query_pre_attn_scalar", 256) if family.gemma else head) ** -0.5,
+            local=_local(folder, config, layers) if family.gemma else frozenset(),
+            local_theta=float(config.get("rope_local_base_freq", 10000.0)),
             unrotated=_unrotated(folder, config, layers) if kind == "smollm3" else frozenset(),
             adapter=Path(adapter) if adapter else None,
         )
@@ -291,6 +316,15 @@ def _rotary_dim(folder: Path, config: Mapping[str, Any], head: int) -> int:
     if not isinstance(share, int | float) or not 0 < share <= 1 or int(head * share) % 2:
         raise _unexpected(folder, "partial_rotary_factor", f"an even share of a head of {head}", share)
     return int(head * share)
+
+
+def _local(folder: Path, config: Mapping[str, Any], layers: int) -> frozenset[int]:
+    every = _size(folder, config, "sliding_window_pattern", 6)
+    default = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    kinds = config.get("layer_types") or default
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise _unexpected(folder, "layer_types", f"a list of {layers}", kinds)
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 
 
 def _unrotated(folder: Path, config: Mapping[str, Any], layers: int) -> frozenset[int]:

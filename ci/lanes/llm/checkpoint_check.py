@@ -5,6 +5,7 @@ process."""
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from ci.lanes.llm.measure import (
     whole_text,
     windows,
 )
-from ci.lanes.llm.reference import load_reference, require_rope
+from ci.lanes.llm.reference import load_reference, logits_of, require_rope
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
@@ -45,6 +46,7 @@ class Compiled:
     folder: Path
     shape: Architecture
     soc: Soc
+    context: int
     parts: int
     quantized: bool
 
@@ -54,7 +56,8 @@ class Compiled:
         out, folder = Path(order["compiled"]), Path(order["model"])
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
         shape, soc = read_architecture(folder, record.get("adapter", "")), soc_named(record["soc"])
-        return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
+        quantized = record["precision"] != "fp16"
+        return cls(out, folder, shape, soc, record["context"], record["parts"], quantized=quantized)
 
     def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, ContextReader]:
         """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
@@ -125,10 +128,19 @@ def order_part_pace(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled = Compiled.of(order)
-    readers = compiled.readers(order["kind"], cpu=order["cpu"])
+    rows = _rows(compiled, order)
+    exact = _exact(compiled, rows)
+    return figures_on(rows, exact, compiled.readers(order["kind"], cpu=order["cpu"]))
+
+
+def _exact(compiled: Compiled, rows: Sequence[Sequence[int]]) -> list[Array]:
+    """Float's logits. Its weights are released before the readers load theirs: of 1B both were 9 GB."""
     reference = load_reference(compiled.folder, compiled.shape.adapter)
-    require_rope(reference, compiled.shape, next(iter(readers.values())).context)
-    return figures_on(_rows(compiled, order), reference, readers)
+    require_rope(reference, compiled.shape, compiled.context)
+    exact = [logits_of(reference, row) for row in rows]
+    del reference
+    gc.collect()
+    return exact
 
 
 def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def write_binaries(
             # What comes in is encoded as it went out of the part before.
             into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
             outputs = outputs_of_rows(decoder, rows)
-            encodings = into | shared_encodings(outputs, cache)
+            encodings = into | shared_encodings(outputs, cache, shape.ropes)
             # Quantizing needs the memory.
             del decoder
         part = LayerPart(

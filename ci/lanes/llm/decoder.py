@@ -65,7 +65,7 @@ class DecoderAttention(nn.Module):
         # The heads of a group are rows of one product.
         q = q.reshape(shape.num_kv_heads, 1, each * count, shape.head_dim)
         places = mask.shape[-1]
-        scores = (q @ every_key * shape.head_dim**-0.5).view(shape.num_kv_heads, each, count, places) + mask
+        scores = (q @ every_key * shape.score_scale).view(shape.num_kv_heads, each, count, places) + mask
         weights = torch.softmax(scores, -1).view(shape.num_kv_heads, 1, each * count, places)
         y = (weights @ every_value).view(shape.num_heads, count, shape.head_dim).permute(1, 0, 2)
         return self.o_proj(y.reshape(1, count, shape.num_heads * shape.head_dim)), k, v
@@ -86,34 +86,36 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gelu = shape.family.gemma
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = nn.functional.gelu(gate, approximate="tanh") if self.gelu else nn.functional.silu(gate)
+        y: Tensor = self.down_proj(gate * self.up_proj(x))
         return y
 
 
 class Layer(nn.Module):
     def __init__(self, shape: Architecture, rotated: bool) -> None:
         super().__init__()
-        self.post = shape.family.post_norms
-        if not self.post:
-            self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        for name in shape.family.layer_norms:
+            if name:
+                setattr(self, f"{name}_layernorm", Norm(shape.hidden_size, shape.rms_norm_eps))
+        self.norms = [f"{name}_layernorm" for name in shape.family.layer_norms]
         self.self_attn = DecoderAttention(shape, rotated)
-        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = FeedForward(shape)
-        if self.post:
-            self.post_feedforward_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if self.post:
-            y, k, v = self.self_attn(x, mask, cos, sin, keys, values)
-            x = x + self.post_attention_layernorm(y)
-            return x + self.post_feedforward_layernorm(self.mlp(x)), k, v
-        y, k, v = self.self_attn(self.input_layernorm(x), mask, cos, sin, keys, values)
-        x = x + y
-        return x + self.mlp(self.post_attention_layernorm(x)), k, v
+        before, after, before_mlp, after_mlp = (getattr(self, name, _same) for name in self.norms)
+        y, k, v = self.self_attn(before(x), mask, cos, sin, keys, values)
+        x = x + after(y)
+        return x + after_mlp(self.mlp(before_mlp(x))), k, v
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class Decoder(nn.Module):
@@ -142,15 +144,16 @@ class Decoder(nn.Module):
     def has_head(self) -> bool:
         return self.last == self.shape.num_layers
 
-    def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, *cache: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, mask: Tensor, *ropes_and_cache: Tensor) -> tuple[Tensor, ...]:
         if self.has_embedding:
             x = self.embed_tokens(x)
-        if self.shape.rope_magnitude != 1:
-            cos, sin = cos * self.shape.rope_magnitude, sin * self.shape.rope_magnitude
+        count, magnitude = 2 * len(self.shape.ropes), self.shape.rope_magnitude
+        ropes, cache = ropes_and_cache[:count], ropes_and_cache[count:]
+        if magnitude != 1:
+            ropes = tuple(each * magnitude for each in ropes)
         new: list[Tensor] = []
-        for index, layer in enumerate(self.layers.values()):
+        for index, (number, layer) in enumerate(self.layers.items()):
+            cos, sin = ropes[2:] if int(number) in self.shape.local else ropes[:2]
             x, k, v = layer(x, mask, cos, sin, cache[2 * index], cache[2 * index + 1])
             new += [k, v]
         if self.has_head:
@@ -160,8 +163,14 @@ class Decoder(nn.Module):
     @property
     def inputs(self) -> list[str]:
         names = ["input_ids" if self.has_embedding else f"{HIDDEN}_{self.first}"]
-        names += ["attention_mask", "position_ids_cos", "position_ids_sin"]
-        return [*names, *(f"{name}_in" for name in self._caches)]
+        names += ["attention_mask"]
+        names += [f"{rope}position_ids_{kind}" for rope in self.shape.ropes for kind in ("cos", "sin")]
+        return [*names, *self.caches]
+
+    @property
+    def caches(self) -> list[str]:
+        """Inputs."""
+        return [f"{name}_in" for name in self._caches]
 
     @property
     def outputs(self) -> list[str]:
@@ -183,8 +192,8 @@ class Decoder(nn.Module):
             if self.has_embedding
             else torch.zeros(1, count, shape.hidden_size)
         )
-        # Two tensors, because the exporter merges one that is passed twice.
-        cos, sin = (torch.zeros(1, 1, count, shape.rotary_dim // 2) for _ in range(2))
+        # Each its own, because the exporter merges one that is passed twice.
+        ropes = [torch.zeros(1, 1, count, shape.rotary_dim // 2) for _ in range(2 * len(shape.ropes))]
         cache = [
             torch.zeros(
                 shape.num_kv_heads, 1, *((shape.head_dim, past) if kind == "key" else (past, shape.head_dim))
@@ -192,7 +201,7 @@ class Decoder(nn.Module):
             for _ in self.layers
             for kind in ("key", "value")
         ]
-        return (x, torch.zeros(1, 1, count, self.context), cos, sin, *cache)
+        return (x, torch.zeros(1, 1, count, self.context), *ropes, *cache)
 
 
 def load_decoder(
@@ -206,11 +215,18 @@ def load_decoder(
     stored = dict(tensors_of(folder, {name: shapes[name] for name, _ in places.values()}))
     for name, change in changes(shape.adapter, stored):
         stored[name] += change
-    decoder.load_state_dict(
-        {name: stored[whole][rows] for name, (whole, rows) in places.items()}, assign=True
-    )
+    state = {name: stored[whole][rows] for name, (whole, rows) in places.items()}
+    if shape.family.gemma:
+        state = {name: _of_gemma(name, each, shape) for name, each in state.items()}
+    decoder.load_state_dict(state, assign=True)
     decoder.eval()
     return decoder
+
+
+def _of_gemma(name: str, weight: Tensor, shape: Architecture) -> Tensor:
+    if name.endswith("norm.weight"):
+        return 1 + weight
+    return weight * shape.hidden_size**0.5 if name == "embed_tokens.weight" else weight
 
 
 def resized(decoder: Decoder, count: int) -> Decoder:

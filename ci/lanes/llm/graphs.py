@@ -81,14 +81,11 @@ def call(
     mask = np.full((1, 1, count, context), far, np.float32)
     mask[..., :position] = 0
     mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
-    cos, sin = shape.rotation(np.arange(position, position + count))
-    return {
-        name: x,
-        "attention_mask": mask,
-        "position_ids_cos": cos[None, None],
-        "position_ids_sin": sin[None, None],
-        **caches,
-    }
+    inputs = {name: x, "attention_mask": mask}
+    for rope in shape.ropes:
+        cos, sin = shape.rotation(np.arange(position, position + count), rope)
+        inputs |= {f"{rope}position_ids_cos": cos[None, None], f"{rope}position_ids_sin": sin[None, None]}
+    return {**inputs, **caches}
 
 
 def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
@@ -126,7 +123,7 @@ def blocks(
     caches."""
     for start in _starts(len(row), count, special):
         caches = {}
-        for name in decoder.inputs[4:]:
+        for name in decoder.caches:
             values = outputs[name.replace("_in", "_out")]
             axis = 3 if "_key_" in name else 2
             size = list(values.shape)
@@ -208,13 +205,18 @@ def quantize(
     _integers_at_the_edges(written)
 
 
-def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encoding]:
+def shared_encodings(
+    outputs: Iterable[Sample], cache: str, ropes: Iterable[str] = ("",)
+) -> dict[str, Encoding]:
     """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
     float's, of whole rows."""
     limits = np.iinfo(cache)
     encodings = {
-        "position_ids_cos": Encoding("uint16", 2 / 65535, 32768),
-        "position_ids_sin": Encoding("uint16", 2 / 65535, 32768),
+        **{
+            f"{rope}position_ids_{kind}": Encoding("uint16", 2 / 65535, 32768)
+            for rope in ropes
+            for kind in ("cos", "sin")
+        },
         "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
     }
     ranges: dict[str, tuple[float, float]] = {}

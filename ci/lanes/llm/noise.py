@@ -104,11 +104,13 @@ def _logits(reference: Any, row: Sequence[int]) -> Array:
 
 def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Step by step: a square has the widest range of all."""
+    llama = hasattr(module, "variance_epsilon")
+    eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
     x = rounding(f"{name} input", inputs[0])
     squares = rounding(f"{name} squares", x * x)
-    mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + module.variance_epsilon)
+    mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + eps)
     quotient = rounding(f"{name} quotient", x / rounding(f"{name} root", mean.sqrt()))
-    result = rounding(name, quotient * rounding(f"{name} weight", module.weight))
+    result = rounding(name, quotient * rounding(f"{name} weight", weight))
     if not rounding.seen and not torch.allclose(
         result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
     ):

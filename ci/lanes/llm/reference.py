@@ -57,11 +57,14 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
     import torch
 
     positions, half = np.arange(context), shape.rotary_dim // 2
-    theirs = model.model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)[None])
-    errors = [
-        np.abs(shape.rope_magnitude * ours - each[0, :, :half].numpy()).max(1)
-        for ours, each in zip(shape.rotation(positions), theirs, strict=True)
-    ]
+    errors = []
+    for rope in shape.ropes:
+        rotary = model.model.rotary_emb_local if rope else model.model.rotary_emb
+        theirs = rotary(torch.zeros(1), torch.from_numpy(positions)[None])
+        errors += [
+            np.abs(shape.rope_magnitude * ours - each[0, :, :half].numpy()).max(1)
+            for ours, each in zip(shape.rotation(positions, rope), theirs, strict=True)
+        ]
     # transformers computes angles in float32.
     allowed = 1e-5 + 2 * np.finfo(np.float32).eps * positions
     wrong = np.flatnonzero(~(np.max(errors, axis=0) <= allowed))

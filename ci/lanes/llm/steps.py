@@ -73,7 +73,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
 
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
-        compiled = Compiled(into, model, place.shape, place.soc, run.parts, quantized=True)
+        compiled = Compiled(into, model, place.shape, place.soc, context, run.parts, quantized=True)
         readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
         stream = [token for row in place.rows("judged") for token in row[1:]]
