@@ -50,17 +50,17 @@ class Cuts(Generic[N]):
         `ends` are the operators that compute the model's outputs."""
         whole = self.of(None)
         assert whole is not None
-        worst: dict[str, Any] | None = None
+        first: dict[str, Any] | None = None
         if whole < least and (pair := worst_drop(nodes(), ends(), self.of, operands_of, whole, self.name)):
             node, operands = pair
-            worst = {
+            first = {
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
                 "operands": {self.name(each): value for each, value in operands},
             }
         cuts = {name: value for name, value in self.known.items() if name}
-        return {"least": least, "sqnr_db": whole, "worst": worst, "cuts": cuts, "failed": self.failed}
+        return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
 
 
 SMALL = 1 / 16
@@ -124,7 +124,7 @@ def worst_drop(
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     whose, least = result["reference"], result["least"]
     yield f"the whole program: {result['sqnr_db']:.1f} dB SQNR against {whose}"
-    first = result["worst"]
+    first = result["first"]
     if result["sqnr_db"] >= least:
         yield f"that is no difference: at least {least:g} dB"
     elif first is None:
@@ -139,7 +139,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         operands = operands or "the inputs"
         yield f"differs most: {first['operator']} ({first['node']}){where}"
         yield (f"  programs that end there: {first['sqnr_db']:.1f} dB; at its operands: {operands}")
-        for known in result.get("known", ()):
+        for known in first.get("known", ()):
             yield f"  known of it: {known['message']}"
             yield f"    → {known['command']}"
         yield f"  {len(result['cuts'])} programs were cut, compiled and run"

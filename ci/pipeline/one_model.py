@@ -28,6 +28,8 @@ from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import DEFAULT_SOC
+from provisioning.manifest import soc_named
 from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -168,6 +170,8 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
     if suite:
         require_place(suite, measured=taken.measured)
     # What cannot be compiled is refused before a folder is made.
+    for program in taken.programs:
+        require_fp16(program)
     programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
     origin = taken.origin
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
@@ -185,6 +189,15 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
             extension.write([each for each in figures if each is not None], more)
             update(exported.lane, plan, results)
     return _shown(products)
+
+
+def require_fp16(program: AnyProgram[Any, Any]) -> None:
+    """Refuse floats for a chip that has none of 16 bits."""
+    if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
+        raise UsageError(
+            f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
+            fix=f"--precision 8a8w or 16a8w; or a chip that has fp16: --soc {DEFAULT_SOC}",
+        )
 
 
 def quantize_model(taken: LaneModel[P, L]) -> int:

@@ -36,7 +36,7 @@ the others do, if it alone is computed wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutputPart:
     """Slices of an output, or all of it."""
 
     words: str
@@ -49,7 +49,7 @@ class Part:
         return self.words if self.sqnr_db is None else f"{self.words}: {self.sqnr_db:.1f} dB SQNR"
 
 
-def parts_of(title: str, wanted: Any, found: Any) -> Iterator[Part]:
+def parts_of(title: str, wanted: Any, found: Any) -> Iterator[OutputPart]:
     """Of the inferences of one output, stacked: all of it, then what is lost in it, or constant."""
     # The squares of very large values stay finite.
     size = max(float(abs(wanted).max()), float(abs(found).max())) or 1.0
@@ -69,7 +69,7 @@ class _Compared:
     harmless: float
     one: float
 
-    def part(self, words: str, places: Any, axis: int) -> Part:
+    def part(self, words: str, places: Any, axis: int) -> OutputPart:
         wanted, found = self.wanted[places], self.found[places]
         noise = float(((found - wanted) ** 2).sum())
         sqnr_db, told = decibels(float((wanted**2).sum()), noise), places is not ...
@@ -79,9 +79,9 @@ class _Compared:
             varies = float(((wanted - wanted.mean(others, keepdims=True)) ** 2).sum())
             sqnr_db, told = min(sqnr_db, decibels(varies, noise)), True
             words += f", {distinct} distinct value{'s' * (distinct != 1)} for {of_float:,} in float"
-        return Part(words, sqnr_db, told)
+        return OutputPart(words, sqnr_db, told)
 
-    def along(self, axis: int, whole_db: float) -> Iterator[Part]:
+    def along(self, axis: int, whole_db: float) -> Iterator[OutputPart]:
         """What is lost or constant among the slices of a dimension."""
         import numpy
 
@@ -92,12 +92,12 @@ class _Compared:
         def named(numbers: Any) -> str:
             return f"{self.title}, {_numbers(numbers)} of {wanted.shape[axis]} along dimension {axis - 1}"
 
-        def part(numbers: Any) -> Part:
+        def part(numbers: Any) -> OutputPart:
             return self.part(named(numbers), (slice(None),) * axis + (numbers,), axis)
 
         still = varies <= STILL**2 * power
         if still.any() and not still.all():
-            yield Part(f"{named(numpy.flatnonzero(still))}: constant in float, not judged", None)
+            yield OutputPart(f"{named(numpy.flatnonzero(still))}: constant in float, not judged", None)
         order = numpy.flatnonzero(~still)
         order = order[numpy.argsort(varies[order])]
         if len(order) < 2:
@@ -118,7 +118,7 @@ class _Compared:
         yield from _lost(part(worst), whole_db - BROKEN_DB)
 
 
-def _lost(part: Part, least_db: float) -> Iterator[Part]:
+def _lost(part: OutputPart, least_db: float) -> Iterator[OutputPart]:
     if part.sqnr_db is not None and part.sqnr_db < min(LEAST_DB, least_db):
         yield part
 

@@ -44,9 +44,9 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
             fix = f"{again} says what does not compile, and what to write instead"
             raise without_result(done, program.name, fix)
         result = json.loads(answer.read_text(encoding="utf-8"))
-        if worst := result["worst"]:
-            known = inexact([worst["operator"]], program.run.precision, program.soc)
-            result["known"] = [each._asdict() for each in known if each.compiles]
+        if first := result["first"]:
+            known = inexact([first["operator"]], program.run.precision, program.soc)
+            first["known"] = [each._asdict() for each in known if each.compiles]
         return program.name, result
 
 

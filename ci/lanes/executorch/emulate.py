@@ -23,7 +23,7 @@ from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, mi
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.operators.table import inexact
+from ci.operators.table import inexact, operators_in
 from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
     accepting,
@@ -297,10 +297,10 @@ def losses_of(program: ExecutorchProgram, compiled: Mapping[str, Any]) -> str:
     """Where quantizing loses most, and which operators are known to lose accuracy."""
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
     lost = [f"quantizing loses most in {lost_at(losses[0])}"] if losses else []
-    names = (each["operator"] for each in compiled.get("nodes", {}).values())
+    operators = operators_in(compiled.get("nodes", {}))
     known = [
         f"{each.message} ({each.command})"
-        for each in inexact(names, program.run.precision, program.soc)
+        for each in inexact(operators, program.run.precision, program.soc)
         if each.compiles
     ]
     return "; ".join([*lost, *known])

@@ -19,7 +19,7 @@ from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, losses_of, measure, ran
-from ci.lanes.executorch.judge import artifact, costs_of, delegation
+from ci.lanes.executorch.judge import artifact, costs_of, delegation, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -217,6 +217,9 @@ def _require_compiled(
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
+    if missing := list(missing_kernels(result.facts)):
+        message, fix = missing[0]
+        raise CheckFailed(message, fix=fix or "write that line with other operators of torch")
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
         raise CheckFailed(

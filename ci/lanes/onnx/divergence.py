@@ -32,7 +32,7 @@ def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]
         cuts = empty_folder(Path(scratch) / "cuts")
         reply = ask(do="diverge", **common, into=str(cuts), least=least or LEAST_DB)
         result = dict(reply["result"])
-        if worst := result["worst"]:
-            known = inexact_onnx([worst["operator"]], program.run.kind, program.soc)
-            result["known"] = [each._asdict() for each in known if each.compiles]
+        if first := result["first"]:
+            known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
+            first["known"] = [each._asdict() for each in known if each.compiles]
         return program.name, result
