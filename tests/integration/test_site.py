@@ -24,14 +24,11 @@ pytestmark = [pytest.mark.heavy, pytest.mark.needs("chromium"), pytest.mark.time
 GRID, OPERATOR = f"operators/on-{DEFAULT_SOC}.html", "operators/softmax.html"
 PAGES = (
     "index.html",
-    "docs/compile.html",
     "docs/github.html",
     GRID,
     OPERATOR,
-    "operators/onnx/on-SM8650.html",
     "errors.html",
     "faults.html",
-    "source/manifests/compat.toml.html",
 )
 SEARCHED = {
     "softmax": OPERATOR,

@@ -110,8 +110,10 @@ def test_a_bundle_of_reports_is_of_the_stage_that_failed(
     sdk.mkdir(parents=True)
     (sdk / "libQnnSystem.so").write_bytes(b"\x7fELF v2.47.0.260601123456 ")
     monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "sdk"))
-    for name, severity in (("a_first", Severity.WARNING), ("test_lowering", Severity.ERROR)):
-        stage = StageRun(name, "wheels", "x86_64-linux", f"qnn-ci {name} --soc SM8750")
+    stages = {"one": Severity.WARNING, "test_lowering": Severity.ERROR, "a_later": Severity.ERROR}
+    for number, (name, severity) in enumerate(stages.items()):
+        began = f"2026-11-24T10:00:0{number}+00:00"
+        stage = StageRun(name, "wheels", "x86_64-linux", f"qnn-ci {name} --soc SM8750", started=began)
         place = Path("/", "home", "jane", "net")
         stage.add("lowering-cpu-operator", severity, "net/8a8w/SM8750", f"aten.erf stays in {place}")
         stage.finish().write(folder)
@@ -132,4 +134,4 @@ def test_a_bundle_of_reports_is_of_the_stage_that_failed(
         "Failed to validate op aten_erf",
     ):
         assert wanted in text, wanted
-    assert "a_first" not in text
+    assert "qnn-ci one" not in text and "a_later" not in text
