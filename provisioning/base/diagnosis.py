@@ -191,6 +191,13 @@ class Diagnosis:
             return True
         return any(code.known and not code.general for code in self.codes)
 
+    @property
+    def heard(self) -> str:
+        """Who speaks of trouble and of which class it is, as far as that is known."""
+        told = f"told by {self.told_by}" if self.told_by else ""
+        fault = f"kind of fault: {self.fault}" if self.fault else ""
+        return "; ".join(filter(None, [told, fault]))
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
