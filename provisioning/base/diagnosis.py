@@ -19,8 +19,8 @@ MANIFEST = MANIFESTS / "diagnose.toml"
 
 TROUBLE = Pattern(
     r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
-    r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b|not support|is missing"
-    r"|timed? ?out"
+    r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b"
+    r"|not support|is missing|timed? ?out"
 )
 """What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
@@ -38,8 +38,8 @@ OVERLAP = 16 << 10
 """So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
 JSON_LINE = re.compile(rb'^\{".*', re.MULTILINE)
 UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b"\\"}
-"""What is escaped in a line of JSON. A newline becomes white space that begins no line, so that lines keep their
-numbers."""
+"""What is escaped in a line of JSON. A newline becomes white space that begins no line, so that lines keep
+their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
 
@@ -47,8 +47,9 @@ TERMINAL_WIDTHS = range(60, 251)
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. What begins where one of `unless_here` begins does not count. Not shown unless each of
-    `also` is found too, when an entry named in `unless` is found, as it is nearer the cause, nor in a log that
-    names fewer than `builds` builds of QNN. A `notice` is often no fault: every other one is told before it."""
+    `also` is found too, when an entry named in `unless` is found, as it is nearer the cause, nor in a log
+    that names fewer than `builds` builds of QNN. A `notice` is seldom the fault: every other one is told
+    before it."""
 
     id: str
     patterns: tuple[Pattern, ...]
@@ -190,6 +191,13 @@ class Diagnosis:
             return True
         return any(code.known and not code.general for code in self.codes)
 
+    @property
+    def heard(self) -> str:
+        """Who speaks of trouble and of which class it is, as far as that is known."""
+        told = f"told by {self.told_by}" if self.told_by else ""
+        fault = f"kind of fault: {self.fault}" if self.fault else ""
+        return "; ".join(filter(None, [told, fault]))
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -201,8 +209,8 @@ class Piece:
 
 
 def pieces(log: BinaryIO) -> Iterator[Piece]:
-    """The whole log; each piece begins with the last lines of the one before, or within its last line. A small
-    log whose lines a terminal has cut comes a second time, with whole lines."""
+    """The whole log; each piece begins with the last lines of the one before, or within its last line. A
+    small log whose lines a terminal has cut comes a second time, with whole lines."""
     kept, line, start = b"", 1, 0
     for block in _blocks(log):
         text = kept + block
@@ -277,7 +285,8 @@ class Reading:
 
     def take(self, piece: Piece) -> None:
         possible = knowledge().index.possible(piece.text)
-        for entry in {entry.id: entry for each in possible for entry in knowledge().entries_of[each]}.values():
+        entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
+        for entry in {entry.id: entry for entry in entries}.values():
             if entry.id not in self._found and (found := _first(entry, piece, possible)) is not None:
                 self._found[entry.id] = _explanation(entry, piece, found)
             self._also |= {
@@ -535,7 +544,7 @@ def knowledge() -> Knowledge:
     for entry in entries:
         for pattern in entry.all_patterns:
             entries_of[pattern] += (entry,)
-    single = (row.pattern for row in (*layers, *faults, *harmless, *numbers))
+    rows: tuple[Layer | Fault | Harmless | Numbers, ...] = (*layers, *faults, *harmless, *numbers)
     return Knowledge(
         entries,
         layers,
@@ -546,7 +555,7 @@ def knowledge() -> Knowledge:
         _by_number(table.data_types),
         table.ranges,
         words,
-        Index((*single, *(pattern for entry in entries for pattern in entry.all_patterns))),
+        Index((*(row.pattern for row in rows), *entries_of)),
         Index(words),
         entries_of,
     )

@@ -26,8 +26,8 @@ class Match(Protocol):
 
 @dataclass(frozen=True)
 class Pattern:
-    """`^` and `$` are those of a line, and a blank is any white space, so that a line which was wrapped matches
-    too. Text is bytes, which need not be UTF-8."""
+    """`^` and `$` are those of a line, and a blank is any white space, so that a wrapped line matches too.
+    Text is bytes, which need not be UTF-8."""
 
     source: str
     any_case: bool = False
