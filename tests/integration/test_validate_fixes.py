@@ -20,7 +20,7 @@ from tests.support.rule_fixes import ROWS, Row, Site, store_with
 from tests.support.sdk import whole_sdk
 from tests.support.typed import parsed
 
-pytestmark = [pytest.mark.heavy, pytest.mark.needs("gcc", "clang", "ld.lld")]
+pytestmark = [pytest.mark.heavy, pytest.mark.needs("clang++", "ld.lld")]
 
 DROPPED = {"LD_LIBRARY_PATH", "ADSP_LIBRARY_PATH", "QNN_SDK_ROOT", "GITHUB_ACTIONS", "QNN_CI_PROFILE", "CI"}
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
