@@ -438,6 +438,11 @@ def test_a_failure_is_explained_however_the_log_was_written(written: Callable[[s
     assert found[0] == "arch-feature-unsupported" and "op-refused" in found
 
 
+def test_what_json_escapes_is_read_as_it_was_written() -> None:
+    log = json.dumps({"message": 'dlopen failed: library "libQnnHtp.so" not found', "level": "error"})
+    assert [shown.id for shown in diagnosis.explain(log)] == ["qnn-library-not-found"]
+
+
 def test_lines_keep_their_numbers_where_a_terminal_cut_others_before() -> None:
     log = "x" * 80 + "\n" + "y" * 20 + "\nNo Snapdragon SOC detected\n"
     assert [shown.line for shown in diagnosis.explain(log)] == [3]
