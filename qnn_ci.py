@@ -28,7 +28,7 @@ NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "
 """They work on our own sources, git history or Dockerfile."""
 
 
-ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "divergence")
+ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence")
 """They take a model of any lane, and run in that lane's environment."""
 
 
@@ -39,6 +39,8 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ("compare", "test_golden"):
         return "ci", command_line.parsed(CI[verb], arguments).lane
+    if verb == "forecast" and arguments[:1] == ["fit"]:
+        return "ci", "forecast"
     if verb in ONE_MODEL:
         return "ci", LANES[lane_of(command_line.parsed(CI[verb], arguments).model, folder)].environment
     if verb == "bench":

@@ -77,6 +77,10 @@ SCHEMAS = {
         "ci.pipeline.baseline:Tolerances",
         "How much worse than its baseline a program may become",
     ),
+    "forecast": (
+        "ci.pipeline.phones:Forecasts",
+        "Phones that forecasts are for, and the models that they are fitted by",
+    ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),
     "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.output import Publish, writing_into
 from ci.pipeline.compile_flags import LANES
+from ci.pipeline.forecast import Forecasted
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
@@ -144,6 +145,13 @@ class LaneModel(ABC, Generic[P, L]):
     def profiled(self, inputs: Sequence[str], source: Path | None) -> tuple[dict[str, str], ProgramProfile]:
         """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
         raise self.not_taken(self.model)
+
+    def forecasted(self, measured: str | None) -> Forecasted:
+        """What phones will take for it; `measured` is what one of them took."""
+        return Forecasted(
+            withheld=f"{self.model.typed}: only ONNX models have forecasts, no other lane is fitted",
+            fix="export it with torch.onnx.export, and name the .onnx",
+        )
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         """The program's name, and what the search for its operator that differs gave."""

@@ -14,6 +14,7 @@ from ci.engine.workers.parent import Refused
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
+from ci.lanes.onnx.forecast import estimate_beside, forecast_of_chip, forecasted
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
@@ -28,6 +29,7 @@ from ci.lanes.onnx.user_program import (
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, nearly_constant, not_in_fp16
+from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Choice, Compiling, OneModel
@@ -123,6 +125,8 @@ class CompileOne(OneModelStep):
                 "exit_code": CheckFailed.exit_code,
             }
             raise Refused(error)
+        if not self.suite:
+            reply = {**reply, "estimate": estimate_beside(program, ask, of_run)}
         chips = self.chips(program)
         if len(chips) == 1:
             return reply
@@ -232,6 +236,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
         words += [f"  {each}" for each in context["slices"]]
+        words += [f"  {line}" for line in forecast_of_chip(program, facts.get("estimate"))]
         warnings = [*self._drawn(program), *constant_inputs(facts), *filter(None, [nearly_constant(near)])]
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
@@ -302,6 +307,9 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         from ci.lanes.onnx.profile import profiled
 
         return profiled(self.model, inputs, source)
+
+    def forecasted(self, measured: str | None) -> Forecasted:
+        return forecasted(self.model, measured)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.onnx.divergence import searched

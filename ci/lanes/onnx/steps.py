@@ -466,6 +466,29 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
+    """QNN's estimates of the quantized model for the chips that it has them for, and why one has none."""
+    run, model = run_of(order), Path(order["model"])
+    precision, estimates, refused = precision_named(run.precision), {}, {}
+    for chip in order["chips"]:
+        try:
+            found = provider.estimated(
+                model, precision, soc_named(chip), run.settings(chip), Path(order["into"])
+            )
+        except CheckFailed as error:
+            refused[chip] = error.message
+        else:
+            if found:
+                estimates[chip] = found.as_dict()
+    nodes = [node for node in load_graph(model).graph.node if node.op_type not in WITHOUT_PLACE]
+    return {
+        "build_id": installed_build(),
+        "estimates": estimates,
+        "refused": refused,
+        "operators": dict(Counter(node.op_type for node in nodes)),
+    }
+
+
 def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     from ci.lanes.onnx.cuts import searched
@@ -511,6 +534,7 @@ ORDERS = {
     "flexible": order_flexible,
     "case": order_case,
     "mixed": order_mixed,
+    "estimate": order_estimate,
     "diverge": order_diverge,
     "losses": order_losses,
     "run": order_run,
