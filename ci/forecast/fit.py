@@ -56,7 +56,7 @@ class FitOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedPhone:
     """A phone's rows, its constants, and the forecast of each row by constants fitted without its model."""
 
     phone: str
@@ -213,7 +213,7 @@ def judge(
     estimates: Mapping[tuple[str, str], Mapping[str, Any]],
     measured: Mapping[tuple[str, str], Mapping[str, Measured]],
     table: Forecasts,
-) -> Judged | None:
+) -> JudgedPhone | None:
     """None where too little was measured."""
     rows = [
         Row(name, precision, each["estimates"][table.chips[0]]["us"], row.milliseconds * 1000)
@@ -229,10 +229,10 @@ def judge(
         for precision in PRECISIONS.values()
         if (mine := [error for row, error in zip(rows, errors, strict=True) if row.precision == precision])
     }
-    return Judged(phone, rows, fitted(rows, p80), guesses)
+    return JudgedPhone(phone, rows, fitted(rows, p80), guesses)
 
 
-def _rows_of(stage: StageRun, judged: Judged) -> dict[str, Metric]:
+def _rows_of(stage: StageRun, judged: JudgedPhone) -> dict[str, Metric]:
     """The report's row of a phone, with a warning for each bar that it misses."""
     row: dict[str, Metric] = {}
     for precision in (*PRECISIONS.values(), "all"):
@@ -255,7 +255,7 @@ def _rows_of(stage: StageRun, judged: Judged) -> dict[str, Metric]:
     return {judged.phone: row}
 
 
-def by_other(judged: Judged, other: Judged) -> list[float]:
+def by_other(judged: JudgedPhone, other: JudgedPhone) -> list[float]:
     """Errors of a phone's forecasts once another phone's measurement of the same program corrects them."""
     known = {
         (row.model, row.precision): row.measured / guess
@@ -269,7 +269,7 @@ def by_other(judged: Judged, other: Judged) -> list[float]:
     return errors_of([row for row, _ in pairs], [guess for _, guess in pairs])
 
 
-def _accept(limits: LaneFit, judged: Sequence[Judged], table: Forecasts) -> None:
+def _accept(limits: LaneFit, judged: Sequence[JudgedPhone], table: Forecasts) -> None:
     values: dict[str, Values] = {
         LANE: {
             "qnn": limits.build_id,

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ci.artifacts.estimate import read_estimate
+from ci.lanes.onnx.budgets import over_budget
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.forecast import LaneFit, PhoneFit, by_measurement, forecast, load_fit
 from ci.pipeline.phones import Forecasts, load_forecasts
 from provisioning.base.errors import UsageError
@@ -147,3 +149,31 @@ def test_what_is_shipped_fits_together() -> None:
     assert {*fit.phones} == {*table.phones}
     best = replace(FIT, phones=fit.phones)
     assert all(each.within < 0.5 for each in forecast("onnx", "fp16", facts(), best, table).forecasts)
+
+
+def in_budget(limit: str, given: dict[str, Any]) -> list[tuple[str, str]]:
+    run = OnnxRun(precision="fp16", socs=("SM8750",), budget={"Galaxy S25": limit})
+    case = OnnxCase(model="net.onnx", run=(run,))
+    program = OnnxProgram(Path("/suites/models.toml"), "net", case, run, "SM8750")
+    return [(each.rule, each.severity.value) for each in over_budget(program, {"estimate": given})]
+
+
+def test_a_budget_is_red_where_the_whole_interval_is_above_it_and_a_warning_inside() -> None:
+    fit = load_fit("onnx")
+    assert fit is not None
+    known = facts(us=2000, second=900, build_id=fit.build_id, operators={"Conv": 1})
+    found = forecast("onnx", "fp16", known, fit, load_forecasts()).forecasts
+    (own,) = (each for each in found if each.phone == "Galaxy S25")
+    assert in_budget(f"{own.least_ms * 0.9:.4f} ms", known) == [("forecast-budget", "error")]
+    assert in_budget(f"{own.ms:.4f} ms", known) == [("forecast-budget", "warning")]
+    assert in_budget(f"{own.most_ms * 1.1:.4f} ms", known) == []
+
+
+def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
+    assert in_budget("2 ms", facts(estimates={})) == [("forecast-withheld", "warning")]
+
+
+@pytest.mark.parametrize("budget", [{"Galaxy S25": "fast"}, {"Pixel 9": "2 ms"}, {"Galaxy S25": 2}])
+def test_a_budget_names_a_phone_and_milliseconds(budget: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        OnnxRun(precision="fp16", socs=("SM8750",), budget=budget)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ci.engine.work import Result
+from ci.lanes.onnx.budgets import forecast_of, over_budget
 from ci.lanes.onnx.crosscheck import LaneFigures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
@@ -89,6 +90,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             "compared on made-up inputs, for want of samples that it was not calibrated by",
             f"give {program.case_name} at least two samples",
         )
+    yield from over_budget(program, result.facts)
     if slowest := result.facts.get("slowest"):
         yield Finding(
             "onnx-profile",
@@ -219,6 +221,8 @@ def costs_of(result: Result) -> dict[str, float]:
     traffic = {f"ddr_{name}": value for name, value in (context_of(result)["ddr"] or {}).items()}
     seconds = result.facts["cpu_seconds"]
     costs = {**traffic, "context_bytes": context_of(result)["bytes"], "cpu_seconds": seconds}
+    if (estimate := result.facts.get("estimate")) and (of_chip := list(estimate["estimates"].values())):
+        costs["estimate_us"] = of_chip[0]["us"]
     return {name: costs[name] for name in COSTS if name in costs}
 
 
@@ -259,4 +263,12 @@ def row(
         **beside(costs, build_id_of(result), baseline.of(program.name)),
         "slowest": list(result.facts.get("slowest", [])),
         "lanes": lanes,
+        **_forecast_row(program, result),
     }
+
+
+def _forecast_row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
+    if not program.run.estimated:
+        return {}
+    found = forecast_of(program, result.facts)
+    return {"forecast": {"phones": [each.as_dict() for each in found.forecasts], "withheld": found.withheld}}

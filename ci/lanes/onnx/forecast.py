@@ -9,8 +9,8 @@ from typing import Any
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
-from ci.engine.work import Result, empty_folder
-from ci.engine.workers.parent import WorkerDied
+from ci.engine.work import Result
+from ci.lanes.onnx.budgets import LANE
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of
 from ci.pipeline.forecast import Forecasted, by_measurement, forecast, load_fit
@@ -18,8 +18,6 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.steps import Ask, require_done, run_step
 from provisioning.base.findings import Metric
-
-LANE = "onnx"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +44,6 @@ class EstimateOnnx(OneModelStep):
             return failed(result.failure.kind)
         estimates = result.facts["estimates"].values()
         return Line("passed", ", ".join(f"{each['us']} us" for each in estimates) or "no estimate")
-
-
-def estimate_beside(program: OnnxProgram, ask: Ask, of_run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The estimate of a model that was compiled just now; None where the compiler dies of estimating it."""
-    into = empty_folder(ask.scratch / program.name / "estimate")
-    try:
-        return ask(
-            do="estimate", **program.order, **of_run, into=str(into), chips=list(load_forecasts().chips)
-        )
-    except WorkerDied as gone:
-        if not gone.is_own_crash:
-            raise
-        return None
 
 
 def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> list[str]:

@@ -14,7 +14,7 @@ from ci.engine.workers.parent import Refused
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
-from ci.lanes.onnx.forecast import estimate_beside, forecast_of_chip, forecasted
+from ci.lanes.onnx.forecast import forecast_of_chip, forecasted
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
@@ -126,7 +126,7 @@ class CompileOne(OneModelStep):
             }
             raise Refused(error)
         if not self.suite:
-            reply = {**reply, "estimate": estimate_beside(program, ask, of_run)}
+            reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
         chips = self.chips(program)
         if len(chips) == 1:
             return reply

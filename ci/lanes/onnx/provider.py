@@ -185,7 +185,9 @@ def compiled(
     return session, _audit(trace, reasons), _traffic(log, before) if log else None
 
 
-def estimated(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> QnnEstimate | None:
+def estimated(
+    model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path
+) -> QnnEstimate | None:
     """QNN's own estimate for a chip that it has one for, from a compile that nothing else is kept of. Raises
     CheckFailed where HTP does not take the model whole."""
     profile = into / f"{soc.id}.csv"
