@@ -166,8 +166,7 @@ class CompileOnnx(Step[OnnxProgram]):
         )
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        asked: dict[str, Metric] = {"estimated": True} if program.run.estimated else {}
-        return {**key(program, memo.roots, environ), **asked}
+        return key(program, memo.roots, environ)
 
     @cached_property
     def groups(self) -> dict[str, str]:
@@ -213,7 +212,7 @@ class CompileOnnx(Step[OnnxProgram]):
         else:
             of_run = {"quantized": quantized["into"], "model": quantized["model"]}
             reply = self.contexts(program, ask, **of_model, **of_run)
-            if program.run.estimated and "failed" not in reply:
+            if program.run.forecast and "failed" not in reply:
                 reply = {**reply, "estimate": self.estimate(program, ask, {**of_model, **of_run})}
         return {
             "build_id": prepared.get("build_id", ""),

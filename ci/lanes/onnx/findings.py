@@ -268,7 +268,7 @@ def row(
 
 
 def _forecast_row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
-    if not program.run.estimated:
+    if not program.run.forecast:
         return {}
     found = forecast_of(program, result.facts)
     return {"forecast": {"phones": [each.as_dict() for each in found.forecasts], "withheld": found.withheld}}

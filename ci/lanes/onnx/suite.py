@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -38,7 +38,7 @@ NAMES = dict.fromkeys([*(each.written for each in PRECISIONS.values()), *PRECISI
 
 
 class OnnxRun(AnyRun):
-    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"budget", "forecast"}
+    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"budget"}
     precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
     """By ONNX Runtime's name, whichever the suite writes."""
     per_channel: bool = False
@@ -50,7 +50,7 @@ class OnnxRun(AnyRun):
     budget: dict[str, Milliseconds] = Field(default={})
     """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
     forecast: bool = False
-    """Whether QNN is asked what it will take, also without a budget; its estimate is then a cost."""
+    """Whether QNN is asked what it will take, which is then a cost. A budget always asks."""
     refused: tuple[str, ...] = ()
     """Operators that QNN does not take, once somebody knows: the program is right if QNN refuses it for these
     and no others."""
@@ -67,9 +67,11 @@ class OnnxRun(AnyRun):
     def held(self) -> tuple[str, ...]:
         return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
 
-    @property
-    def estimated(self) -> bool:
-        return self.forecast or bool(self.budget)
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_asks(cls, values: Any) -> Any:
+        asks = isinstance(values, dict) and bool(values.get("budget"))
+        return {**values, "forecast": True} if asks else values
 
     @field_validator("budget")
     @classmethod
