@@ -152,7 +152,7 @@ def test_what_is_shipped_fits_together() -> None:
 
 
 def in_budget(limit: str, given: dict[str, Any]) -> list[tuple[str, str]]:
-    run = OnnxRun(precision="fp16", socs=("SM8750",), budget={"Galaxy S25": limit})
+    run = OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget={"Galaxy S25": limit})
     case = OnnxCase(model="net.onnx", run=(run,))
     program = OnnxProgram(Path("/suites/models.toml"), "net", case, run, "SM8750")
     return [(each.rule, each.severity.value) for each in over_budget(program, {"estimate": given})]
@@ -176,4 +176,4 @@ def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
 @pytest.mark.parametrize("budget", [{"Galaxy S25": "fast"}, {"Pixel 9": "2 ms"}, {"Galaxy S25": 2}])
 def test_a_budget_names_a_phone_and_milliseconds(budget: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="budget"):
-        OnnxRun(precision="fp16", socs=("SM8750",), budget=budget)
+        OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget=budget)

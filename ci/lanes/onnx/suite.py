@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -50,7 +50,7 @@ class OnnxRun(AnyRun):
     budget: dict[str, Milliseconds] = Field(default={})
     """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
     forecast: bool = False
-    """Whether QNN is asked what it will take, which is then a cost. A budget always asks."""
+    """Whether QNN is asked what it will take, which is then a cost. A budget needs it."""
     refused: tuple[str, ...] = ()
     """Operators that QNN does not take, once somebody knows: the program is right if QNN refuses it for these
     and no others."""
@@ -67,11 +67,11 @@ class OnnxRun(AnyRun):
     def held(self) -> tuple[str, ...]:
         return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
 
-    @model_validator(mode="before")
-    @classmethod
-    def _budget_asks(cls, values: Any) -> Any:
-        asks = isinstance(values, dict) and bool(values.get("budget"))
-        return {**values, "forecast": True} if asks else values
+    @model_validator(mode="after")
+    def _budget_needs_a_forecast(self) -> OnnxRun:
+        if self.budget and not self.forecast:
+            raise ValueError("forecast = true beside budget")
+        return self
 
     @field_validator("budget")
     @classmethod
