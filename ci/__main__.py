@@ -77,9 +77,7 @@ VERBS = {
         "say what each operator and line of a program takes on the HTP emulator",
         "executorch",
     ),
-    "forecast": Verb(
-        "ci.forecast.verb", "say what phones will take for one model, without a phone", "onnx"
-    ),
+    "forecast": Verb("ci.forecast.verb", "say what phones will take for one model, without a phone", "onnx"),
     "phones": Verb(
         "ci.forecast.phones_verb",
         "say what AI Hub measured on phones of models by name or class",

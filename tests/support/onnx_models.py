@@ -47,12 +47,19 @@ def photographs() -> Any:
     """Large enough that a phone takes it longer than to be asked: some tenths of a millisecond."""
     generator, nodes, weights = np.random.default_rng(0), [], {}
     read, channels = "x", 3
-    for number, (width, stride) in enumerate([(32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)]):
+    for number, (width, stride) in enumerate(
+        [(32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)]
+    ):
         drawn = generator.standard_normal((width, channels, 3, 3)) / np.sqrt(9 * channels)
         weights[f"w{number}"] = drawn.astype(np.float32)
         nodes += [
             helper.make_node(
-                "Conv", [read, f"w{number}"], [f"c{number}"], name=f"conv{number}", pads=[1] * 4, strides=[stride] * 2
+                "Conv",
+                [read, f"w{number}"],
+                [f"c{number}"],
+                name=f"conv{number}",
+                pads=[1] * 4,
+                strides=[stride] * 2,
             ),
             helper.make_node("Relu", [f"c{number}"], [f"r{number}"], name=f"relu{number}"),
         ]

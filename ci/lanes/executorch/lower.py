@@ -597,7 +597,9 @@ def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> 
             f" modules = [{', '.join(rows)}]"
         ]
     if lacking:
-        fixes += [f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"]
+        fixes += [
+            f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
+        ]
     else:
         fixes += [f"--keep-going leaves it on the CPU (in a suite's run cpu_nodes = [{nodes}]): {tried}"]
     return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes))
