@@ -39,6 +39,7 @@ SCHEMAS = {
         "provisioning.validation.tables:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
+    "answer": ("provisioning.base.answer:Answer", "What --json writes; each verb adds fields of its own"),
     "checks": ("provisioning.validation.tables:RuleTexts", "The rules of validate, in words"),
     "operators": (
         "ci.operators.table:OperatorTable",

@@ -24,10 +24,12 @@ from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
+from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import UsageError
+from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])
@@ -41,6 +43,8 @@ class Product:
     """By their names in the output: where each lies, or its text."""
     words: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What an answer says of it (--json)."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -197,6 +201,16 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
             if path.name in product.files:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
         sys.stdout.writelines(f"{each}\n" for each in product.words)
+        answer.add_findings(product.findings)
+    folder = Parser.user_folder() / output
+    answer.add(programs=[_answered(folder, product) for product in products])
+
+
+def _answered(folder: Path, product: Product) -> dict[str, Any]:
+    """A product's record, with its files and what is said of it."""
+    record = next((found for name in product.files if (found := _record(folder / name))), {})
+    files = [str(folder / name) for name in product.files]
+    return {**record, "files": files, "words": [*product.words], "warnings": [*product.warnings]}
 
 
 def require_own(path: Path, origin: str) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
+from provisioning.base import answer
 from provisioning.base.commands import as_here
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
@@ -86,6 +87,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.register("type", Path, self._path)
+        # `taken` has read it before, so that it may stand behind any of a verb's words.
+        self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
+
+    def error(self, message: str) -> NoReturn:
+        answer.add_error(UsageError(message, fix=f"{self.prog} --help"))
+        super().error(message)
 
     def _path(self, text: str) -> Path:
         if not text:
@@ -154,8 +161,24 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
         sys.stderr.write(f"error: there is no verb {name!r}\n  try: {hint}\n")
         return 2
     session = quoted_session(name, *rest)
+    words, place = answer.taken(rest)
+    return answering(
+        name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=session
+    )
+
+
+def answering(
+    verb: str, words: Sequence[str], place: str | None, work: Callable[[], int], *, session: str = ""
+) -> int:
+    """`guarded`, and with `place` also the answer, of what went wrong too."""
+    debug = "--debug" in words
+    if place is None:
+        return guarded(work, debug=debug, session=session)
+    # The verb moves on from where the user was.
+    file = user_path(place, answer.FLAG, os.environ.get(STARTED_IN, "")).absolute() if place else None
     return guarded(
-        lambda: _run_verb(program, name, verbs[name], rest), debug="--debug" in rest, session=session
+        lambda: answer.answered(verb, words, file, lambda: guarded(work, debug=debug, session=session)),
+        debug=debug,
     )
 
 
@@ -248,6 +271,7 @@ def _drop_output() -> None:
 
 
 def show_error(error: ToolkitError) -> None:
+    answer.add_error(error)
     sys.stderr.write(visible(as_here(f"error: {error.message}\n")))
     if error.fix:
         sys.stderr.write(visible(as_here(f"  try: {error.fix}\n")))
@@ -274,7 +298,7 @@ def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--debug", action="store_true")
     known = argparse.Namespace()
     with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        parser.parse_known_args(argv, known)
+        parser.parse_known_args(answer.taken(argv)[0], known)
     return known
 
 
@@ -295,6 +319,7 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     )
     module.configure(parser)
     parser.add_argument("--debug", action="store_true", help=DEBUG)
+    answer.add_parser(parser)
     args = parser.parse_args(argv)
     if verb.foreign_code:
         refuse_keys(name, os.environ)

@@ -58,7 +58,8 @@ def _facts(result: Result) -> dict[str, Any]:
     return {
         "delegated": dict(Counter(operators_of(facts))),
         "cpu": [
-            {**each, "suggestion": suggestion_for(each["operator"], each["code"])} for each in facts["left"]
+            {**each, "suggestion": suggestion_for(each["operator"], each["code"], each["source"])}
+            for each in facts["left"]
         ],
         "usable": all(each["kernel"] for each in facts["left"]),
         "delegates": facts["delegates"],
