@@ -24,7 +24,7 @@ class Suggestion(Model):
     text: str
     proof: str
     find: str = ""
-    """What of the source line to replace, as a regular expression, and by what: only where both mean the same."""
+    """What of the source line to replace, as a regular expression, and by what; both mean the same."""
     write: str = ""
 
 

@@ -13,7 +13,6 @@ from provisioning import catalogue as catalogues
 from provisioning.base.units import aligned
 from provisioning.elf import Malformed
 
-
 UNSIGNED = SignedBy.UNSIGNED.value
 DAMAGED = SignedBy.DAMAGED.value
 

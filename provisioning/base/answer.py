@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -176,12 +176,16 @@ def taken(words: Sequence[str]) -> tuple[list[str], str | None]:
     return rest, place
 
 
-def answered(verb: str, words: Sequence[str], place: Path | None, work: Callable[[], int]) -> int:
-    """The exit code of `work`, with its answer written to `place`, or to standard output."""
+def answered(
+    verb: str, words: Sequence[str], place: Path | None, work: Callable[[], int], *, starts: bool = False
+) -> int:
+    """The exit code of `work`, with its answer written to `place`, or to standard output.
+
+    With `starts`, the work becomes the verb's process, which answers itself and needs our streams."""
     global _open
     outer, _open = _open, _Open(verb, words)
     try:
-        with _printed(live=place is not None) as output:
+        with nullcontext(str) if starts else _printed(live=place is not None) as output:
             try:
                 code = work()
             except SystemExit as stop:

@@ -33,7 +33,7 @@ class Verb:
     """The module that has it; or `module:name`, where a module has several."""
     summary: str
     environment: str = "tools"
-    """The locked environment that has its packages; qnn_ci.py chooses for those that need several."""
+    """The locked environment that has its packages; qnn_ci/command.py chooses for those that need several."""
     foreign_code: bool = True
     """Whether it may run code that is not ours, such as a model, which must find no key of the remote
     cache."""
@@ -57,6 +57,9 @@ DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed
 STARTED_IN = "QNN_CI_STARTED_IN"
 """The folder in which the user typed, set by noxfile.py and `qnn-ci`. Relative paths begin there."""
 
+
+STARTED_BY = "QNN_CI_STARTED_BY"
+"""The Python of `qnn-ci` or nox: environments are made for it, and a verb that types others uses it."""
 
 PATHS = (
     "QNN_CI_STORE",
@@ -168,7 +171,13 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
 
 
 def answering(
-    verb: str, words: Sequence[str], place: str | None, work: Callable[[], int], *, session: str = ""
+    verb: str,
+    words: Sequence[str],
+    place: str | None,
+    work: Callable[[], int],
+    *,
+    session: str = "",
+    starts: bool = False,
 ) -> int:
     """`guarded`, and with `place` also the answer, of what went wrong too."""
     debug = "--debug" in words
@@ -177,7 +186,9 @@ def answering(
     # The verb moves on from where the user was.
     file = user_path(place, answer.FLAG, os.environ.get(STARTED_IN, "")).absolute() if place else None
     return guarded(
-        lambda: answer.answered(verb, words, file, lambda: guarded(work, debug=debug, session=session)),
+        lambda: answer.answered(
+            verb, words, file, lambda: guarded(work, debug=debug, session=session), starts=starts
+        ),
         debug=debug,
     )
 

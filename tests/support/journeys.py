@@ -168,7 +168,7 @@ class Stage:
         for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
             locked_environment(environments, lock.stem)
         python = shlex.quote(sys.executable)
-        script(programs / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci.py"))} "$@"')
+        script(programs / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci" / "command.py"))} "$@"')
         script(programs / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
         script(programs / "python", f'exec {python} "$@"')
         for shared in SHARED:
