@@ -100,7 +100,7 @@ class _Open:
     reports: dict[str, Sequence[Finding]] = field(default_factory=dict)
     others: list[Finding] = field(default_factory=list)
     corrected: dict[str, Sequence[str]] = field(default_factory=dict)
-    """By a finding's message: the words of this command with the name that was meant."""
+    """By a finding's message: this command with the name that was meant."""
     parser: argparse.ArgumentParser | None = None
 
     @property
@@ -147,10 +147,9 @@ def add_error(error: ToolkitError) -> None:
     elif isinstance(error, UpstreamError):
         rule = "command-network"
     if isinstance(error, UnknownName) and error.near:
-        _open.corrected[error.message] = [
-            word.removesuffix(error.name) + error.near if word.endswith(error.name) else word
-            for word in _open.words
-        ]
+        whole = re.compile(rf"(?<![^:=/]){re.escape(error.name)}(?![^:=/])")
+        words = [_open.verb, *_open.words]
+        _open.corrected[error.message] = [whole.sub(lambda _: error.near, word, count=1) for word in words]
     _open.others.append(Finding(rule, Severity.ERROR, _open.verb, error.message, error.fix))
 
 
@@ -263,7 +262,7 @@ def _document(said: _Open, code: int, output: str) -> str:
     answer = Answer(
         schema=1,
         verb=said.verb,
-        command=_typed(said.verb, said.words),
+        command=_typed(said.verb, *said.words),
         python=sys.executable,
         exit_code=code,
         outcome=OUTCOMES.get(code, "fail"),
@@ -290,21 +289,21 @@ def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
 def _next(said: _Open, finding: Finding) -> str:
     """The command that the fix names, or this command as the fix changes it; empty where there is none."""
     if words := said.corrected.get(finding.message):
-        return _typed(said.verb, words)
+        return _typed(*words)
     if EDIT.search(finding.fix):
-        return _typed(said.verb, said.words)
+        return _typed(said.verb, *said.words)
     if (found := COMMAND.search(finding.fix)) and not PLACEHOLDER.search(found[0]):
         return found[0].strip().rstrip(".,)")
     flags = _flags(said.parser) if said.parser else {}
     if (out := LEFT_OUT.search(finding.fix)) and (flag := out[1] or out[2]) in flags:
-        return _typed(said.verb, _without(said.words, flag, takes=flags[flag]))
+        return _typed(said.verb, *_without(said.words, flag, takes=flags[flag]))
     if (flagged := FLAGS.match(finding.fix)) and flagged[1] in flags:
         flag, value = flagged[1], flagged[2]
         if flags[flag] and (not value or PLACEHOLDER.search(value)):
             return ""
         more = [flag, value] if flags[flag] else [flag]
         # In front: behind the words there may be a `--`.
-        return _typed(said.verb, [*more, *_without(said.words, flag, takes=flags[flag])])
+        return _typed(said.verb, *more, *_without(said.words, flag, takes=flags[flag]))
     return ""
 
 
@@ -326,8 +325,8 @@ def _without(words: Sequence[str], flag: str, *, takes: bool) -> list[str]:
     return rest
 
 
-def _typed(verb: str, words: Sequence[str]) -> str:
-    return shlex.join(["qnn-ci", verb, *words])
+def _typed(*words: str) -> str:
+    return shlex.join(["qnn-ci", *words])
 
 
 def _clean(value: Any) -> Any:

@@ -20,7 +20,14 @@ from provisioning.base import answer
 from provisioning.base.commands import as_here
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
-from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import (
+    INTERNAL,
+    INTERRUPTED,
+    EnvironmentLacking,
+    ToolkitError,
+    UnknownName,
+    UsageError,
+)
 from provisioning.base.foreign import visible
 from provisioning.base.secrets import RESULTS, hide, refuse_keys
 from provisioning.base.settings import user_path
@@ -94,8 +101,23 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
 
     def error(self, message: str) -> NoReturn:
-        answer.add_error(UsageError(message, fix=f"{self.prog} --help"))
-        super().error(message)
+        error = self._explained(message)
+        answer.add_error(error)
+        super().error(f"{message}\n  try: {error.fix}")
+
+    def _explained(self, message: str) -> UsageError:
+        """With the flag or the choice that was meant."""
+        import re
+
+        unknown = UsageError(message, fix=f"{self.prog} --help")
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
+            known = [each.strip(" '") for each in found[2].split(",")]
+        elif found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            known = [*self._option_string_actions]
+        else:
+            return unknown
+        meant = UnknownName(message, found[1], known)
+        return meant if meant.near else unknown
 
     def _path(self, text: str) -> Path:
         if not text:
@@ -156,15 +178,14 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
     # What imports create stays: to look for garbage in it takes a fifteenth of a short command.
     gc.set_threshold(50_000)
     name, rest = argv[0], list(argv[1:])
-    if name not in verbs:
-        import difflib
-
-        near = difflib.get_close_matches(name, verbs, n=1)
-        hint = f"did you mean `{program} {near[0]}`?" if near else f"`{program} --help` lists the verbs"
-        sys.stderr.write(f"error: there is no verb {name!r}\n  try: {hint}\n")
-        return 2
-    session = quoted_session(name, *rest)
     words, place = answer.taken(rest)
+    if name not in verbs:
+
+        def refuse() -> int:
+            raise UnknownName(f"there is no verb {name!r}", name, verbs)
+
+        return answering(name, words, place, refuse)
+    session = quoted_session(name, *rest)
     return answering(
         name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=session
     )
