@@ -89,16 +89,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _asked(item: Any) -> dict[str, Any]:
     """What the nearest marker says."""
     marker = item.get_closest_marker("qnn")
-    asked = {} if marker is None else dict(marker.kwargs)
-    if marker is not None and (marker.args or set(asked) - set(FIELDS)):
-        raise pytest.UsageError(f"{item.nodeid}: expected @pytest.mark.{MARKER}")
-    return asked
+    return {} if marker is None else dict(marker.kwargs)
 
 
 @pytest.fixture
 def qnn(request: pytest.FixtureRequest) -> Qnn:
     """Compiles, audits and runs nets on the HTP emulator, at the precision and for the chip of the marker."""
     asked = {**_asked(request.node), **getattr(request, "param", {})}
+    if unknown := sorted(set(asked) - set(FIELDS)):
+        pytest.fail(f"{', '.join(unknown)}: expected @pytest.mark.{MARKER}", pytrace=False)
     asked.setdefault("soc", request.config.getoption("--qnn-soc"))
     asked.setdefault("python", request.config.getoption("--qnn-python"))
     return Qnn(request.node, **asked)
