@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from provisioning.base import answer
+
 EXAMPLES = """\
   qnn-ci mcp                                                          started by an agent's own program
   qnn-ci mcp --skill > .claude/skills/qnn-ci/SKILL.md                 for agents that type commands
@@ -23,4 +25,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from ci.agents.server import serve
 
+    answer.refuse("mcp")
     return serve()

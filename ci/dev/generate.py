@@ -39,7 +39,6 @@ SCHEMAS = {
         "provisioning.validation.tables:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
-    "answer": ("provisioning.base.answer:Answer", "What --json writes; each verb adds fields of its own"),
     "checks": ("provisioning.validation.tables:RuleTexts", "The rules of validate, in words"),
     "operators": (
         "ci.operators.table:OperatorTable",
@@ -97,6 +96,7 @@ PAGES = {
     "docs/docker.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
     "manifests/actions.toml": "ci.dev.actions:table",
+    "manifests/schema/answer.json": "ci.dev.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }
 """Pages, and the function `module:name` that returns the text."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from provisioning.base.errors import ToolkitError, UnknownName
+from provisioning.base.errors import ToolkitError, UnknownName, UsageError
 from provisioning.base.foreign import visible
 
 if TYPE_CHECKING:
@@ -119,23 +119,31 @@ def add(**facts: Any) -> None:
         _open.facts |= facts
 
 
+def refuse(verb: str) -> None:
+    """For a verb whose process becomes another program, or speaks a protocol."""
+    if _open:
+        raise UsageError(f"{verb} answers to what it talks with, not by {FLAG}", fix=f"leave {FLAG} out")
+
+
 def add_findings(findings: Iterable[Finding]) -> None:
     if _open:
         _open.others += findings
 
 
 def add_report(report: Report) -> None:
+    """A stage's findings, as it first ends: later it may be put together with what earlier commands said."""
     if _open:
-        _open.reports[report.stage] = report.findings
-        _open.facts.setdefault("reports", []).append(report.stage)
+        _open.reports.setdefault(report.stage, report.findings)
 
 
 def add_error(error: ToolkitError) -> None:
     """What ended the command. A report may have it already."""
-    from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
+    from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError
     from provisioning.base.findings import Finding, Severity
 
-    if _open is None or any(error.message in each.message for each in _open.findings):
+    if _open is None or any(
+        error.message in each.message or each.message in error.message for each in _open.findings
+    ):
         return
     rule = "command-error"
     if isinstance(error, CheckFailed):

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from provisioning.base import answer
 from provisioning.base.commands import as_here
 from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
@@ -86,7 +85,6 @@ class Report:
 
     def write(self, directory: Path) -> Path:
         """Replace `<directory>/<stage>.json` atomically."""
-        answer.add_report(self)
         path = directory / f"{self.stage}.json"
         try:
             replace_text(path, self.as_json())

@@ -54,7 +54,7 @@ def _marked(fault: Planted) -> Any:
     return pytest.param(fault, marks=marks, id=fault.name.replace(" ", "-"))
 
 
-@pytest.mark.parametrize("fault", map(_marked, FAULTS))
+@pytest.mark.parametrize("fault", [*map(_marked, FAULTS)])
 def test_following_the_answers_leads_from_a_fault_to_a_program(
     fault: Planted, variables: dict[str, str], tmp_path: Path
 ) -> None:

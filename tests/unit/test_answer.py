@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from ci.operators.suggestions import suggestion_for
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.answer import EDIT, taken
 from provisioning.base.command_line import Verb, main
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support.sources import nodes
 
 SCHEMA = json.loads((MANIFESTS / "schema" / "answer.json").read_text(encoding="utf-8"))
 
@@ -147,17 +149,23 @@ def test_with_a_file_the_text_stays_on_standard_output(
 def test_every_verb_has_the_flag_and_none_defines_it_anew(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An unknown flag is an error of each verb's command line, before it does anything."""
+    """An unknown flag is an error of each verb's command line, before it does anything; what becomes another
+    program has no answer but why."""
     verbs = {**CI, **PROVISIONING}
-    if name == "shell":
-        with pytest.raises(SystemExit):
-            main("qnn-ci", "", verbs, [name, "--help"])
-        assert "--json" in capsys.readouterr().out
-        return
     assert main("qnn-ci", "", verbs, [name, "--json", "--no-such-flag"]) == 2
     answer = json.loads(capsys.readouterr().out)
     jsonschema.validate(answer, SCHEMA)
     assert answer["verb"] == name and answer["findings"]
+
+
+def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
+    named = set()
+    for folder in ("ci", "provisioning"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in nodes(file):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "answer.add":
+                    named |= {word.arg for word in node.keywords if word.arg}
+    assert len(named) > 10 and not named - set(SCHEMA["properties"])
 
 
 @pytest.mark.parametrize(
