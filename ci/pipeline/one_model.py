@@ -10,7 +10,7 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -45,6 +45,8 @@ class Product:
     warnings: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     """What an answer says of it (--json)."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What an answer has beside its record."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -210,7 +212,7 @@ def _answered(folder: Path, product: Product) -> dict[str, Any]:
     """A product's record, with its files and what is said of it."""
     record = next((found for name in product.files if (found := _record(folder / name))), {})
     files = [str(folder / name) for name in product.files]
-    return {**record, "files": files, "words": [*product.words], "warnings": [*product.warnings]}
+    return {**record, **product.facts, "files": files, "words": [*product.words], "warnings": [*product.warnings]}
 
 
 def require_own(path: Path, origin: str) -> None:

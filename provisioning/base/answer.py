@@ -197,9 +197,7 @@ def answered(
                 code = work()
             except SystemExit as stop:
                 # argparse has said what is wrong with the command line, or printed its help.
-                if not isinstance(stop.code, int) or not stop.code:
-                    raise
-                code = stop.code
+                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         text = _document(_open, code, output())
     finally:
         _open = outer
@@ -220,7 +218,7 @@ def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
     sys.stdout.flush()
     if live:
         tee = _Tee(sys.stdout)
-        with redirect_stdout(tee):  # type: ignore[type-var]
+        with redirect_stdout(tee):
             yield tee.kept.getvalue
         return
     import tempfile

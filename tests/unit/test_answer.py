@@ -114,6 +114,7 @@ def test_a_command_line_that_is_refused_is_answered_too(said: Any) -> None:
     (finding,) = answer["findings"]
     assert finding["rule"] == "command-usage" and "--no-such-flag" in finding["message"]
     assert answer["outcome"] == "usage"
+    assert any("--soc" in line for line in said("--help", code=0)["output"])
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,12 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        return Product({path.name: path for path in files}, words, warnings)
+        return Product(
+            {path.name: path for path in files},
+            words,
+            warnings,
+            facts={"accuracy": near, "delegates": 1, "on_cpu": []},
+        )
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
         for program in plan.programs:
