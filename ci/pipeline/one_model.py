@@ -210,9 +210,18 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
 
 def _answered(folder: Path, product: Product) -> dict[str, Any]:
     """A product's record, with its files and what is said of it."""
-    record = next((found for name in product.files if (found := _record(folder / name))), {})
+    found = (
+        json.loads((folder / name).read_text("utf-8")) for name in product.files if name.endswith(".json")
+    )
+    record = next((each for each in found if isinstance(each, dict) and "soc" in each), {})
     files = [str(folder / name) for name in product.files]
-    return {**record, **product.facts, "files": files, "words": [*product.words], "warnings": [*product.warnings]}
+    return {
+        **record,
+        **product.facts,
+        "files": files,
+        "words": [*product.words],
+        "warnings": [*product.warnings],
+    }
 
 
 def require_own(path: Path, origin: str) -> None:
