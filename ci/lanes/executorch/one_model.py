@@ -19,7 +19,7 @@ from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, measure, ran
-from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu
+from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -82,8 +82,12 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             measured = measure(plan, ready_runner(os.environ, plan.selection.reports), runnable)
         for program in plan.programs:
             if (run := measured.get(program.name)) and not ran(run):
-                (finding,) = findings_of(program, run, compiled[program.name].facts)
-                raise CheckFailed(finding.message, fix="--verify none writes the program without running it")
+                facts = compiled[program.name].facts
+                finding = findings_of(program, run, facts)[0]
+                # No runtime can load what lacks a kernel.
+                instead = next((fix for _, fix in missing_kernels(facts)), "")
+                fix = instead or "--verify none writes the program without running it"
+                raise CheckFailed(finding.message, fix=fix)
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
