@@ -147,7 +147,7 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 
 READING = (
     ("outcome", "pass, fail (what was checked is bad), usage, lacking, upstream, internal, interrupted"),
-    ("findings", "rule, severity, subject, message; errors first matter"),
+    ("findings", "rule, severity, subject, message, fix; errors come first, notes ask for nothing"),
     ("findings[].edit", "a change of one line: in `file` at `line`, write `new` for `old`"),
     ("findings[].fix", "what to type or write next, in words, where there is no `edit`"),
     ("next", "the command to type now, after the edit if there is one; empty where nothing is left to do"),
