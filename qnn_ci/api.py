@@ -104,8 +104,9 @@ class Audited(Answer):
 class Ran(Answer):
     @property
     def outputs(self) -> Sequence[Path]:
-        """A .npy for each output."""
-        return sorted(self.folder.glob("*.npy"))
+        """A .npy for each output, in order."""
+        record = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        return [self.folder / each["file"] for each in record["outputs"]]
 
 
 def compile(
