@@ -210,10 +210,8 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
 
 def _answered(folder: Path, product: Product) -> dict[str, Any]:
     """A product's record, with its files and what is said of it."""
-    found = (
-        json.loads((folder / name).read_text("utf-8")) for name in product.files if name.endswith(".json")
-    )
-    record = next((each for each in found if isinstance(each, dict) and "soc" in each), {})
+    found = (_document(folder / name) for name in product.files if name.endswith(".json"))
+    record = next((each for each in found if "soc" in each), {})
     files = [str(folder / name) for name in product.files]
     return {
         **record,
@@ -234,14 +232,19 @@ def require_own(path: Path, origin: str) -> None:
 
 
 def _record(path: Path) -> dict[str, Any]:
+    record = _document(path)
+    return record if "schema" in record else {}
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
         # The user's own file of this name, which a compile always replaced.
         return {}
-    return record if isinstance(record, dict) and "schema" in record else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:
