@@ -117,7 +117,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         words = [_line(program, plan.basis.build_id, facts, figures), *_on_cpu(facts)]
         warnings = [*_notes(facts), *warnings_of(figures)]
         found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
-        return Product(_files(path, stem, record), words, warnings, [*_left(stem, facts), *found])
+        return Product(_files(path, stem, record), words, warnings, findings=[*_left(stem, facts), *found])
 
     def _stem(self, program: ExecutorchProgram) -> str:
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
