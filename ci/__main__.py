@@ -37,6 +37,7 @@ VERBS = {
         "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
+    "site": Verb("ci.site.verb", "render the pages, and what is known of operators and errors, as a site"),
     "compare": Verb(
         "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
     ),
@@ -75,6 +76,13 @@ VERBS = {
         "ci.one_model.profile",
         "say what each operator and line of a program takes on the HTP emulator",
         "executorch",
+    ),
+    "forecast": Verb("ci.forecast.verb", "say what phones will take for one model, without a phone", "onnx"),
+    "phones": Verb(
+        "ci.forecast.phones_verb",
+        "say what AI Hub measured on phones of models by name or class",
+        "executorch",
+        foreign_code=False,
     ),
     "divergence": Verb(
         "ci.one_model.divergence",

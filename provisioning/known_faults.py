@@ -20,6 +20,8 @@ Lane = Literal["executorch", "onnx", "any"]
 
 class Fault(Model):
     id: str
+    operators: tuple[str, ...] = ()
+    """Those of the operator table that it concerns, by their rows' names."""
     title: str
     product: Product
     versions: str

@@ -150,6 +150,8 @@ class Soc(Model):
     """The first QNN build that knows it; None where every build that was measured does."""
     windows: bool = False
     """Whether Windows on Snapdragon runs on it."""
+    fp16: bool = True
+    """Whether it computes floats of 16 bits."""
 
 
 class Refused(Model):

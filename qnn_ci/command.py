@@ -26,11 +26,11 @@ from provisioning.base.secrets import handed_on, hide  # noqa: E402
 from provisioning.base.settings import CLONE  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins")
+NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "site")
 """They work on our own sources, git history or Dockerfile."""
 
 
-ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "divergence")
+ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence")
 """They take a model of any lane, and run in that lane's environment."""
 
 
@@ -41,6 +41,8 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ("compare", "test_golden"):
         return "ci", command_line.parsed(CI[verb], arguments).lane
+    if verb == "forecast" and arguments[:1] == ["fit"]:
+        return "ci", "forecast"
     if verb in ONE_MODEL:
         return "ci", LANES[lane_of(command_line.parsed(CI[verb], arguments).model, folder)].environment
     if verb == "bench":

@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["COLUMNS"] = "120"
     # Processes that tests start hold their output back, as a user's do.
     os.environ.pop("PYTHONUNBUFFERED", None)
+    # Findings would link to it.
+    os.environ.pop("QNN_CI_SITE", None)
     # With xdist, its workers get it from the process that starts them.
     servers = ExitStack()
     servers.enter_context(shared_fork_servers(os.environ))

@@ -16,15 +16,19 @@ FACTS = {
     "file": ("string", "inspect: what was read"),
     "files": ("array", "signing: each with its signature, or what was verified"),
     "first": (("object", "null"), "divergence: the operator that differs, with line and operands"),
+    "fix": ("string", "forecast: what to do where forecasts are withheld"),
+    "forecasts": ("array", "forecast: of each phone"),
     "good": ("boolean", "inspect of packages: whether nothing in them is wrong"),
     "inputs": ("array", "diagnose: what is known of each; inspect of an ONNX model: its inputs"),
     "kind": ("string", "inspect: what the file is"),
     "known_faults": ("array", "inspect: faults of the QNN build that made it"),
     "least": ("number", "divergence: a lower SQNR is a difference, dB"),
     "model": ("string", "audit, profile: as typed"),
+    "models": ("array", "phones: each with what its devices took"),
     "names": ("object", "diagnose --codes-of: names by code"),
     "operators": ("array", "profile: each with its share, line and module"),
     "packages": ("object", "inspect of packages: what is in each"),
+    "printed": ("array", "diagnose --messages: which library prints each message"),
     "precisions": (
         "object",
         "audit: by precision what HTP takes, what stays on the CPU, why and at what cost",
@@ -35,6 +39,8 @@ FACTS = {
     "reference": ("string", "divergence: what the program is compared with"),
     "soc": ("string", "audit, profile: the chip"),
     "sqnr_db": (("number", "string"), "divergence: of the whole program"),
+    "wheel": ("string", "phones: the version of the package that has the measurements"),
+    "withheld": ("string", "forecast: why there is none"),
     "trees": ("array", "store list: each with its size and place"),
 }
 """By name: JSON type and meaning."""

@@ -44,6 +44,10 @@ SCHEMAS = {
         "ci.operators.table:OperatorTable",
         "What each operator does on HTP in each scheme, as measured",
     ),
+    "operators_history": (
+        "ci.operators.history:History",
+        "What earlier builds gave where the operator table says something else now",
+    ),
     "values": ("ci.lanes.upstream.value_cases:ValueTable", "Values and shapes that operators are tried with"),
     "onnx_tests": (
         "ci.lanes.onnx.operator_suite:Rules",
@@ -73,6 +77,10 @@ SCHEMAS = {
         "ci.pipeline.baseline:Tolerances",
         "How much worse than its baseline a program may become",
     ),
+    "forecast": (
+        "ci.pipeline.phones:Forecasts",
+        "Phones that forecasts are for, and the models that they are fitted by",
+    ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),
     "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (
@@ -90,6 +98,7 @@ PAGES = {
     "docs/upgrades.md": "ci.upgrades.compat.stage:page",
     "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
+    "manifests/upstream/operators/history.json": "ci.lanes.upstream.operators_page:history_json",
     "manifests/upstream/operators/table.json": "ci.lanes.upstream.operators_page:table_json",
     "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",

@@ -92,6 +92,8 @@ _BUILD_FILES = Path(__file__).with_name("miniature")
 EXAMPLES = "examples/qualcomm"
 LLAMA = f"{EXAMPLES}/oss_scripts/llama"
 WHISPER = f"{EXAMPLES}/oss_scripts/whisper"
+ANDROID = "extension/android"
+JAVA = f"{ANDROID}/executorch_android/src/main/java/org/pytorch/executorch"
 
 
 def write(root: Path) -> Path:
@@ -120,7 +122,7 @@ def files() -> dict[str, str]:
     for path in [path for path in texts if path.endswith("/targets.bzl")]:
         texts[path.replace("targets.bzl", "BUCK")] = beside_targets
     texts[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
-    return {**texts, **_native(), **_python(), **_examples(), **_pins()}
+    return {**texts, **_native(), **_python(), **_examples(), **_archive(), **_pins()}
 
 
 def _native() -> dict[str, str]:
@@ -227,6 +229,18 @@ def _examples() -> dict[str, str]:
         **{f"{path}.cpp": "// runner\n" for path in sources},
         **{f"{path}.h": "#pragma once\n" for path in runner},
         **{f"{EXAMPLES}/{name}.py": "# module\n" for name in modules},
+    }
+
+
+def _archive() -> dict[str, str]:
+    """The sources of Android's archive. CMake lists the native ones, and Gradle takes all others."""
+    java = ("EValue.java", "Module.java", "extension/llm/LlmModule.kt")
+    native = ("jni_layer", "jni_helper", "log", "jni_layer_training", "jni_layer_llama")
+    return {
+        **{f"{ANDROID}/jni/{name}.cpp": "// archive\n" for name in native},
+        **{f"{ANDROID}/jni/{name}.h": "#pragma once\n" for name in ("jni_helper", "log")},
+        **{f"{JAVA}/{name}": "// archive\n" for name in java},
+        f"{ANDROID}/executorch_android/src/test/java/EValueTest.java": "// a test\n",
     }
 
 

@@ -7,6 +7,7 @@ is pinned. So it takes only files that `lock` and `image` write, and of each onl
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import stat
@@ -25,6 +26,7 @@ EXAMPLES = """\
   nox -s pins -- write dist/pins
   nox -s pins -- apply dist/pins --text reports/compare/table.md
   nox -s pins -- releases reports/compare/table.md
+  nox -s pins -- messages reports/compare/table.md --list reports/compare/messages.json
 """
 
 FOLDER = "manifests"
@@ -56,6 +58,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--text", type=Path, metavar="FILE", help="the pull request's text: judged, and told new packages"
     )
     commands.add_parser("denied", help="say what to allow where GitHub opened no pull request")
+    teller = commands.add_parser(
+        "messages", help="add how many messages the newest QNN build gained and lost to a page"
+    )
+    teller.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
+    teller.add_argument("--list", type=Path, metavar="FILE", help="write the messages there, as JSON")
     lister = commands.add_parser("releases", help="add newer releases, which a person decides on, to a page")
     lister.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
 
@@ -64,10 +71,14 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "releases":
         from ci.dev.releases import table
 
-        text = table()
-        if args.file.is_file():  # no page, no pull request: then it is only printed
-            write_named(args.file, f"\n{text}", append=True, fix="name another file")
-        sys.stdout.write(text)
+        _add(args.file, table())
+    elif args.what == "messages":
+        from ci.dev.message_changes import changes, markdown
+
+        older, newer, found = changes()
+        if args.list:
+            write_named(args.list, json.dumps(found, indent=1) + "\n", fix="name another file")
+        _add(args.file, markdown(older, newer, found))
     elif args.what == "denied":
         raise CheckFailed(
             "no pull request was opened: the step above says why; GitHub refuses those of a workflow unless"
@@ -79,6 +90,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         apply(args.folder, ROOT, args.text)
     return 0
+
+
+def _add(page: Path, text: str) -> None:
+    """Print it, and add it to the page of a pull request if there is one."""
+    if page.is_file():
+        write_named(page, f"\n{text}", append=True, fix="name another file")
+    sys.stdout.write(text)
 
 
 def write(folder: Path, root: Path) -> None:

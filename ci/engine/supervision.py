@@ -95,10 +95,11 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
     """Why a stage ended without a report, by its log and the system."""
     from ci.engine.workers.parent import tail
-    from provisioning.base.diagnosis import explain
+    from provisioning.base.diagnosis import read
 
     text = tail(log, READ)
-    known = explain(text)[:MOST_CAUSES]
+    found = read(text).diagnosis(stage)
+    known = found.explanations[:MOST_CAUSES]
     words, fix = last_words(text)
     lines = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
     if killed:
@@ -107,8 +108,8 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
     elif known:
         fix = known[0].fix
     elif not fix:
-        lines.append("nothing known matches its log")
-        fix = f"read {log}"
+        lines.append(found.heard or "nothing known matches its log")
+        fix = f"read {log}" + (f", and collect {found.collect}" if found.heard else "")
     return Finding(
         "stage-died", Severity.ERROR, stage, "\n".join(lines), f"{fix}; repeat with: {command_line}"
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import io
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +28,8 @@ FOR_DEVELOPERS = ("lint", "tests")
 
 
 def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
-    """Write to dist/release. If a tag was pushed, it must be the version of pyproject.toml."""
+    """Write to dist/release, with the site's files in the folder QNN_CI_PAGES, if there is one. If a tag was
+    pushed, it must be the version of pyproject.toml."""
     version = project_version(root)
     if environ.get("GITHUB_REF_TYPE") == "tag":
         tagged_version(environ, root)
@@ -39,7 +42,11 @@ def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
     bill = into / f"{NAME}-{version}.cdx.json"
     when = dt.datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
-    sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in (archive, bill))
+    files = [archive, bill]
+    if pages := environ.get("QNN_CI_PAGES"):
+        files.append(into / f"{NAME}-{version}-site.tar.gz")
+        files[-1].write_bytes(packed(root / pages, f"{NAME}-{version}-site", int(when.timestamp())))
+    sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in files)
     (into / SUMS).write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
     set_outputs({"archive": archive.name, "sbom": bill.name}, environ)
@@ -76,6 +83,20 @@ def source_archive(root: Path, prefix: str) -> bytes:
     """The files of HEAD, with the commit's time; gzip stores none."""
     tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={prefix}", "HEAD")
     return gzip.compress(tar, mtime=0)
+
+
+def packed(folder: Path, prefix: str, when: int) -> bytes:
+    """A folder as an archive whose bytes its files alone decide."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", fix="nox -s site")
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = tarfile.TarInfo(f"{prefix}/{file.relative_to(folder).as_posix()}")
+            entry.size, entry.mtime = file.stat().st_size, when
+            with file.open("rb") as content:
+                archive.addfile(entry, content)
+    return gzip.compress(tar.getvalue(), mtime=0)
 
 
 def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests: Path) -> str:

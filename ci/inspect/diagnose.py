@@ -20,6 +20,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
+from provisioning.base.site import page_of
 
 EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
@@ -31,7 +32,9 @@ EXAMPLES = """\
   nox -s diagnose -- emulator-accuracy          the rule of a finding: what it means, what to type
   nox -s diagnose -- log@16a4w                  an operator in a scheme, as measured
   python -m ci diagnose --json build.log
+  python -m ci diagnose --messages memRegister    which library prints it, of what is provisioned
   python -m ci diagnose --bundle run.log libs/    what an issue needs, as one text
+  python -m ci diagnose --bundle reports/         the same of the stage that failed
 """
 
 LOG_SUFFIXES = (".log", ".txt")
@@ -67,10 +70,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --messages-of: the earlier build; says what was gained, lost, and which rules match none",
     )
     parser.add_argument(
+        "--messages",
+        action="store_true",
+        help="say which library prints the words that follow (none: count all), of what is provisioned",
+    )
+    parser.add_argument(
         "--bundle",
         action="store_true",
         help="print what an issue needs as one markdown text, without secrets and home folders: versions,"
-        " chip, the finding, 200 lines of the log (first argument), and the QNN build ofeach library",
+        " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library",
     )
     parser.epilog = (parser.epilog or "") + (
         "\nA code that is negative is given after --: python -m ci diagnose -- -2147482618\n"
@@ -86,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         answer.add(names=names)
         print("\n".join(f"{c}  {n}" for c, n in names.items()))
         return 0
+    if args.messages:
+        return _printed(args.inputs)
     if args.messages_of:
         return _messages(args.messages_of, args.messages_before)
     if args.messages_before:
@@ -135,7 +145,18 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if len(results) == 1:
         return results
     # Most logs of a folder are of steps that went well: show only those with something known.
-    return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+    known = (result for result in results if result.explanations or result.codes or result.operators)
+    return [result for result in known if result.explained] or [Diagnosis(name, (), ())]
+
+
+def _printed(words: Sequence[str]) -> int:
+    from ci.inspect.message_table import of_store, told
+    from provisioning.base.settings import store_path
+
+    rows = of_store(store_path(), words)
+    answer.add(printed=[asdict(row) for row in rows])
+    print(told(rows, searched=bool(words)))
+    return 0
 
 
 def _messages(now: Path, before: Path | None) -> int:
@@ -154,19 +175,22 @@ def _messages(now: Path, before: Path | None) -> int:
 
 
 def _bundle(names: Sequence[str]) -> str:
-    from ci.inspect.issue_text import markdown
+    from ci.inspect.issue_text import failed_report, log_of, markdown
 
     paths = [user_path(name, "LOG", str(Parser.user_folder())) for name in names]
+    report = failed_report(paths[0]) if paths and paths[0].is_dir() else None
+    if report and (kept := log_of(report, paths[0])):
+        paths[0] = kept
     if not paths or not paths[0].is_file() or paths[0].suffix == ".zip":
         raise UsageError(
             f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
-            fix="qnn-ci diagnose --bundle RUN.LOG [FOLDER WITH LIBRARIES]",
+            fix="qnn-ci diagnose --bundle RUN.LOG [FOLDER WITH LIBRARIES], or reports/ after a failure",
         )
     if missing := next((path for path in paths if not path.exists()), None):
         raise UsageError(f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries")
     with paths[0].open("rb") as log:
         found = _diagnose(log, paths[0].name)
-    return markdown(found, _as_text(found), paths[0], paths[1:])
+    return markdown(found, _as_text(found), paths[0], paths[1:], report)
 
 
 def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
@@ -247,6 +271,7 @@ def _as_text(result: Diagnosis) -> str:
         where = f"line {shown.line}: {in_line(shown.text)}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
         lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
+        lines += [f"    page:  {page}"] if (page := page_of(shown.id)) else []
     if any(shown.line for shown in result.explanations) or not result.explanations:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
@@ -264,7 +289,7 @@ def _facts(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,
-        "explanations": [asdict(shown) for shown in result.explanations],
+        "explanations": [{**asdict(shown), "page": page_of(shown.id)} for shown in result.explanations],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
         "operators": list(result.operators),

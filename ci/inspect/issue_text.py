@@ -6,21 +6,27 @@ import os
 import platform
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
+from ci.inspect.message_table import trees, wheels
 from provisioning.base.diagnosis import BUILD_IN_TEXT, DECORATION, TROUBLE, Diagnosis
 from provisioning.base.documents import read
+from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
-from provisioning.base.settings import ROOT
+from provisioning.base.rendering.text import LOG, errors_of
+from provisioning.base.settings import ROOT, store_path
 from provisioning.build_id import build_ids
 from provisioning.download import redact_text
+from provisioning.environment import HOST_LIBRARIES
 
 PACKAGES = ("executorch", "torch", "torchao", "onnxruntime", "onnxruntime-qnn", "qai-hub-models")
 LIBRARIES = re.compile(r".*(?:\.so|\.dll)", re.IGNORECASE)
 LINES, BEFORE = 200, 60
+FINDINGS = 10
 LONGEST = 2000
 """A line of the log is cut after so many characters."""
 
@@ -52,24 +58,50 @@ def without_secrets(text: str, environ: Mapping[str, str]) -> str:
     return HOME.sub("~", text)
 
 
-def markdown(found: Diagnosis, told: str, log: Path, libraries: Iterable[Path]) -> str:
+def failed_report(folder: Path) -> Report | None:
+    """That of the first stage with errors, of a folder of reports."""
+    failed = list[Report]()
+    for path in folder.glob("*.json"):
+        with suppress(ValueError):  # it may be another document
+            report = Report.read(path)
+            failed += [report] if errors_of([report]) else []
+    return min(failed, key=lambda report: report.started, default=None)
+
+
+def log_of(report: Report, folder: Path) -> Path | None:
+    named = [Path(artifact.path) for artifact in report.artifacts if artifact.kind == LOG]
+    logs = [*named, folder / "logs" / f"{report.stage}.log"]
+    return next((log for log in logs if log.is_file()), None)
+
+
+def markdown(
+    found: Diagnosis, told: str, log: Path, libraries: Sequence[Path], report: Report | None = None
+) -> str:
     """`told` is what diagnose prints of it."""
     at = min((shown.line for shown in found.explanations if shown.line), default=0)
     first, lines, named = _excerpt(log, at)
+    findings = _findings(report) if report else ""
+    chips = {*named["chip"], *(match.decode() for match in CHIP.findall(findings.encode()))}
+    chosen = os.environ.get("QNN_CI_SOC", "")
     rows = [
         ("qnn-ci", _own_version()),
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         ("packages here", ", ".join(_packages()) or "none of QNN's"),
-        ("chips named in the log", ", ".join(sorted(named["chip"])) or "none"),
+        *([("command", report.command)] if report else []),
+        *([("profile and target", f"{report.profile}, {report.target}")] if report else []),
+        *([("chip chosen", chosen)] if chosen else []),
+        ("chips named", ", ".join(sorted(chips)) or "none"),
         ("QNN builds named in the log", ", ".join(sorted(named["build"])) or "none"),
+        ("QNN builds provisioned", ", ".join(each.version for each in trees(store_path())) or "none"),
         *((path.name, ", ".join(build_ids(path)) or "no build id") for path in _libraries(libraries)),
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
     excerpt = "\n".join(lines)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + told)), default=0))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + told + findings)), default=0))
     text = (
         f"| what | value |\n| --- | --- |\n{table}\n\n"
-        f"What qnn-ci diagnose says:\n\n{fence}text\n{told}\n{fence}\n\n"
+        + (f"What {report.stage} found:\n\n{fence}text\n{findings}\n{fence}\n\n" if report else "")
+        + f"What qnn-ci diagnose says:\n\n{fence}text\n{told}\n{fence}\n\n"
         f"The log, lines {first} to {first + len(lines) - 1}:\n\n{fence}text\n{excerpt}\n{fence}"
     )
     return without_secrets(text, os.environ)
@@ -84,15 +116,30 @@ def _own_version() -> str:
     return str(read(project)["project"]["version"]) if project.is_file() else metadata.version("qnn-ci")
 
 
+def _findings(report: Report) -> str:
+    errors = errors_of([report])
+    shown = [
+        "\n".join(filter(None, [f"{each.rule}  {each.subject}", each.message, each.fix and f"→ {each.fix}"]))
+        for each in errors[:FINDINGS]
+    ]
+    return visible(
+        "\n".join([*shown, *([f"… and {len(errors) - FINDINGS} more"] if errors[FINDINGS:] else [])])
+    )
+
+
 def _packages() -> Iterator[str]:
+    """Of this Python, and of the locked environments, in which lanes run."""
+    found = dict[str, None]()
     for name in PACKAGES:
-        try:
-            yield f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
+        with suppress(metadata.PackageNotFoundError):
+            found[f"{name} {metadata.version(name)}"] = None
+    yield from found | dict.fromkeys(f"{each.name} {each.version}" for each in wheels())
 
 
-def _libraries(named: Iterable[Path]) -> list[Path]:
+def _libraries(named: Sequence[Path]) -> list[Path]:
+    """Those of an SDK of the user's own, if none is named."""
+    if not named and (sdk := os.environ.get("QNN_SDK_ROOT")):
+        named = [Path(sdk, "lib", HOST_LIBRARIES)]
     files = (file for path in named for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
     return [file for file in files if LIBRARIES.fullmatch(file.name) and file.is_file()]
 

@@ -39,16 +39,9 @@ class Messages:
 
 def collect(path: Path) -> Messages:
     """Raises CheckFailed if nothing below it can print."""
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     texts, builds, read = dict[str, str](), dict[str, None](), 0
-    for file in files:
-        if file.suffix == ".py":
-            found = list(_of_python(file))
-        elif ".so" in file.suffixes or file.suffix == ".dll":
-            found = list(_of_library(file))
-            builds |= dict.fromkeys(build_ids(file))
-        else:
-            continue
+    for file, found in printed(path):
+        builds |= dict.fromkeys(() if file.suffix == ".py" else build_ids(file))
         read += 1
         for text in found:
             texts.setdefault(key(text), text)
@@ -57,13 +50,26 @@ def collect(path: Path) -> Messages:
     return Messages(texts, read, tuple(builds))
 
 
+def printed(path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """What each library, program and Python file can print, below a folder or in one file."""
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix == ".py":
+            yield file, list(_of_python(file))
+        elif _is_native(file):
+            yield file, list(_of_library(file))
+
+
 def key(message: str) -> str:
     return " ".join(CUT.sub("…", message).split())[:LONGEST_KEY]
 
 
+def _is_native(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4).startswith((b"\x7fELF", b"MZ"))
+
+
 def _of_library(path: Path) -> Iterator[str]:
-    if path.stat().st_size == 0:
-        return
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for match in TEXT.finditer(content):
             if WORDS.search(match[0]) and TROUBLE.search(match[0]):

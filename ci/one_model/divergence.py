@@ -1,4 +1,4 @@
-"""`divergence`: the first operator whose output on the emulator is not the quantized model's.
+"""`divergence`: the operator whose output on the emulator is not the quantized model's.
 
 To hand out the outputs of all operators of one program changes what the compiler fuses, and may repair what
 is searched. So each operator is the last one of a program of its own.

@@ -1,28 +1,51 @@
-"""`quantize`: one model with its ranges and scales in it: an .onnx with QDQ nodes, or a quantized .pt2."""
+"""`quantize`: one model with its ranges and scales in it: an .onnx with QDQ nodes, or a quantized .pt2; with
+--where, what each operator loses by it."""
 
 from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.compile_flags import add_model, add_output, one_model_of
-from ci.pipeline.flags import add_work
+from ci.pipeline.compile_flags import add_model, add_output, one_model_of, require_one_chip
+from ci.pipeline.flags import add_choice, add_work, choice_of
+from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
   qnn-ci quantize model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
   qnn-ci quantize net.py:model --precision 16a4w -o out/
+  qnn-ci quantize net.py:model --precision 8a8w --where
+  qnn-ci quantize --suite models.toml -k net/8a8w/SM8650 --where
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    add_output(parser, "where the quantized model and its record go")
-    parser.add_argument("--precision", required=True, help="8a8w, 16a8w, 16a4w …")
+    add_model(parser, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
+    add_output(parser, "where the quantized model and its record go", required=False)
+    parser.add_argument("--precision", help="8a8w, 16a8w, 16a4w …")
+    parser.add_argument(
+        "--where",
+        action="store_true",
+        help="write nothing: list what each operator loses against float on the CPU, the worst first",
+    )
+    add_choice(parser, "manifests/suites/models.toml")
     add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.losses import as_text
     from ci.pipeline.one_model import lane_model, quantize_model
     from ci.pipeline.options import Compiling
 
-    return quantize_model(lane_model(one_model_of(args), Compiling(args.output)))
+    model = one_model_of(args)
+    if model.typed and not model.precision:
+        raise UsageError(f"to which precision is {model.typed} quantized?", fix="--precision 8a8w")
+    if args.where:
+        require_one_chip(model.selection)
+        print("\n".join(as_text(*lane_model(model).losses(choice_of(args)))))
+        return 0
+    if not model.typed or args.output is None:
+        raise UsageError(
+            "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
+        )
+    return quantize_model(lane_model(model, Compiling(args.output)))

@@ -77,12 +77,12 @@ def _rows(
         files = ", ".join(files_of(operator))
         for soc, row in sorted(chips.items(), key=lambda item: (item[0] != DEFAULT_SOC, item[0])):
             shown: dict[str, ShownCell] = {
-                name: _cell(cell, text_of(operator, name, cell)) for name, cell in row.items()
+                name: shown_cell(cell, text_of(operator, name, cell)) for name, cell in row.items()
             }
             yield OperatorRow(operator, soc, shown, files)
 
 
-def _cell(cell: Cell, text: str) -> ShownCell:
+def shown_cell(cell: Cell, text: str) -> ShownCell:
     results = [*cell.results, *([UNLIKE_FILES] if text.endswith(DIFFERS) else [])]
     results += [LOSES] * (cell.loses_db is not None) + [IN_FLOAT] * bool(cell.in_float)
     differs = not set(FAILING).isdisjoint(cell.results) or (cell.result == "whole" and not cell.good)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -294,9 +294,31 @@ def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
     return by_name(chips.get(soc, {})).get(scheme)
 
 
-def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+def taken_at(operator: str, scheme: str, soc: str) -> str:
+    """The precision at which a chip takes an operator whole that it refuses at this one; empty if none is
+    known."""
+    name, chips = _row(operator)
+    good = [each for each in _better(scheme) if (cell := _cell(chips, soc, each)) and cell.good]
+    return f"--precision {good[0]}, at which {soc} takes {name} whole; or another chip" if good else ""
+
+
+def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
+    """The operators of a program's nodes, with the ranks of their tensors; without those that lowering
+    added."""
+    operators: dict[str, set[int]] = {}
+    for node in nodes.values():
+        if not node.get("added"):
+            operators.setdefault(node["operator"], set()).update(node.get("ranks", ()))
+    return operators
+
+
+def inexact(
+    operators: Iterable[str] | Mapping[str, Collection[int]], scheme: str, soc: str = DEFAULT_SOC
+) -> Iterator[Inexact]:
     """Those of these operators that lose accuracy, then those that do not compile, with the scheme to use
-    instead. Where all is well with a chip's own cases, those of SM8650 count: it has more."""
+    instead. Where all is well with a chip's own cases, those of SM8650 count: it has more. A mapping gives
+    the ranks of their tensors: shapes of other ranks do not count."""
+    ranks = operators if isinstance(operators, Mapping) else {}
     rows = {
         name: (operator, chips) for operator in sorted(set(operators)) for name, chips in [_row(operator)]
     }
@@ -308,7 +330,7 @@ def inexact(operators: Iterable[str], scheme: str, soc: str = DEFAULT_SOC) -> It
                 few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
                 place, cell = DEFAULT_SOC, _without_plain(usual) if own else usual
             results = ("wrong",) if compiles else NOT_COMPILED
-            words = cell and _where(cell, results)
+            words = cell and _where(cell, results, ranks.get(operator, ()))
             if cell is None or not words:
                 continue
             verb = "loses accuracy on the emulator of" if compiles else f"{_failure(cell)} for"
@@ -361,12 +383,12 @@ def _without_plain(cell: Cell | None) -> Cell | None:
     return cell and cell.model_copy(update={"bad": bad})
 
 
-def _where(cell: Cell, results: tuple[str, ...]) -> str:
+def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) -> str:
     """The inputs and tests that gave one of these results; empty if none did."""
     cases = [
         f"{case}{f' ({figure.strip()})' if (figure := in_db(found.sqnr_db)) else ''}"
         for case, found in sorted(cell.bad.items())
-        if found.result in results
+        if found.result in results and not _is_of_another_rank(case, ranks)
     ]
     tests = sorted(name for name, each in cell.others.items() if each in results and name != PLAIN)
     parts = [f"with inputs {', '.join(cases)}"] if cases else []
@@ -375,6 +397,11 @@ def _where(cell: Cell, results: tuple[str, ...]) -> str:
     elif tests:
         parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
     return " and ".join(parts)
+
+
+def _is_of_another_rank(case: str, ranks: Collection[int]) -> bool:
+    kind, _, sizes = case.partition(" ")
+    return bool(ranks) and kind == "shape" and sizes.count("x") + 1 not in ranks
 
 
 def _failure(cell: Cell) -> str:

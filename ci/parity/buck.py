@@ -525,6 +525,8 @@ class _Evaluation:
             library.platforms = library.platforms or ((value,) if value and isinstance(value, str) else ())
         elif attribute in _NOT_COMPARED or not value or isinstance(value, (bool, int)):
             return
+        elif library.kind in self.rules.other_rules:
+            return  # It compiles nothing.
         elif _UNKNOWN_FILES.search(attribute) or _UNKNOWN_DEPENDENCIES.search(attribute):
             why = f"{library.name} has {attribute}, which is not understood here"
             self._not_understood(library.place, attribute, why)

@@ -47,10 +47,11 @@ def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
 
 def _project(mapping: Mapping, variant: Variant) -> ConfigureInput:
     return ConfigureInput(
-        entries=(mapping.cmake.entry, *mapping.cmake.also),
+        entries=(mapping.cmake.entry, *mapping.cmake.also, *variant.also),
         includes=mapping.cmake.includes,
         variables={**mapping.cmake.variables, **variant.cmake},
         ignored=mapping.cmake.ignored_commands,
         outside=mapping.cmake.outside,
-        targets=frozenset(name for dependency in mapping.dependencies for name in dependency.cmake),
+        targets=frozenset(name for dependency in mapping.dependencies for name in dependency.cmake)
+        | {*variant.targets},
     )

@@ -27,7 +27,7 @@ from ci.parity.model import (
     package_of,
 )
 from ci.parity.starlark_text import literals
-from ci.parity.tree import Tree
+from ci.parity.tree import Tree, is_left_out
 
 OF_THEIR_OWN = frozenset({"module", "executable"})
 """CMake's kinds of target that are part of no other: a pair's pattern does not match them."""
@@ -86,6 +86,8 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
         nodes |= {old: nodes.get(library.name, "") for old, library in renamed.items()}
         for pair in complete:
             _files(findings, name, pair, buck, cmake)
+            if pair.sources_only:
+                continue
             if pair.dependencies:
                 _dependencies(findings, name, pair, nodes, buck, cmake)
                 _dependencies_within(findings, name, pair, buck, cmake)
@@ -143,6 +145,24 @@ def tree(
             )
         elif not is_python(path):
             findings.report("parity-unknown-file", TreePlace(path, 1), path, "tree")
+    _listed(findings, tree, known)
+
+
+def _listed(findings: Findings, tree: Tree, known: set[str]) -> None:
+    for position, entry in enumerate(findings.mapping.listed):
+        files = [path for path in tree.under(entry.folder) if path.endswith(entry.suffixes)]
+        if not files:
+            findings.add(findings.stale("listed", position, entry.folder, "it holds no such file"))
+        for path in files:
+            if path not in known:
+                findings.report(
+                    "parity-unknown-file",
+                    TreePlace(path, 1),
+                    path,
+                    "tree",
+                    message=f"{entry.build} builds {path}, and no Buck library has it",
+                    fix="name it in the srcs of its library in the nearest BUCK, or delete it",
+                )
 
 
 def _include_directories(findings: Findings, cmakes: Sequence[Side]) -> dict[str, TreePlace]:
@@ -272,7 +292,11 @@ def _targets_exist(
 
 def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     in_buck, in_cmake = (
-        first_places(item for item in _native(side, names) if findings.mapping.scope.holds(item.name))
+        first_places(
+            item
+            for item in _native(side, names)
+            if findings.mapping.scope.holds(item.name) and (is_source(item.name) or not pair.sources_only)
+        )
         for side, names in ((buck, pair.buck), (cmake, pair.cmake))
     )
     for path in sorted(in_cmake.keys() - in_buck.keys()):
@@ -283,7 +307,7 @@ def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
             pair.name,
             variant,
             lacking=_lack(pair.buck),
-            file=_targets_file(pair),
+            file=_file_for(path, pair, buck),
         )
     reach = [
         item.name for name in pair.cmake if name in cmake.libraries for item in cmake.libraries[name].includes
@@ -341,7 +365,7 @@ def _dependencies(
             variant,
             name=item.name,
             lacking=_lack(pair.buck),
-            file=_targets_file(pair),
+            file=_file_for("", pair, buck),
         )
     for node in sorted(in_buck.keys() - in_cmake.keys()):
         item = in_buck[node]
@@ -549,7 +573,7 @@ def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
         elif package in build_files:
             missing = not _names_it(tree, package, name)
         else:
-            missing = tree.whole and package.partition("/")[0] in tops
+            missing = tree.whole and not is_left_out(package) and package.partition("/")[0] in tops
         if missing:
             findings.report("parity-label-missing", item.place, item.name, item.place.file)
 
@@ -684,5 +708,7 @@ def _lack(labels: tuple[str, ...]) -> str:
     return f"{labels[0]} lacks" if len(labels) == 1 else f"{' and '.join(labels)} lack"
 
 
-def _targets_file(pair: MappedPair) -> str:
-    return posixpath.join(package_of(pair.buck[0]), MACROS)
+def _file_for(path: str, pair: MappedPair, buck: Side) -> str:
+    """The file that declares the library of the pair that should have this one."""
+    label = next((label for label in pair.buck if path.startswith(f"{package_of(label)}/")), pair.buck[0])
+    return buck.libraries[label].place.file

@@ -228,7 +228,9 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, difference: Diff
         ]
         named = [library.place.file for library in own] if len({library.name for library in own}) == 1 else []
     else:
-        labels = {label for pair in mapping.pairs if pair.name == difference.where for label in pair.buck}
+        # Which of several flavours should have a file is not certain.
+        pairs = [pair for pair in mapping.pairs if pair.name == difference.where and not pair.sources_only]
+        labels = {label for pair in pairs for label in pair.buck}
         named = [library.place.file for library in libraries if library.name in labels]
     return [path for path in dict.fromkeys(named) if path in tree.files]
 

@@ -105,6 +105,10 @@ class CMake(Model):
 class Variant(Model):
     name: Name
     summary: str
+    also: tuple[str, ...] = ()
+    """More files like CMake's `entry`, for this platform alone."""
+    targets: tuple[str, ...] = ()
+    """Targets of other projects that CMake's files ask for by `if(TARGET …)`."""
     cmake: dict[str, str]
     select: tuple[str, ...]
     """Buck's constraints that are true; a branch for one that no variant names is reported."""
@@ -133,6 +137,8 @@ class MappedPair(Model):
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
     dependencies: bool = True
     """Whether what they depend on is compared too."""
+    sources_only: bool = False
+    """Whether nothing else is compared: one build makes several flavours of what the other makes once."""
 
     @model_validator(mode="after")
     def _has_targets(self) -> MappedPair:
@@ -166,6 +172,15 @@ class Dependency(Model):
         if not (self.buck and self.cmake) and self.reason is None:
             raise ValueError("a reason, for only one build has it")
         return self
+
+
+class Listed(Model):
+    """A folder of which another build takes every file, and Buck those that it lists."""
+
+    folder: str
+    suffixes: Annotated[tuple[str, ...], Field(min_length=1)]
+    build: str
+    """What takes every file, such as Gradle."""
 
 
 class Heavy(Model):
@@ -234,6 +249,7 @@ class Mapping(Model):
     pairs: tuple[MappedPair, ...]
     alone: tuple[Alone, ...] = ()
     dependencies: tuple[Dependency, ...] = ()
+    listed: tuple[Listed, ...] = ()
     heavy: tuple[Heavy, ...] = ()
     pins: tuple[Pin, ...] = ()
     deliberate: tuple[Deliberate, ...] = ()

@@ -165,6 +165,11 @@ def _piece_regex(piece: str) -> str:
     return regex
 
 
+def is_left_out(folder: str) -> bool:
+    """Whether a folder is another project's, whose files are not listed."""
+    return folder.startswith("third-party/")
+
+
 def _ignored(root: Path) -> frozenset[str]:
     """What git ignores in the tree: leftovers of builds and downloads. Directories end with `/`.
 
@@ -189,12 +194,10 @@ def _walk(root: Path) -> Iterator[str]:
             children = list(entries)
         if prefix and any(entry.name in ("CMakeCache.txt", ".git") for entry in children):
             continue
-        if prefix == "third-party/":
-            children = [entry for entry in children if not entry.is_dir(follow_symlinks=False)]
         for entry in children:
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED and f"{name}/" not in ignored:
+                if entry.name not in SKIPPED and not is_left_out(name) and f"{name}/" not in ignored:
                     pending.append((f"{name}/", entry.path))
             elif name not in ignored and entry.is_file():
                 yield name

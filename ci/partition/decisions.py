@@ -89,12 +89,15 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
         detail = next((text for text in errors if not text.startswith("Requested")), "")
         # Without the node's name, the same of several nodes is said once.
         detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
-        return "QNN's validation refuses it" + (f": {detail}" if detail else "")
+        return REFUSES + (f": {detail}" if detail else "")
     if message in ("Skipped", "Forced Fallback"):
         return "it is kept on the CPU: cpu_nodes, cpu_operators, --keep-on-cpu or --keep-going"
     if not message and node.op == "call_function":
         return "the partitioner lists it as not supported"
     return message
+
+
+REFUSES = "QNN's validation refuses it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,10 @@ def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> 
         else:
             reason = decision.reason
         source, code = source_of(node)
+        if not source and decision is not None and reason.startswith(REFUSES):
+            # A decomposition may lose it; its neighbours have it.
+            around = (source_of(each) for each in (*node.all_input_nodes, *node.users))
+            source, code = next((each for each in around if each[0]), ("", ""))
         name = operator_name(node)
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
         operators.append(CpuOperator(name, node.name, reason, source, code, kernel))
@@ -183,9 +190,15 @@ def module_of(node: Any) -> str:
     return module_path(stack[-1][0]) if stack else ""
 
 
-def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
-    """Operator, line and module of every node in a delegate, by QNN's name of the node."""
+CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
+
+
+def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
+    """Operator, line and module of every node in a delegate, by QNN's name of the node; the ranks of its
+    tensors, and whether lowering added it: a cast where `source`, if it is a graph, has none."""
     nodes = {}
+    graph = getattr(source, "graph", None)
+    casts = graph is None or any(_is_cast(node) for node in graph.nodes)
     for name, lowered in program.graph_module.named_children():
         if not name.startswith("lowered_module"):
             continue
@@ -195,8 +208,18 @@ def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
                     "operator": operator_name(node),
                     "line": source_of(node)[0],
                     "module": module_of(node),
+                    "ranks": sorted(
+                        value.dim()
+                        for each in (node, *node.all_input_nodes)
+                        if isinstance(value := each.meta.get("val"), torch.Tensor)
+                    ),
+                    **({"added": True} if not casts and _is_cast(node) else {}),
                 }
     return nodes
+
+
+def _is_cast(node: Any) -> bool:
+    return node.op == "call_function" and not {*operator_name(node).split(".")}.isdisjoint(CASTS)
 
 
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:

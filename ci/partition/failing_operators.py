@@ -60,6 +60,8 @@ class Culprit:
     line: str
     reason: str
     fix: str = ""
+    more_bits: str = ""
+    """As a row of a suite's `modules`, with which it compiles."""
 
     @property
     def _alike(self) -> tuple[str, str, str]:
@@ -221,7 +223,8 @@ class Search:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
-        return _suspect(nodes, f"{reason}, with {_operands(node)}", _more_bits(node))
+        suspect = _suspect(nodes, f"{reason}, with {_operands(node)}")
+        return replace(suspect, more_bits=_more_bits(node))
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
         """Also says why the operator that uses the constant is on the CPU."""
@@ -231,10 +234,12 @@ class Search:
             if decision and not decision.supported and user not in {node.name for node in nodes}:
                 reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
                 break
-        fix = "make the constant in __init__ with register_buffer, or an input"
+        fix, more_bits = "make the constant in __init__ with register_buffer, or an input", ""
         if is_quantizer(nodes[0]):
-            fix = _more_bits(nodes[0])
-        culprit = _suspect(nodes, reason, fix)
+            fix, more_bits = "", _more_bits(nodes[0])
+        elif any(_is_recurrent(node) for node in nodes):
+            fix = RECURRENT
+        culprit = replace(_suspect(nodes, reason, fix), more_bits=more_bits)
         if ASSIGNMENT.search(culprit.line):
             culprit = replace(culprit, fix=WITHOUT_ASSIGNMENT)
         elif not culprit.line:
@@ -381,9 +386,19 @@ def _more_bits(node: Node) -> str:
     bits = [int(match[1]) for each in node.all_input_nodes if (match := BITS.match(_operand(each)))]
     if not bits or min(bits) >= 8 or not (module := module_of(node)):
         return ""
-    return (
-        f'modules = [{{ name = "{module}", precision = "{bits[0]}a8w" }}] in the run, for weights of 8 bits'
-    )
+    return f'{{ name = "{module}", precision = "{bits[0]}a8w" }}'
+
+
+RECURRENT = (
+    "export the model as an .onnx, of which ONNX Runtime takes recurrent layers whole; or give the layer its"
+    " first state as an input: self.rnn(x, h0)"
+)
+
+
+def _is_recurrent(node: Node) -> bool:
+    """Whether it is inside torch's GRU, LSTM or RNN."""
+    kinds = [str(kind) for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    return any("torch.nn.modules.rnn" in kind for kind in kinds)
 
 
 def _dequantizes(node: Node) -> bool:

@@ -14,12 +14,16 @@ from ci.pipeline.suite import Thresholds
 EXACT_DB = 999.0
 """The SQNR of outputs without any error, for which there is no finite number."""
 
+CLEARLY_DB = 6.0
+"""Figures that differ by more than this differ for a reason."""
+
 LEAST_DB = 20.0
 """Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
 
 FIGURES = {
     "cosine": "cosine with the float model",
     "sqnr_db": "SQNR in dB against the float model",
+    "slice_sqnr_db": "SQNR in dB of the worst slice of an output",
     "variation_sqnr_db": "SQNR in dB of what depends on the input",
     "agreement": "share of integers equal to the float model's",
     "top1": "top-1 agreement with the float model",
@@ -32,9 +36,9 @@ FIGURES = {
 AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement")
 """The figures that are also measured against the quantized model."""
 
-REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0}
+REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0, "slice_sqnr_db": LEAST_DB}
 """What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
-common with the model's."""
+common with the model's. A slice need not be nearer than the program's worst output (`floors`)."""
 LESS_IS_BETTER = ("max_abs", "max_rel")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
@@ -87,12 +91,38 @@ def compare(
     `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
     for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
     the same place."""
-    figures = _worst(expected, non_finite)
+    return compared(expected, reference, non_finite=non_finite)[0]
+
+
+def compared(
+    expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
+) -> tuple[dict[str, float], list[str]]:
+    """As `compare`, and a line on each part of an output that is lost, or constant in the float model."""
+    floats: dict[object, list[tuple[Any, Any]]] = {}
+    figures = _worst(expected, non_finite, floats)
     against = list(reference)
     if against:
         quantized = _worst(against, non_finite)
         figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
-    return figures
+    lost, lines = _parts(floats)
+    if "sqnr_db" in figures:
+        figures["slice_sqnr_db"] = min([figures["sqnr_db"], *lost])
+    return figures, lines
+
+
+def _parts(outputs: Mapping[object, Sequence[tuple[Any, Any]]]) -> tuple[list[float], list[str]]:
+    """The SQNR of the parts of outputs that are lost, and a line on each, and on what is constant."""
+    import numpy
+
+    from ci.pipeline.slices import parts_of
+
+    lost, lines = [], []
+    for number, pairs in enumerate(outputs.values()):
+        wanted, found = (numpy.stack(arrays) for arrays in zip(*pairs, strict=True))
+        for part in parts_of(f"output {number}", wanted, found):
+            lost += [] if part.sqnr_db is None else [part.sqnr_db]
+            lines += [str(part)] if part.told else []
+    return lost, lines
 
 
 def least_sqnr_db(pairs: Iterable[Pair]) -> float:
@@ -103,7 +133,7 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
         return numpy.asarray(array, numpy.float64)
 
     floats = (Pair(pair.name, as_float(pair.expected), as_float(pair.found)) for pair in pairs)
-    return compare(floats, non_finite=True)["sqnr_db"]
+    return _worst(floats, True)["sqnr_db"]
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -123,7 +153,10 @@ def at_worst(figure: str, value: float) -> float:
     return float(exact.quantize(Decimal((0, (1,), least)), side))
 
 
-def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:
+def _worst(
+    pairs: Iterable[Pair], non_finite: bool, floats: dict[object, list[tuple[Any, Any]]] | None = None
+) -> dict[str, float]:
+    """`floats` gets the arrays of each output, inference by inference."""
     import numpy
 
     rows: list[dict[str, float]] = []
@@ -144,6 +177,8 @@ def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:
         wanted, found = _finite(pair.name, wanted, found, non_finite)
         rows.append(_figures(wanted, found) | top1)
         spreads.setdefault(output, _Spreads()).add(wanted, found)
+        if floats is not None:
+            floats.setdefault(output, []).append((wanted, found))
     rows += [spread.figures() for spread in spreads.values()]
     rows += [{"agreement": float(numpy.concatenate(equal).mean())} for equal in integers.values()]
     if not rows:
@@ -270,13 +305,23 @@ def _load(path: Path, row: Mapping[str, Any]) -> Any:
     return values.reshape(row["shape"])
 
 
-def bounds_of(thresholds: Thresholds | None, figures: Iterable[str]) -> dict[str, float]:
+def floors(figures: Mapping[str, float]) -> dict[str, float]:
+    """What is required of these figures of a program that has no thresholds."""
+    required = {name: bound for name, bound in REQUIRED.items() if name in figures}
+    if "slice_sqnr_db" in required:
+        required["slice_sqnr_db"] = min(required["slice_sqnr_db"], figures.get("sqnr_db", math.inf))
+    return required
+
+
+def below_floor(figures: Mapping[str, float]) -> list[str]:
+    """NaN is below."""
+    return [name for name, least in floors(figures).items() if not figures[name] >= least]
+
+
+def bounds_of(thresholds: Thresholds | None, figures: Mapping[str, float]) -> dict[str, float]:
     """What these figures of a program are held to: what is required of all, and its own thresholds. Without
     thresholds, it is not judged."""
-    if thresholds is None:
-        return {}
-    required = {name: bound for name, bound in REQUIRED.items() if name in figures}
-    return required | thresholds.model_dump(exclude_none=True)
+    return {} if thresholds is None else floors(figures) | thresholds.model_dump(exclude_none=True)
 
 
 def missed(thresholds: Thresholds | None, figures: Mapping[str, float]) -> list[Missed]:
@@ -307,6 +352,8 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
     parts = []
     if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
         parts.append(f"{sqnr:.1f} dB SQNR")
+        if (varies := figures.get(f"{prefix}variation_sqnr_db", math.inf)) < sqnr - CLEARLY_DB:
+            parts.append(f"{varies:.1f} dB of what depends on the input")
     if (share := figures.get(f"{prefix}agreement")) is not None:
         # Rounded down: 100 % is all of them.
         parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")

@@ -47,7 +47,7 @@ LANES = {
     CHECKPOINT: LaneOfModel(
         "ci.lanes.llm.one_model:Checkpoint",
         "llm",
-        ("through", "context", "prefill", "parts", "shared_weights"),
+        ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
     ),
 }
 """By kind of model."""
@@ -126,10 +126,12 @@ def require_one_chip(selection: Selection) -> None:
         raise UsageError(f"expected one chip, found {chips}", fix="name one --soc, and repeat the command")
 
 
-def add_output(parser: argparse.ArgumentParser, output: str) -> argparse._ArgumentGroup:
+def add_output(
+    parser: argparse.ArgumentParser, output: str, *, required: bool = True
+) -> argparse._ArgumentGroup:
     """What `compile` and `quantize` have alike; `output` says what is written. Returns the group of PyTorch
     models' flags."""
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
+    parser.add_argument("-o", "--output", type=Path, required=required, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
     pytorch.add_argument(
         "--python",
@@ -155,11 +157,17 @@ def add_language(group: argparse._ActionsContainer) -> None:
         action="store_true",
         help="half the size: prefill and decode in one binary, for devices alone (the emulator refuses it)",
     )
+    group.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter that peft saved, to be merged")
 
 
 def language_of(args: argparse.Namespace) -> Language:
     return Language(
-        args.through or "genie", args.context or 128, args.prefill or 32, args.parts, args.shared_weights
+        args.through or "genie",
+        args.context or 128,
+        args.prefill or 32,
+        args.parts,
+        args.shared_weights,
+        args.adapter,
     )
 
 

@@ -10,6 +10,7 @@ TITLES = {
     "pte_bytes": ".pte",
     "context_bytes": "context",
     "cpu_seconds": "compiling",
+    "estimate_us": "QNN's estimate",
 }
 
 

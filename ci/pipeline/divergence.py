@@ -1,4 +1,4 @@
-"""The search for the first operator whose output on the emulator is not the quantized model's."""
+"""The search for the operator whose output on the emulator is not the quantized model's."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Cuts(Generic[N]):
         described: Callable[[N], dict[str, str]],
         least: float,
     ) -> dict[str, Any]:
-        """The whole program's SQNR, and the first operator that differs though its operands agree.
+        """The whole program's SQNR, and the operator whose output is farthest from what its operands explain.
 
         `ends` are the operators that compute the model's outputs."""
         whole = self.of(None)
         assert whole is not None
         first: dict[str, Any] | None = None
-        if whole < least and (pair := first_different(nodes(), ends(), self.of, operands_of, least)):
+        if whole < least and (pair := worst_drop(nodes(), ends(), self.of, operands_of, whole, self.name)):
             node, operands = pair
             first = {
                 **described(node),
@@ -63,31 +63,62 @@ class Cuts(Generic[N]):
         return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
 
 
-def first_different(
+SMALL = 1 / 16
+"""A smaller share of the whole program's error is not searched for."""
+MOST_STEPS = 60
+
+
+def worst_drop(
     nodes: Sequence[N],
     ends: Sequence[N],
     sqnr: Callable[[N], float | None],
     operands_of: Callable[[N], Sequence[N]],
-    least: float,
+    whole: float,
+    name: Callable[[N], str] = str,
 ) -> tuple[N, list[tuple[N, float | None]]] | None:
-    """The first operator whose output differs while its operands agree, and these operands."""
+    """The operator that adds most of the whole program's error, and its operands.
 
-    def differs(node: N) -> bool:
+    Errors are powers relative to the outputs'. What is as bad as the whole is as bad as can be, whatever
+    becomes of it later. Of two neighbours in a list of nodes neither need be the other's operand, so a step
+    in the list leads to the operands, and from a bad one back."""
+    places = {name(node): place for place, node in enumerate(nodes)}
+
+    def known(several: Sequence[N]) -> list[N]:
+        return [each for each in several if name(each) in places]
+
+    def error(node: N) -> float | None:
         value = sqnr(node)
-        return value is not None and value < least
+        return None if value is None else float(10 ** (-max(value, whole) / 10))
 
-    wrong = next((each for each in ends if each in nodes and differs(each)), None)
-    if wrong is None:
+    def at(place: int) -> float:
+        return (error(nodes[place]) or 0.0) if place >= 0 else 0.0
+
+    last = max((places[name(each)] for each in known(ends)), key=at, default=-1)
+    if not (total := at(last)):
         return None
-    low, high = -1, nodes.index(wrong)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if differs(nodes[middle]) else (middle, high)
-    node = nodes[high]
-    # In a model with branches, the node before it in the list need not be its operand.
-    while worse := [each for each in operands_of(node) if each in nodes and differs(each)]:
-        node = worse[0]
-    return node, [(each, sqnr(each)) for each in operands_of(node) if each in nodes]
+    best, drop = None, total * SMALL
+    seen, steps = set[tuple[int, int]](), [(total, -1, last)]
+    while steps and len(seen) < MOST_STEPS:
+        rise, low, high = steps.pop(steps.index(max(steps)))
+        if rise <= drop and best is not None:
+            break
+        if (low, high) in seen:
+            continue
+        seen.add((low, high))
+        if high - low > 1:
+            middle = (low + high) // 2
+            value = error(nodes[middle])
+            # Where a program has no figure, the step is behind it.
+            value = at(low) if value is None else value
+            steps += [(value - at(low), low, middle), (at(high) - value, middle, high)]
+            continue
+        operands = [places[name(each)] for each in known(operands_of(nodes[high]))]
+        own = at(high) - max(map(at, operands), default=0.0)
+        if best is None or own > drop:
+            best, drop = high, own
+        steps += [(at(each), -1, each) for each in operands]
+    assert best is not None
+    return nodes[best], [(each, sqnr(each)) for each in known(operands_of(nodes[best]))]
 
 
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
@@ -106,8 +137,11 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
             for name, value in first["operands"].items()
         )
         operands = operands or "the inputs"
-        yield f"first different: {first['operator']} ({first['node']}){where}"
+        yield f"differs most: {first['operator']} ({first['node']}){where}"
         yield (f"  programs that end there: {first['sqnr_db']:.1f} dB; at its operands: {operands}")
+        for known in first.get("known", ()):
+            yield f"  known of it: {known['message']}"
+            yield f"    → {known['command']}"
         yield f"  {len(result['cuts'])} programs were cut, compiled and run"
         for name, error in result["failed"].items():
             yield f"  the program that ends at {name} does not compile or run: {error}"

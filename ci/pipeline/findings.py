@@ -9,15 +9,21 @@ from typing import Any
 
 from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
-from ci.pipeline.accuracy import REQUIRED, Missed, bounds_of, in_words
+from ci.pipeline.accuracy import (
+    CLEARLY_DB,
+    REQUIRED,
+    Missed,
+    against_nearest,
+    below_floor,
+    bounds_of,
+    in_words,
+    missed,
+)
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
-
-CLEARLY_DB = 6.0
-"""Figures that differ by more than this differ for a reason."""
 
 
 def errors_of(subject: str, again: str) -> Callable[..., Finding]:
@@ -106,7 +112,7 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: st
     if absent := [miss.figure for miss in misses if miss.value is None]:
         place = accepted_path(program.suite, program.profile)
         return f"remove the threshold of {', '.join(absent)} from {place}"
-    if list(_too_low({miss.figure: miss.value for miss in misses if miss.value is not None})):
+    if below_floor({miss.figure: miss.value for miss in misses if miss.value is not None}):
         return f"if it cannot be better, {every} --accept --reason TEXT"
     return ""
 
@@ -115,32 +121,52 @@ def not_in_fp16(soc: str) -> str:
     return f"expected floats of 16 bits, and QNN computes all of it in float32: {soc} has no fp16"
 
 
-def accuracy_message(misses: Sequence[Missed], figures: Mapping[str, float], losses: str = "") -> str:
+def accuracy_message(
+    misses: Sequence[Missed], figures: Mapping[str, float], losses: str = "", slices: Sequence[str] = ()
+) -> str:
     """The missed thresholds, and whether quantization or the chip causes them.
 
-    `losses` names the operators where quantization loses most."""
+    `losses` names the operators where quantization loses most, `slices` what is lost of the outputs."""
     message = "; ".join(map(str, misses))
+    if any(miss.figure == SLICE for miss in misses):
+        message = "; ".join([message, *slices])
+    if all(miss.figure == SLICE for miss in misses):
+        # An operator's output as a whole says nothing of it.
+        return message
     if chip_differs(misses, figures):
         losses = "the program computes something else than the quantized model that it was made from"
     return f"{message}; {losses}" if losses else message
 
 
-def warnings_of(figures: Mapping[str, float]) -> Iterator[str]:
-    """Where nothing sets a threshold: what is not as it should be."""
-    for name in _too_low(figures):
-        yield (
-            f"{in_words({name: figures[name]})}: the outputs have little in common with the model's;"
-            " `divergence` with the same model and precision names the operator where they part"
-        )
-    if constant := nearly_constant(figures):
-        yield constant
+SLICE = "slice_sqnr_db"
 
 
-def _too_low(figures: Mapping[str, float]) -> Iterator[str]:
-    for name, least in REQUIRED.items():
-        # NaN is too low.
-        if not figures.get(name, least) >= least:
-            yield name
+def accuracy_fix(
+    misses: Sequence[Missed], figures: Mapping[str, float], divergence: str, where: str, otherwise: str = ""
+) -> str:
+    """What to do about misses: `divergence` and `where` are the commands that name operators, where the chip
+    computes something else, and where quantizing loses it; empty if there is no such command."""
+    if all(miss.figure == SLICE for miss in misses):
+        return "let the model return what is lost as an output of its own, or give activations 16 bits"
+    if chip_differs(misses, figures) or not against_nearest(figures):
+        return f"{divergence} names the operator that differs" if divergence else otherwise
+    return f"{where} names the operators where quantizing loses" if where else otherwise
+
+
+def accuracy_of_one_model(
+    subject: str,
+    figures: Mapping[str, float],
+    slices: Sequence[str],
+    divergence: str,
+    where: str,
+    losses: str = "",
+) -> list[Finding]:
+    """As a suite's program without thresholds of its own is judged."""
+    if not (misses := missed(Thresholds(), figures)):
+        return []
+    message = accuracy_message(misses, figures, losses, slices)
+    fix = accuracy_fix(misses, figures, divergence, where)
+    return [Finding("compile-accuracy", Severity.ERROR, subject, message, fix)]
 
 
 MEAN_DB = 10.0
@@ -169,9 +195,9 @@ def constant_outputs(
 def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool:
     """Whether the program on the chip, rather than quantization, causes a miss."""
     reference = figures.get("reference_sqnr_db", math.inf)
-    missed = {miss.figure.startswith("reference") for miss in misses}
+    against = {miss.figure.startswith("reference") for miss in misses}
     # Nearer to the quantized model than to the float one: quantization is the cause.
     follows = reference > figures.get("sqnr_db", math.inf) + CLEARLY_DB
-    if True in missed:
-        return not (False in missed and follows)
+    if True in against:
+        return not (False in against and follows)
     return not follows and any(miss.figure == "sqnr_db" and reference < miss.bound for miss in misses)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.output import Publish, writing_into
 from ci.pipeline.compile_flags import LANES
+from ci.pipeline.forecast import Forecasted
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
@@ -25,11 +26,13 @@ from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
-from provisioning.base.commands import quoted
+from provisioning.base.command_line import Parser, show_error
+from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding
+from provisioning.base.settings import DEFAULT_SOC
+from provisioning.manifest import soc_named
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])
@@ -43,6 +46,8 @@ class Product:
     """By their names in the output: where each lies, or its text."""
     words: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    wrong: Sequence[Finding] = ()
+    """What makes the command end with exit code 1. The files are written all the same."""
     findings: Sequence[Finding] = ()
     """What an answer says of it (--json)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -98,6 +103,19 @@ class LaneModel(ABC, Generic[P, L]):
         """The model as it is compiled, where another Python exports it."""
         return self
 
+    def command(self, verb: str, soc: str, *more: str) -> str:
+        """That does something else with the same model."""
+        model = self.model
+        words: list[str | Path] = [model.typed, "--soc", soc]
+        for flag, values in (
+            ("--precision", [model.precision] if model.precision else []),
+            ("--calibrate", [model.calibrate] if model.calibrate else []),
+            ("--variable", model.variables),
+            ("--dimension", model.dimensions),
+        ):
+            words += [word for value in values for word in (flag, value)]
+        return session(verb, *words, *["--per-channel"] * model.per_channel, *more)
+
     def plan(self, programs: Sequence[P]) -> L:
         model = self.model
         options = StageOptions(model.selection, Choice(), model.work, Accept(), False)
@@ -119,6 +137,11 @@ class LaneModel(ABC, Generic[P, L]):
     def quantized(self) -> Sequence[Product]:
         raise self.not_taken(self.model)
 
+    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """What quantizing the whole model loses, in words, and what each operator adds to it, the worst
+        first."""
+        raise self.not_taken(self.model)
+
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
         measures."""
@@ -128,8 +151,15 @@ class LaneModel(ABC, Generic[P, L]):
         """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
         raise self.not_taken(self.model)
 
+    def forecasted(self, measured: str | None) -> Forecasted:
+        """What phones will take for it; `measured` is what one of them took."""
+        return Forecasted(
+            withheld=f"{self.model.typed}: only ONNX models have forecasts, no other lane is fitted",
+            fix="export it with torch.onnx.export, and name the .onnx",
+        )
+
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
-        """The program's name, and what the search for its first operator that differs gave."""
+        """The program's name, and what the search for its operator that differs gave."""
         raise self.not_taken(self.model)
 
     @staticmethod
@@ -153,6 +183,8 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
     if suite:
         require_place(suite, measured=taken.measured)
     # What cannot be compiled is refused before a folder is made.
+    for program in taken.programs:
+        require_fp16(program)
     programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
     origin = taken.origin
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
@@ -169,14 +201,33 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
             figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
             extension.write([each for each in figures if each is not None], more)
             update(exported.lane, plan, results)
-    return 0
+    return _shown(products)
+
+
+def require_fp16(program: AnyProgram[Any, Any]) -> None:
+    """Refuse floats for a chip that has none of 16 bits."""
+    if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
+        raise UsageError(
+            f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
+            fix=f"--precision 8a8w or 16a8w; or a chip that has fp16: --soc {DEFAULT_SOC}",
+        )
 
 
 def quantize_model(taken: LaneModel[P, L]) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        _write(taken.exported(new, publish).quantized(), output, new, publish, taken.origin)
-    return 0
+        products = taken.exported(new, publish).quantized()
+        _write(products, output, new, publish, taken.origin)
+    return _shown(products)
+
+
+def _shown(products: Sequence[Product]) -> int:
+    """The exit code, after what is wrong."""
+    wrong = [each for product in products for each in product.wrong]
+    answer.add_findings(wrong)
+    for each in wrong:
+        show_error(CheckFailed(f"{each.subject}: {each.message}", fix=each.fix))
+    return CheckFailed.exit_code if wrong else 0
 
 
 ELSEWHERE = "name another folder with -o"

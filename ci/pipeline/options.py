@@ -106,6 +106,7 @@ class Language:
     prefill: int
     parts: int | None
     shared_weights: bool
+    adapter: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Thresholds(Model):
     """As a part of the largest absolute expected value."""
     top1: Share | None = None
     """The share of rows whose largest value is at the same place."""
+    slice_sqnr_db: NotNegative | None = None
+    """At least 20, or what the program's worst output has, if it is not named."""
     reference_cosine: Share | None = None
     reference_agreement: Share | None = None
     reference_sqnr_db: NotNegative | None = None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ci.pipeline.accuracy import REQUIRED, at_worst, rounded
+from ci.pipeline.accuracy import REQUIRED, at_worst, below_floor, rounded
 from ci.pipeline.suite import THRESHOLD_NAMES, AnyProgram
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import Values
@@ -59,7 +59,8 @@ def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[s
     has = [
         name for name in program.run.held if any(name.removeprefix("reference_") in each for each in measured)
     ]
-    names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True)])
+    low = [name for each in measured for name in below_floor(each)]
+    names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
     return [name for name in names if name not in program.demanded]
 
 
@@ -91,6 +92,8 @@ def below_required(thresholds: Mapping[str, float]) -> list[str]:
 def low_figures(figures: Mapping[str, float], margin_db: float, demanded: Collection[str] = ()) -> list[str]:
     """Those that give a threshold below what is required. Those that the suite demands give none."""
     names = [name for name in REQUIRED if name in figures and name not in demanded]
+    if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures):
+        names.remove("slice_sqnr_db")
     return below_required(derived(names, [figures], margin_db))
 
 

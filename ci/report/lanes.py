@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ci.report.bars import Bar
+from ci.report.programs import accuracy_of, slices_of
 from ci.report.trends import TrendTable, trend_table
 from ci.report.values import ORDER, Row, mapping, number, rows_of, verdict_of
 from provisioning.base.findings import Report
@@ -18,6 +20,8 @@ class OnnxRow:
     verdict: str
     onnx: Mapping[str, float]
     executorch: Mapping[str, float]
+    accuracy: Sequence[Bar]
+    slices: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,14 @@ def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
     if not programs:
         return None
     shown = [
-        OnnxRow(name, verdict_of(row), _figures(_lane(row, "onnx")), _figures(_lane(row, "executorch")))
+        OnnxRow(
+            name,
+            verdict_of(row),
+            _figures(_lane(row, "onnx")),
+            _figures(_lane(row, "executorch")),
+            list(accuracy_of(row)),
+            slices_of(row),
+        )
         for name, row in programs.items()
     ]
     pairs = {name: row for name, row in programs.items() if _lane(row, "executorch")}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ci.pipeline.accuracy import REQUIRED
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.report.bars import Bar, bar_of
 from ci.report.trends import TrendTable, trend_table
@@ -19,6 +20,7 @@ STAGES = ("test_lowering", "test_emulator")
 
 FIGURES = {
     "sqnr_db": "SQNR against float",
+    "slice_sqnr_db": "SQNR of the worst slice",
     "reference_sqnr_db": "SQNR against quantized",
     "cosine": "cosine with float",
     "variation_sqnr_db": "SQNR of what depends on the input",
@@ -54,6 +56,7 @@ class ProgramView:
     findings: Collection[Finding]
     partition: Sequence[Box]
     accuracy: Sequence[Bar]
+    slices: Sequence[str]
     other_build: str
     """The QNN that the baseline is of, if it is another."""
     costs: Sequence[Bar]
@@ -124,7 +127,8 @@ def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) 
         ", ".join(_brief(lowered, ran, rows.values())),
         findings,
         [_box(row) for row in map(mapping, entries(lowered.get("partition")))],
-        list(_accuracy(ran)),
+        list(accuracy_of(ran)),
+        slices_of(ran),
         word(lowered, "baseline_build_id"),
         list(_costs(lowered, {finding.rule for finding in findings})),
         ", ".join(_durations(lowered, ran)),
@@ -158,17 +162,32 @@ def _box(row: Row) -> Box:
     return Box(where, count, min(5, max(1, count).bit_length()), ", ".join(listed))
 
 
-def _accuracy(row: Row) -> Iterator[Bar]:
+WHOLE_DB = 100.0
+"""A bar of this many decibels is as long as its place, so that 0 dB is none beside 77."""
+ALWAYS = ("sqnr_db", "cosine", "variation_sqnr_db", "agreement")
+"""Shown without a threshold too."""
+
+
+def accuracy_of(row: Row) -> Iterator[Bar]:
     figures, wanted = mapping(row.get("figures")), mapping(row.get("thresholds"))
     for key, name in FIGURES.items():
         value, mark = number(figures, key), number(wanted, key)
-        if value is None or (mark is None and key not in ("sqnr_db", "cosine", "agreement")):
+        if value is None or (mark is None and key not in ALWAYS):
             continue
         good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
+        if key == "sqnr_db":
+            # What was accepted all the same is no better for it.
+            good = good and value >= REQUIRED[key]
         text = _figure(key, value)
         if mark is not None:
             text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {_figure(key, mark)})"
-        yield bar_of(name, value, text, good=good, marks=[(mark, 0.6)])
+        longest = WHOLE_DB if key.endswith("_db") and value <= WHOLE_DB else None
+        yield bar_of(name, value, text, good=good, marks=[(mark, 0.6)], longest=longest)
+
+
+def slices_of(row: Row) -> Sequence[str]:
+    """What is lost or constant of the outputs."""
+    return [each for each in entries(row.get("slices")) if isinstance(each, str)]
 
 
 def _figure(key: str, value: float) -> str:

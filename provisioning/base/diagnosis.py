@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,14 +12,15 @@ from io import BytesIO
 from typing import BinaryIO
 
 from provisioning.base.errors import ManifestError
-from provisioning.base.patterns import BadPattern, Match, Pattern
+from provisioning.base.patterns import BadPattern, Index, Match, Pattern
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
 
 TROUBLE = Pattern(
     r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
-    r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>"
+    r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b"
+    r"|not support|is missing|timed? ?out"
 )
 """What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
@@ -29,28 +32,41 @@ DECORATION = re.compile(
 )
 """What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
 
-PIECE = 1 << 20
+PIECE = 192 << 10
 """A log is read in pieces of so many bytes."""
-OVERLAP = 64 << 10
+OVERLAP = 16 << 10
 """So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
+JSON_LINE = re.compile(rb'^\{".*', re.MULTILINE)
+UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b"\\"}
+"""What is escaped in a line of JSON. A newline becomes white space that begins no line, so that lines keep
+their numbers."""
+ESCAPE = re.compile(rb'\\["nt/\\]')
+TERMINAL_WIDTHS = range(60, 251)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A known failure. What begins where one of `unless_here` begins does not count. Not shown when an entry
-    named in `unless` is found too, as it is nearer the cause, nor in a log that names fewer than `builds`
-    builds of QNN."""
+    """A known failure. What begins where one of `unless_here` begins does not count. Not shown unless each of
+    `also` is found too, when an entry named in `unless` is found, as it is nearer the cause, nor in a log
+    that names fewer than `builds` builds of QNN. A `notice` is seldom the fault: every other one is told
+    before it."""
 
     id: str
     patterns: tuple[Pattern, ...]
     unless_here: tuple[Pattern, ...]
+    also: tuple[Pattern, ...]
     codes: tuple[int, ...]
     unless: tuple[str, ...]
     builds: int
+    notice: bool
     cause: str
     fix: str
     source: str
     example: str
+
+    @property
+    def all_patterns(self) -> tuple[Pattern, ...]:
+        return (*self.patterns, *self.unless_here, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,11 @@ class Knowledge:
     codes: dict[int, str]
     data_types: dict[int, str]
     ranges: dict[str, tuple[int, int]]
+    words: dict[Pattern, tuple[bytes, bytes]]
+    """What programs say in other languages, and that and its English."""
+    index: Index
+    word_index: Index
+    entries_of: dict[Pattern, tuple[Entry, ...]]
 
     def entry(self, name: str) -> Entry:
         return next(entry for entry in self.entries if entry.id == name)
@@ -170,6 +191,13 @@ class Diagnosis:
             return True
         return any(code.known and not code.general for code in self.codes)
 
+    @property
+    def heard(self) -> str:
+        """Who speaks of trouble and of which class it is, as far as that is known."""
+        told = f"told by {self.told_by}" if self.told_by else ""
+        fault = f"kind of fault: {self.fault}" if self.fault else ""
+        return "; ".join(filter(None, [told, fault]))
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -181,16 +209,64 @@ class Piece:
 
 
 def pieces(log: BinaryIO) -> Iterator[Piece]:
-    """The whole log; each piece begins with the last lines of the one before, or within its last line."""
+    """The whole log; each piece begins with the last lines of the one before, or within its last line. A
+    small log whose lines a terminal has cut comes a second time, with whole lines."""
     kept, line, start = b"", 1, 0
-    while block := log.read(PIECE):
+    for block in _blocks(log):
         text = kept + block
-        yield Piece(DECORATION.sub(b"", text), line, start)
+        plain = _plain(text)
+        yield Piece(plain, line, start)
+        if line == 1 and len(text) < PIECE and (whole := _unwrapped(plain)):
+            yield Piece(whole, line, start)
         cut = max(0, len(text) - OVERLAP)
         newline = text.find(b"\n", cut)
         begin, start = (newline + 1, 0) if newline >= 0 else (max(0, cut - 1), 1)
         line += text.count(b"\n", 0, begin)
         kept = text[begin:]
+
+
+def _blocks(log: BinaryIO) -> Iterator[bytes]:
+    """A log as UTF-8; Windows' shell writes UTF-16."""
+    block = log.read(PIECE)
+    wide = next((mark for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) if block.startswith(mark)), None)
+    if wide is None:
+        while block:
+            yield block
+            block = log.read(PIECE)
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    while block:
+        yield decoder.decode(block).encode("utf-8", "replace")
+        block = log.read(PIECE)
+
+
+def _plain(text: bytes) -> bytes:
+    """Without what is put around its lines, in English, with the same number of lines."""
+    text = DECORATION.sub(b"", text)
+    if b'{"' in text:
+        text = JSON_LINE.sub(lambda row: ESCAPE.sub(lambda found: UNESCAPED[found[0]], row[0]), text)
+    if not text.isascii():
+        for pattern in knowledge().word_index.possible(text):
+            text = text.replace(*knowledge().words[pattern])
+    return text
+
+
+def _unwrapped(text: bytes) -> bytes:
+    """The same text with each line whole that was cut at the width of a terminal, or nothing if none was. The
+    newlines come behind the line, so that the next lines keep their numbers."""
+    lines = text.split(b"\n")
+    width = max(map(len, lines))
+    if width not in TERMINAL_WIDTHS or not any(len(line) == width for line in lines[:-1]):
+        return b""
+    whole, held, owed = list[bytes](), b"", 0
+    for line in lines:
+        held += line
+        if len(line) == width:
+            owed += 1
+            continue
+        whole += [held, *[b""] * owed]
+        held, owed = b"", 0
+    return b"\n".join([*whole, held])
 
 
 class Reading:
@@ -199,6 +275,7 @@ class Reading:
     def __init__(self) -> None:
         self._found: dict[str, Explanation] = {}
         self._codes: dict[Code, None] = {}
+        self._also: set[Pattern] = set()
         self._builds: set[bytes] = set()
         self._harmless: dict[str, None] = {}
         self._trouble = False
@@ -207,50 +284,84 @@ class Reading:
         self._faults: set[str] = set()
 
     def take(self, piece: Piece) -> None:
-        for entry in knowledge().entries:
-            if entry.id not in self._found and (found := _first(entry, piece)) is not None:
+        possible = knowledge().index.possible(piece.text)
+        entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
+        for entry in {entry.id: entry for entry in entries}.values():
+            if entry.id not in self._found and (found := _first(entry, piece, possible)) is not None:
                 self._found[entry.id] = _explanation(entry, piece, found)
-        if self._troubled(piece):
+            self._also |= {
+                pattern
+                for pattern in possible.intersection(entry.also) - self._also
+                if pattern.search(piece.text, piece.start)
+            }
+        harmless = self._harmless_lines(piece, possible)
+        if self._troubled(piece, harmless):
             self._trouble = True
-            self._hear(piece)
-        for row in knowledge().numbers:
-            for match in row.pattern.find_all(piece.text, piece.start):
-                self._codes |= dict.fromkeys(map(row.code, _numbers_in(match)))
+            self._hear(piece, possible, harmless)
+        self._number(piece, possible)
         for match in BUILD_IN_TEXT.find_all(piece.text, piece.start):
             self._builds |= {build for build in match.groups() if build}
         for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
-            self._data_types |= dict.fromkeys(_numbers_in(match))
+            self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
 
-    def _troubled(self, piece: Piece) -> bool:
-        """Whether a line tells of trouble that is not harmless."""
+    def _harmless_lines(self, piece: Piece, possible: set[Pattern]) -> set[int]:
+        """Where the lines begin that look like errors and are none."""
         harmless = set[int]()
         for row in knowledge().harmless:
-            if lines := {
-                _line_start(piece.text, m.start()) for m in row.pattern.find_all(piece.text, piece.start)
-            }:
+            if row.pattern in possible and (
+                lines := {
+                    _line_start(piece.text, match.start())
+                    for match in row.pattern.find_all(piece.text, piece.start)
+                }
+            ):
                 harmless |= lines
                 self._harmless[row.why] = None
+        return harmless
+
+    def _troubled(self, piece: Piece, harmless: set[int]) -> bool:
+        """Whether a line tells of trouble that is not harmless."""
         troubles = (match.start() for match in TROUBLE.find_all(piece.text, piece.start))
         return any(_line_start(piece.text, start) not in harmless for start in troubles)
 
-    def _hear(self, piece: Piece) -> None:
+    def _hear(self, piece: Piece, possible: set[Pattern], harmless: set[int]) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
             for row in named:
-                if row.name not in heard and row.pattern.search(piece.text, piece.start):
+                if row.name in heard or row.pattern not in possible:
+                    continue
+                starts = (match.start() for match in row.pattern.find_all(piece.text, piece.start))
+                if any(_line_start(piece.text, start) not in harmless for start in starts):
                     heard.add(row.name)
+
+    def _number(self, piece: Piece, possible: set[Pattern]) -> None:
+        """The numbers of programs. One that two of them could have given is the first one's that knows it."""
+        taken = set[int]()
+        for row in knowledge().numbers:
+            if row.pattern not in possible:
+                continue
+            for match in row.pattern.find_all(piece.text, piece.start):
+                for start, number in _numbers_in(match):
+                    code = row.code(number)
+                    if code.known and start not in taken:
+                        taken.add(start)
+                        self._codes[code] = None
 
     @property
     def explanations(self) -> list[Explanation]:
         """The failures found, nearest to the cause, in the order in which they appear."""
-        entries = [knowledge().entry(name) for name in self._found]
-        given = {entry.id: entry.unless for entry in entries if entry.builds <= len(self._builds)}
-        kept = [self._found[name] for name, unless in given.items() if given.keys().isdisjoint(unless)]
-        return sorted(kept, key=lambda shown: shown.line)
+        entries = [entry for entry in knowledge().entries if entry.id in self._found]
+        given = {
+            entry.id: entry
+            for entry in entries
+            if entry.builds <= len(self._builds) and self._also.issuperset(entry.also)
+        }
+        kept = [entry for entry in given.values() if given.keys().isdisjoint(entry.unless)]
+        kept.sort(key=lambda entry: (entry.notice, self._found[entry.id].line))
+        return [self._found[entry.id] for entry in kept]
 
     @property
     def codes(self) -> list[Code]:
         """The codes of the table that the log gives as errors, each once."""
-        return [code for code in self._codes if code.known]
+        return list(self._codes)
 
     @property
     def data_types(self) -> list[str]:
@@ -349,9 +460,11 @@ def knowledge() -> Knowledge:
         id: str
         patterns: tuple[str, ...]
         unless_here: tuple[str, ...] = ()
+        also: tuple[str, ...] = ()
         codes: tuple[int, ...] = ()
         unless: tuple[str, ...] = ()
         builds: int = 0
+        notice: bool = False
         cause: str
         fix: str
         source: str
@@ -386,16 +499,19 @@ def knowledge() -> Knowledge:
         ranges: dict[str, tuple[int, int]]
         codes: dict[str, str]
         data_types: dict[str, str]
+        words: dict[str, tuple[str, ...]]
 
     table = load(MANIFEST, Table)
     entries = tuple(
         Entry(
             row.id,
-            _compiled(row.id, row.patterns),
-            _compiled(row.id, row.unless_here),
+            _compiled(row.id, row.patterns, any_case=True),
+            _compiled(row.id, row.unless_here, any_case=True),
+            _compiled(row.id, row.also, any_case=True),
             row.codes,
             row.unless,
             row.builds,
+            row.notice,
             row.cause,
             row.fix,
             row.source,
@@ -419,6 +535,16 @@ def knowledge() -> Knowledge:
         Numbers(row.of, _any_of(row.of, row.patterns), row.offset, _by_number(row.names))
         for row in table.numbers
     )
+    words = {
+        Pattern(re.escape(each)): (each.encode(), english.encode())
+        for english, row in table.words.items()
+        for each in row
+    }
+    entries_of: dict[Pattern, tuple[Entry, ...]] = defaultdict(tuple)
+    for entry in entries:
+        for pattern in entry.all_patterns:
+            entries_of[pattern] += (entry,)
+    rows: tuple[Layer | Fault | Harmless | Numbers, ...] = (*layers, *faults, *harmless, *numbers)
     return Knowledge(
         entries,
         layers,
@@ -428,6 +554,10 @@ def knowledge() -> Knowledge:
         _by_number(table.codes),
         _by_number(table.data_types),
         table.ranges,
+        words,
+        Index((*(row.pattern for row in rows), *entries_of)),
+        Index(words),
+        entries_of,
     )
 
 
@@ -435,15 +565,17 @@ def _by_number(names: dict[str, str]) -> dict[int, str]:
     return {int(number, 0): name for number, name in names.items()}
 
 
-def _first(entry: Entry, piece: Piece) -> int | None:
+def _first(entry: Entry, piece: Piece, possible: set[Pattern]) -> int | None:
     """Where the first match of its patterns begins that counts."""
 
     def starts(patterns: Iterable[Pattern]) -> Iterator[int]:
-        for pattern in patterns:
+        for pattern in possible.intersection(patterns):
             yield from (match.start() for match in pattern.find_all(piece.text, piece.start))
 
     if not entry.unless_here:
-        firsts = (pattern.search(piece.text, piece.start) for pattern in entry.patterns)
+        firsts = (
+            pattern.search(piece.text, piece.start) for pattern in possible.intersection(entry.patterns)
+        )
         return min((match.start() for match in firsts if match), default=None)
     excepted = set(starts(entry.unless_here))
     return min((start for start in starts(entry.patterns) if start not in excepted), default=None)
@@ -458,8 +590,11 @@ def _line_at(text: bytes, start: int) -> bytes:
     return text[_line_start(text, start) : end if end >= 0 else len(text)]
 
 
-def _numbers_in(match: Match) -> Iterator[int]:
-    return (int(digits, 16 if b"x" in digits.lower() else 10) for digits in match.groups() if digits)
+def _numbers_in(match: Match) -> Iterator[tuple[int, int]]:
+    """Where each number begins, and it."""
+    for group, digits in enumerate(match.groups(), 1):
+        if digits:
+            yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
 
 
 def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:
@@ -478,8 +613,8 @@ def _any_of(name: str, sources: Iterable[str]) -> Pattern:
     return pattern
 
 
-def _compiled(name: str, sources: Iterable[str]) -> tuple[Pattern, ...]:
-    patterns = tuple(map(Pattern, sources))
+def _compiled(name: str, sources: Iterable[str], *, any_case: bool = False) -> tuple[Pattern, ...]:
+    patterns = tuple(Pattern(source, any_case) for source in sources)
     try:
         for pattern in patterns:
             _ = pattern.compiled

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
+
+BLANK = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])| (?![?*+{])")
+"""A blank of a pattern that stands for itself, not one in brackets."""
 
 
 class BadPattern(ValueError):
@@ -13,7 +17,7 @@ class BadPattern(ValueError):
 
 
 class Match(Protocol):
-    def start(self) -> int: ...
+    def start(self, group: int = 0) -> int: ...
 
     def end(self) -> int: ...
 
@@ -22,9 +26,16 @@ class Match(Protocol):
 
 @dataclass(frozen=True)
 class Pattern:
-    """`^` and `$` are those of a line. Text is bytes, which need not be UTF-8."""
+    """`^` and `$` are those of a line, and a blank is any white space, so that a wrapped line matches too.
+    Text is bytes, which need not be UTF-8."""
 
     source: str
+    any_case: bool = False
+
+    @property
+    def expression(self) -> str:
+        flexible = BLANK.sub(lambda found: found[1] or r"\s+", self.source)
+        return f"(?{'mi' if self.any_case else 'm'}){flexible}"
 
     @cached_property
     def compiled(self) -> Any:
@@ -34,7 +45,7 @@ class Pattern:
         options = re2.Options()
         options.log_errors = False
         try:
-            return re2.compile(f"(?m){self.source}", options)
+            return re2.compile(self.expression, options)
         except re2.error as error:
             (reason,) = error.args
             raise BadPattern(reason.decode() if isinstance(reason, bytes) else reason) from error
@@ -44,3 +55,19 @@ class Pattern:
 
     def find_all(self, text: bytes, start: int = 0) -> Iterator[Match]:
         return cast("Iterator[Match]", self.compiled.finditer(text, start))
+
+
+class Index:
+    """Which of many patterns may be in a text: one pass over it looks for the words of all of them."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        import re2
+
+        self._patterns = list(dict.fromkeys(patterns))
+        self._filter = re2.Filter()
+        for pattern in self._patterns:
+            self._filter.Add(pattern.expression)
+        self._filter.Compile()
+
+    def possible(self, text: bytes) -> set[Pattern]:
+        return {self._patterns[number] for number in self._filter.Match(text, potential=True) or ()}

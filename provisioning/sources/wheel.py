@@ -117,7 +117,8 @@ def _options(source: Wheel) -> list[str]:
         *("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"),
         # If the index has no separate metadata, read it without fetching the whole wheel.
         "--use-feature=fast-deps",
-        *("--python-version", python_version(python)),
+        # A wheel for every Python 3 may still require a newer one than 3.0: then this one decides.
+        *(("--python-version", version) if "." in (version := python_version(python)) else ()),
         *("--implementation", implementation.group() if implementation else "cp", "--abi", abi),
         *(word for platform in platforms.split(".") for word in ("--platform", platform)),
         f"{source.package}=={source.version}",

@@ -27,7 +27,9 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
     measured = [pair for pair in context.measured if pair.executorch == executorch]
     working = sorted({pair.qnn for pair in measured if pair.works})
-    fix = "use QNN " + " or ".join(working) if working else ""
+    fix = f"use QNN {' or '.join(working)}" if working else ""
+    if any(context.profile.components[QNN_SDK].version.startswith(f"{qnn}.") for qnn in working):
+        fix += ": unset QNN_SDK_ROOT and nox -s provision"
     for build_id in held:
         pairs = [pair for pair in measured if pair.build_id == build_id]
         if not pairs:

@@ -36,12 +36,18 @@ def _sdk(context: Context) -> ComponentTree:
     return tree
 
 
+def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
+    """The command that brings a library; it does not touch the user's own SDK, which therefore makes way."""
+    command = session("provision", "--profile", context.profile.name, *flags)
+    return f"unset {tree.variable} and {command}" if tree.origin == "directory" else command
+
+
 @rule("required-libraries", Need.LIBRARIES)
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = _sdk(context)
     for target, wanted in _target_tables(context).items():
         directory = _directory(context, wanted)
-        fix = session("provision", "--profile", context.profile.name, "--target", target)
+        fix = _provision(context, tree, "--target", target)
         if directory is None:
             if any(context.unreadable(f"lib/{name}") for name in wanted.directories):
                 continue
@@ -63,7 +69,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
 
 @rule("soc-libraries", Need.LIBRARIES)
 def soc_libraries(context: Context) -> Iterator[Problem]:
-    _sdk(context)
+    tree = _sdk(context)
     devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
     if not devices:
         raise NotApplicable("only device targets need stubs and skels")
@@ -87,9 +93,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
                     yield Problem(
                         place,
                         f"is not there, {name} (v{soc.arch}) needs it on {target}",
-                        session(
-                            "provision", "--profile", context.profile.name, "--target", target, "--soc", name
-                        ),
+                        _provision(context, tree, "--target", target, "--soc", name),
                     )
 
 

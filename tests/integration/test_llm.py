@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ci.lanes.llm.suite import SUITES
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
-from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
+from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_adapter, write_checkpoint
 from tests.support.sdk import sdk_root
 from tests.support.speakers import (
     LENGTH,
@@ -263,6 +263,31 @@ def command(*arguments: str | Path, code: int = 0, seconds: float = 600) -> str:
     return ended.stdout + ended.stderr
 
 
+PLAIN: dict[str, Any] = {"rope_scaling": None, "head_dim": 16, "pad_token_id": 1}
+PHI_4_MINI: dict[str, Any] = {
+    **PLAIN,
+    "tie_word_embeddings": True,
+    "partial_rotary_factor": 0.75,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 128,
+    "sliding_window": 262144,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+}
+
+GEMMA_3: dict[str, Any] = {
+    **PLAIN,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 128,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "rope_local_base_freq": 100.0,
+    "query_pre_attn_scalar": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
+
 @pytest.mark.whole
 @pytest.mark.timeout(900)
 class TestCompile:
@@ -270,14 +295,19 @@ class TestCompile:
         ("kind", "changes"),
         [
             ("llama", {"tie_word_embeddings": True}),
-            ("qwen2", {"rope_scaling": None, "head_dim": 16}),
+            ("qwen2", PLAIN),
             ("qwen3", {"rope_scaling": None}),
+            ("mistral", {**PLAIN, "sliding_window": None}),
+            ("smollm3", {**PLAIN, "no_rope_layers": [0, 1]}),
+            ("phi3", PHI_4_MINI),
+            ("olmo2", {**PLAIN, "rope_theta": 20000.0}),
+            ("gemma3_text", GEMMA_3),
         ],
     )
     def test_a_checkpoint_in_two_parts_says_what_float_says(
         self, tmp_path: Path, kind: str, changes: dict[str, Any]
     ) -> None:
-        model = write_checkpoint(tmp_path / "model", model_type=kind, num_hidden_layers=2, **changes)
+        model = write_checkpoint(tmp_path / "model", model_type=kind, **{"num_hidden_layers": 2, **changes})
         in_shards(model)
         if kind == "qwen3":
             # No token begins a text, though config.json names one.
@@ -289,7 +319,7 @@ class TestCompile:
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["max-num-tokens"] = LENGTH
         (out / "short.json").write_text(json.dumps(config))
-        # After these prompts float hesitates in none of the three.
+        # After these prompts float hesitates in none of them.
         assert not Speaker(out, out / "short.json", model).problems(lengths=(8, 33))
         parts = command("check", out, "--text", ROOT / "README.md", "--tokens", "9", "--on", "parts")
         assert "prefill_0, " in parts and "decode_1, " in parts
@@ -505,7 +535,7 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
 ) -> None:
     """At all places of a whole context, before any logits are read."""
     from ci.lanes.llm.architecture import read_architecture
-    from ci.lanes.llm.checkpoint_check import Compiled, order_figures
+    from ci.lanes.llm.checkpoint_check import order_figures
     from ci.lanes.llm.genie import RECORD
     from ci.lanes.llm.reference import load_reference, require_rope
 
@@ -513,21 +543,22 @@ def test_rope_is_held_to_that_of_transformers_at_far_positions(
     shape = read_architecture(model)
     require_rope(load_reference(model), shape, 131072)
     wrong = replace(shape, rope_scaling=LLAMA_3_2 | {"factor": 8.0})
-    (model / RECORD).write_text(json.dumps({"soc": "SM8650", "parts": 1, "precision": "fp16"}))
-    monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda _: wrong)
-    monkeypatch.setattr(Compiled, "readers", lambda *_, **__: {"decode_htp": SimpleNamespace(context=4096)})
+    record = {"soc": "SM8650", "context": 4096, "parts": 1, "precision": "fp16"}
+    (model / RECORD).write_text(json.dumps(record))
+    monkeypatch.setattr("ci.lanes.llm.checkpoint_check.read_architecture", lambda *_: wrong)
+    order = {"text": ROOT / "README.md", "length": 16, "windows": 1, "kind": "decode", "cpu": False}
     with pytest.raises(CheckFailed, match="rope"):
-        order_figures({"model": model, "compiled": model, "kind": "decode", "cpu": False})
+        order_figures({"model": model, "compiled": model, **order})
 
 
-def our_logits(model: Path, tokens: Sequence[int]) -> Any:
+def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> Any:
     import torch
 
     from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.decoder import load_decoder
     from ci.lanes.llm.graphs import call
 
-    shape = read_architecture(model)
+    shape = replace(read_architecture(model, str(adapter)), context=128)
     decoder = load_decoder(model, shape, shape.context, shape.context)
     example = dict(zip(decoder.inputs, decoder.example(), strict=True))
     empty = {name: each.numpy() for name, each in example.items() if name.startswith("past_")}
@@ -555,16 +586,26 @@ def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_pat
     assert set(ends_of(reference)) == set(read_architecture(tmp_path).eos) == {1, 7, 9}
 
 
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"tie_word_embeddings": True, "rope_scaling": None}),
+    ("qwen2", PLAIN),
+    ("qwen3", {"rope_scaling": None}),
+    ("mistral", {**PLAIN, "sliding_window": None}),
+    ("mistral", {**PLAIN, "sliding_window": 128, "max_position_embeddings": 4096}),
+    ("smollm3", {**PLAIN, "num_hidden_layers": 4, "tie_word_embeddings": True}),
+    ("smollm3", {**PLAIN, "num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
+    ("phi3", PLAIN),
+    ("phi3", PHI_4_MINI),
+    ("olmo2", PLAIN),
+    ("gemma3_text", GEMMA_3),
+    ("gemma3_text", {**GEMMA_3, "layer_types": None, "sliding_window_pattern": 2, "sliding_window": 4096}),
+]
+"""As their authors publish them, but for the sizes."""
+
+
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        ("llama", {}),
-        ("llama", {"tie_word_embeddings": True, "rope_scaling": None}),
-        ("qwen2", {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "head_dim": 16}),
-        ("qwen3", {"architectures": ["Qwen3ForCausalLM"], "rope_scaling": None}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes"), FAMILIES)
 def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     from ci.lanes.llm.architecture import read_architecture, require_tensors
     from ci.lanes.llm.reference import load_reference, logits_of
@@ -572,6 +613,89 @@ def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes:
     model = write_checkpoint(tmp_path, model_type=kind, **changes)
     require_tensors(model, read_architecture(model))
     assert np.abs(our_logits(model, TOKENS) - logits_of(load_reference(model), TOKENS)).max() < 1e-3
+
+
+def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer would give a cache's bits to all that meets it."""
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.decoder import load_decoder
+    from ci.lanes.llm.graphs import export, outputs_of_rows, quantize, samples, shared_encodings
+
+    model = write_checkpoint(tmp_path / "model", model_type="qwen2", **PLAIN)
+    shape, rows = read_architecture(model), [TOKENS]
+    decoder, whole = (load_decoder(model, shape, count, 128) for count in (32, 128))
+    outputs = outputs_of_rows(whole, rows)
+    export(decoder, tmp_path / "float.onnx")
+    moved = ("Concat", "Transpose", "Reshape", "Unsqueeze", "DequantizeLinear")
+    for four_bits in (False, True):
+        quantize(
+            tmp_path / "float.onnx",
+            samples(decoder, rows, outputs, 128, 32, [[]]),
+            tmp_path / "quantized.onnx",
+            activations="QUInt16",
+            weights="QUInt8",
+            encodings=shared_encodings(outputs, "uint8"),
+            four_bits=four_bits,
+        )
+        graph = onnx.load(tmp_path / "quantized.onnx").graph
+        constants = {each.name: each for each in graph.initializer}
+        makers = {output: node.op_type for node in graph.node for output in node.output}
+        bits = {
+            makers.get(node.input[0], ""): str(numpy_helper.to_array(constants[node.input[2]]).dtype)
+            for node in graph.node
+            if node.op_type == "QuantizeLinear"
+        }
+        assert {"MatMul", "Softmax", "Add", "Mul"} <= set(bits)
+        assert {each for kind, each in bits.items() if kind not in moved} == {"uint16"}
+        caches = {each.type.tensor_type.elem_type for each in graph.input if "past" in each.name}
+        assert caches == {TensorProto.UINT8}
+        matrices = [each.data_type for each in graph.initializer if len(each.dims) == 2]
+        # Of a layer, and the head.
+        assert matrices.count(TensorProto.INT4) == (7 if four_bits else 0)
+        assert matrices.count(TensorProto.UINT8) == (1 if four_bits else 8)
+
+
+def merged(model: Path, adapter: Path, folder: Path, scale: float) -> Path:
+    """A checkpoint with the sums of an adapter's weights and the model's."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(model, folder)
+    weights, change = load_file(model / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name in (each for each in change if "lora_A" in each):
+        target = name.removeprefix("base_model.model.").replace("lora_A.", "")
+        weights[target] = weights[target] + scale * change[name.replace("lora_A", "lora_B")] @ change[name]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "settings", "scale"),
+    [
+        ("llama", ["self_attn.q_proj", "mlp.down_proj"], {}, 4.0),
+        ("llama", ["self_attn.v_proj"], {"use_rslora": True}, 8.0),
+        ("phi3", ["self_attn.qkv_proj", "mlp.gate_up_proj"], {}, 4.0),
+    ],
+)
+def test_an_adapter_is_merged_as_it_is_by_hand(
+    tmp_path: Path, kind: str, targets: list[str], settings: dict[str, Any], scale: float
+) -> None:
+    """Into our reader's weights, and into the reference's, which judge each other."""
+    from ci.lanes.llm.adapters import require_adapter
+    from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.reference import load_reference, logits_of
+
+    model = write_checkpoint(
+        tmp_path / "model", model_type=kind, pad_token_id=1, head_dim=16, rope_scaling=None
+    )
+    adapter = write_adapter(tmp_path / "adapter", model, targets, **settings)
+    require_adapter(adapter, read_architecture(model).tensors)
+    expected = logits_of(load_reference(merged(model, adapter, tmp_path / "merged", scale)), TOKENS)
+    assert np.abs(our_logits(model, TOKENS) - expected).max() > 0.1
+    assert np.abs(our_logits(model, TOKENS, adapter) - expected).max() < 1e-3
+    assert np.abs(logits_of(load_reference(model, adapter), TOKENS) - expected).max() < 1e-3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports

@@ -353,7 +353,7 @@ def checked(model: Path, folder: Path) -> str:
     for name, rows in texts.items():
         (folder / f"{name}.txt").write_text(" ".join(tokenizer.decode(row) for row in rows))
     order = {"model": str(model), "soc": "SM8650", "precision": "u16u8", "context": 128, "prefill": 32}
-    order |= {"parts": 1, "shared": False, "calibrate": str(folder / "calibration.txt")}
+    order |= {"parts": 1, "shared": False, "adapter": "", "calibrate": str(folder / "calibration.txt")}
     order_compile({**order, "into": str(out)})
     (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": []}))
     ended = typed("llm", "check", out, "--text", folder / "judged.txt", timeout=TIMEOUT)

@@ -11,7 +11,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.dev import miniature_tree
-from ci.dev.miniature_tree import BACKENDS, EXAMPLES, LLAMA, QUALCOMM
+from ci.dev.miniature_tree import ANDROID, BACKENDS, EXAMPLES, JAVA, LLAMA, QUALCOMM
 from ci.parity import fix
 from ci.parity.differences import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
@@ -137,6 +137,52 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
     del files[WRAPPERS_BUCK], files[f"{QUALCOMM}/aot/wrappers/BUCK"]
     found = checked(files).differences
     assert {one.rule for one in found} == {"parity-target-missing"}, found
+
+
+ARCHIVE_CMAKE, NEW_JNI = f"{ANDROID}/CMakeLists.txt", f"{ANDROID}/jni/new.cpp"
+WINDOWS = f"{QUALCOMM}/runtime/pal/src/windows"
+OF_RUNNER = "        ${EXECUTORCH_ROOT}/examples/qualcomm/oss_scripts/llama/runner/decoder_runner.cpp\n"
+ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_llama.cpp jni/new.cpp"}) | {
+    NEW_JNI: "// new\n"
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "rule", "file", "what"),
+    [
+        (
+            *(_with(ARCHIVE_CMAKE, {OF_RUNNER: ""}), "parity-missing-in-cmake"),
+            *(f"{LLAMA}/targets.bzl", f"{LLAMA}/runner/decoder_runner.cpp"),
+        ),
+        (ONE_JNI_MORE, "parity-missing-in-buck", ARCHIVE_CMAKE, NEW_JNI),
+        (
+            *(miniature_tree.files() | {f"{JAVA}/New.kt": "// new\n"}, "parity-unknown-file"),
+            *(f"{JAVA}/New.kt", f"{JAVA}/New.kt"),
+        ),
+        (
+            *(_with(f"{ANDROID}/BUCK", {"llm/LlmModule.kt": "llm/Llm.kt"}), "parity-missing-file"),
+            *(f"{ANDROID}/BUCK", f"{JAVA}/extension/llm/Llm.kt"),
+        ),
+        (
+            *(miniature_tree.files() | {f"{WINDOWS}/New.cpp": "// new\n"}, "parity-unknown-file"),
+            *(f"{WINDOWS}/New.cpp", f"{WINDOWS}/New.cpp"),
+        ),
+        (
+            {path: text for path, text in miniature_tree.files().items() if path != f"{WINDOWS}/Path.cpp"},
+            *("parity-missing-file", RUNTIME_CMAKE, f"{WINDOWS}/Path.cpp"),
+        ),
+    ],
+)
+def test_a_file_that_one_list_of_androids_archive_or_of_windows_lacks_is_found(
+    files: dict[str, str], rule: str, file: str, what: str
+) -> None:
+    [one] = [one for one in checked(files).differences if one.what == what]
+    assert (one.rule, one.place.file) == (rule, file)
+
+
+def test_a_folder_of_the_archive_that_is_gone_is_a_stale_entry() -> None:
+    files = {path: text for path, text in miniature_tree.files().items() if not path.startswith(JAVA)}
+    assert any("src/main/java" in one.what for one in differences(files, "parity-stale-entry"))
 
 
 OPERATORS = f"{EXAMPLES}/operators/Operator.cpp"
@@ -585,6 +631,7 @@ UNCERTAIN = {
     "a source in Buck's patterns that no CMake file names": miniature_tree.files()
     | {f"{BACKENDS}/htp/New.cpp": "// new\n"},
     "the host's half and the device's swapped": of_one_half("host", {HOST: "x", TARGET: HOST, "x": TARGET}),
+    "a source of Android's archive, of which Buck has flavours": ONE_JNI_MORE,
     "the host's half for both": of_one_half("target", {TARGET: HOST}),
 }
 
@@ -658,6 +705,15 @@ class TestVerb:
     def test_a_tree_of_the_store_is_not_fixed(self, root: Path) -> None:
         code, report = self.run(root, "--fix", "--store", str(root.parent))
         assert (code, report.outcome) == (2, Outcome.ERROR)
+
+    def test_in_a_checkout_nobody_looks_for_labels_of_submodules(self, root: Path) -> None:
+        (root / ".git").mkdir()
+        (root / "third-party" / "BUCK").touch()
+        _, report = self.run(root)
+        missing = [each.message for each in report.findings if each.rule == "parity-label-missing"]
+        # Of what is around the backend, the miniature tree has little.
+        assert any("//third-party:pybind11" in message for message in missing)
+        assert not any("//third-party/glog" in message for message in missing)
 
     @pytest.mark.parametrize("folder", ["nowhere", "docs"])
     def test_without_a_tree_the_environment_lacks_it(self, root: Path, folder: str) -> None:

@@ -11,6 +11,7 @@ from ci.parity.cmake.libraries import evaluate
 from ci.parity.cmake.trace import ConfigureInput
 from ci.parity.model import Side
 from ci.parity.tree import Tree
+from tests.support.http_server import FileServer
 
 
 def side(root: Path, text: str, **limits: Any) -> Side:
@@ -39,6 +40,12 @@ def test_a_tree_is_never_written_and_nothing_is_run(tmp_path: Path) -> None:
     left = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
     assert left == ["p", "p/CMakeLists.txt", "p/a.cpp"]
     assert not mark.exists()
+
+
+def test_nothing_is_downloaded(tmp_path: Path) -> None:
+    with FileServer(b"an archive") as server:
+        parsed = side(tmp_path, f"file(DOWNLOAD {server.url()} x.zip)\nadd_library(x a.cpp)\n")
+    assert (server.requests, parsed.troubles, [*parsed.libraries]) == ([], [], ["x"])
 
 
 @pytest.mark.parametrize(("seconds", "size"), [(1.0, 1 << 30), (600.0, 1 << 20)])

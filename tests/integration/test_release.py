@@ -41,6 +41,11 @@ def github(session):
 
 
 @nox.session(python=False)
+def site(session):
+    session.run(PYTHON, "-m", "ci", "site", external=True)
+
+
+@nox.session(python=False)
 def generate(session):
     session.run(PYTHON, "-m", "ci", "generate", *session.posargs, external=True)
 

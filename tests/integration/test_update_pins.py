@@ -60,6 +60,10 @@ NOXFILE = """
         if what == "releases":
             with open(words[0], "a") as page:
                 page.write("| executorch | 1.5.1 | 1.6.0 |\\n")
+        elif what == "messages":
+            with open(words[0], "a") as page:
+                page.write("QNN 2.51.0 against 2.50.40: 5 messages gained\\n")
+            pathlib.Path(words[2]).write_text("{{}}")
         elif what == "write":
             pins.write(pathlib.Path(words[0]), root)
         else:

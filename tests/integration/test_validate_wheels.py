@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,12 @@ import pytest
 
 from provisioning import elf
 from provisioning import loader_search as loader
-from provisioning.base.settings import DEFAULT_PROFILE, ROOT
+from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import load_profile
 from provisioning.sources.wheel import Wheel
 from provisioning.validation.scan import libraries
+from tests.support.rule_fixes import link_or_copy
+from tests.support.sdk import whole_sdk
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.bare
@@ -29,17 +30,7 @@ PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
 @pytest.fixture(scope="module")
 def sdk() -> Path:
-    """The SDK for all targets; of the trees in the store, an environment takes the narrowest that does."""
-    command = [sys.executable, "-m", "provisioning", "provision", "--json"]
-    done = subprocess.run(command, cwd=ROOT, check=True, timeout=1800, capture_output=True, text=True)
-    return Path(json.loads(done.stdout)["components"][0]["where"])
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    return whole_sdk()
 
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, dict[str, Any]]:
@@ -53,7 +44,7 @@ def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, dict[str,
 
 @pytest.mark.heavy
 def test_the_provisioned_environment_passes_and_its_compiler_answers(sdk: Path, tmp_path: Path) -> None:
-    code, report = validate(tmp_path)
+    code, report = validate(tmp_path, "--target", "all")
     state = report["metrics"]["rules"]["compiler-answers"]["state"]
     assert (code, report["outcome"], state) == (0, "pass", "pass"), report["findings"]
     (answer,) = report["metrics"]["compiler"].values()
@@ -92,7 +83,7 @@ def remove_the_compiler(sdk: Path) -> None:
 def test_a_fault_of_the_users_own_sdk_is_an_error_of_its_rules(
     sdk: Path, tmp_path: Path, spoil: Callable[[Path], None], rules: list[str], subject: str
 ) -> None:
-    shutil.copytree(sdk, tmp_path / "sdk", copy_function=_link_or_copy)
+    shutil.copytree(sdk, tmp_path / "sdk", copy_function=link_or_copy)
     spoil(tmp_path / "sdk")
     flags = [flag for rule in rules for flag in ("--rule", rule)]
     code, report = validate(tmp_path, *flags, QNN_SDK_ROOT=str(tmp_path / "sdk"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,34 @@ LLAMA_3_2_ROPE: dict[str, Any] = {
 }
 
 
+def write_adapter(folder: Path, checkpoint: Path, targets: Sequence[str], **changes: Any) -> Path:
+    """As peft saves it, of rank 4, for these modules of the first layer."""
+    from safetensors.numpy import save_file
+
+    from ci.lanes.llm.architecture import read_architecture
+
+    folder.mkdir()
+    settings = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": list(targets),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings | changes))
+    shapes, generator = read_architecture(checkpoint).tensors, np.random.default_rng(6)
+    weights = {}
+    for target in targets:
+        rows, columns = shapes[f"model.layers.0.{target}.weight"]
+        for name, size in (("A", (4, columns)), ("B", (rows, 4))):
+            values = generator.standard_normal(size) / 16
+            weights[f"base_model.model.model.layers.0.{target}.lora_{name}.weight"] = values.astype(
+                np.float32
+            )
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
 def write_checkpoint(folder: Path, **changes: Any) -> Path:
     """With a tokenizer of bytes. Weights are so large that choices are clear."""
     import torch
@@ -62,17 +91,15 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(SMALL | changes))
     shape = read_architecture(folder)
     generator = np.random.default_rng(3)
-    weights = {}
+    weights: dict[str, list[Any]] = {}
     with torch.device("meta"):
         shapes = {name: tuple(each.shape) for name, each in Decoder(shape, 1, 2).state_dict().items()}
     for name, size in shapes.items():
         values = generator.standard_normal(size)
         scaled = 1 + values / 10 if name.endswith("norm.weight") else values * size[-1] ** -0.5
-        stored = torch.from_numpy(scaled.astype(np.float32))
-        weights[name if name.startswith("lm_head") else f"model.{name}"] = stored
-    if shape.tied:
-        del weights["lm_head.weight"]
-    save_file(weights, folder / "model.safetensors")
+        if not (shape.tied and name == "lm_head.weight"):
+            weights.setdefault(shape.stored(name)[0], []).append(torch.from_numpy(scaled.astype(np.float32)))
+    save_file({name: torch.cat(parts) for name, parts in weights.items()}, folder / "model.safetensors")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.vocab_size]
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ci.dev import miniature_tree
 from provisioning.base.settings import ROOT
@@ -69,6 +70,12 @@ def _convolution(path: Path) -> None:
     write(conv_model(), path)
 
 
+def _photographs(path: Path) -> None:
+    from tests.support.onnx_models import photographs, write
+
+    write(photographs(), path)
+
+
 def _root_mean_square(path: Path) -> None:
     from tests.support.onnx_models import root_mean_square, write
 
@@ -83,13 +90,20 @@ def _exported(path: Path) -> None:
     torch.export.save(torch.export.export(net, (torch.randn(1, 3, 8, 8),)), path)
 
 
-def _checkpoint(layers: int) -> Callable[[Path], None]:
+def _checkpoint(**changes: Any) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         from tests.support.checkpoints import write_checkpoint
 
-        write_checkpoint(path, num_hidden_layers=layers)
+        write_checkpoint(path, **changes)
 
     return write
+
+
+def _adapter(path: Path) -> None:
+    """Of the checkpoint of Mistral beside it."""
+    from tests.support.checkpoints import write_adapter
+
+    write_adapter(path, path.with_name("Mistral-7B-v0.3"), ["self_attn.q_proj", "mlp.down_proj"])
 
 
 def _model(name: str, read: str = "") -> Callable[[Path], None]:
@@ -119,9 +133,13 @@ FILES: dict[str, Callable[[Path], object]] = {
     "function that gives images": _text(IMAGES),
     "small rows": lambda path: _some(path, (4, 16), 0.05),
     "ONNX convolution": _convolution,
+    "ONNX network of photographs": _photographs,
     "ONNX root mean square": _root_mean_square,
-    "checkpoint": _checkpoint(1),
-    "checkpoint of two layers": _checkpoint(2),
+    "checkpoint": _checkpoint(),
+    "checkpoint of two layers": _checkpoint(num_hidden_layers=2),
+    "checkpoint of Mistral": _checkpoint(model_type="mistral", rope_scaling=None, sliding_window=None),
+    "checkpoint of SmolLM 3": _checkpoint(model_type="smollm3", rope_scaling=None, num_hidden_layers=4),
+    "adapter": _adapter,
     "text": lambda path: path.write_text((ROOT / "LICENSE").read_text()[:1400] * 2, encoding="utf-8"),
     "other text": lambda path: path.write_text((ROOT / "README.md").read_text()[:1100], encoding="utf-8"),
     "script": _text(

@@ -30,6 +30,7 @@ def write_suite(folder: Path, text: str = SUITE) -> Path:
 def facts(**changes: Any) -> dict[str, Any]:
     """`changes` are those of the context beside its .onnx."""
     one = {
+        "slices": [],
         "near": {
             "cosine": 0.999,
             "sqnr_db": 30.0,

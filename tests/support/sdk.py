@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -32,6 +33,14 @@ def sdk_root() -> Path:
         timeout=120,
     )
     return Path(done.stdout.strip())
+
+
+@cache
+def whole_sdk() -> Path:
+    """The one for all targets; of the trees in the store, an environment takes the narrowest that does."""
+    command = [sys.executable, "-m", "provisioning", "provision", "--json"]
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, timeout=1800, capture_output=True, text=True)
+    return Path(json.loads(done.stdout)["components"][0]["where"])
 
 
 def qnn_environment() -> dict[str, str]:

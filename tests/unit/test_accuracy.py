@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare, decibels, in_files, least_sqnr_db, missed
-from ci.pipeline.findings import accuracy_message, chip_differs, constant_outputs, placeholder, warnings_of
+from ci.pipeline.findings import (
+    accuracy_fix,
+    accuracy_message,
+    accuracy_of_one_model,
+    chip_differs,
+    constant_outputs,
+    placeholder,
+)
 from ci.pipeline.suite import Thresholds
 from provisioning.base.findings import Severity
 from tests.support.lowering import SUITE, make_program
@@ -29,7 +36,7 @@ def figures(expected: Any, output: Any) -> dict[str, float]:
 class TestFigures:
     def test_the_same_is_exact(self) -> None:
         assert figures(VALUES, VALUES) == {
-            "cosine": 1, "sqnr_db": EXACT_DB, "max_abs": 0, "max_rel": 0, "top1": 1,
+            "cosine": 1, "sqnr_db": EXACT_DB, "slice_sqnr_db": EXACT_DB, "max_abs": 0, "max_rel": 0, "top1": 1,
         }  # fmt: skip
 
     def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:
@@ -248,8 +255,26 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
         ({"agreement": 1.0, "sqnr_db": 30.0}, False),
     ],
 )
-def test_outputs_hardly_like_the_models_are_warned_of(figures: dict[str, float], warned: bool) -> None:
-    assert bool(list(warnings_of(figures))) is warned
+def test_of_one_model_outputs_hardly_like_the_models_are_an_error(
+    figures: dict[str, float], warned: bool
+) -> None:
+    found = accuracy_of_one_model("net", figures, [], "divergence", "where")
+    assert [each.severity for each in found] == [Severity.ERROR] * warned
+
+
+@pytest.mark.parametrize(
+    ("figures", "fix"),
+    [
+        ({"sqnr_db": 0.0, "reference_sqnr_db": 140.0}, "where"),
+        ({"sqnr_db": 4.0, "reference_sqnr_db": 4.1}, "divergence"),
+        # fp16 has no quantized model.
+        ({"sqnr_db": 4.0}, "divergence"),
+        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, "output of its own"),
+    ],
+)
+def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> None:
+    misses = missed(Thresholds(), figures)
+    assert misses and fix in accuracy_fix(misses, figures, "divergence", "where")
 
 
 def test_without_thresholds_what_fails_or_has_no_floats_needs_none(

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import zipfile
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
     ("log", "told_by", "fault"),
     [
         (
-            "E fastrpc_apps_user.c:1622: open_dev failed (Permission denied)",
+            "E fastrpc_apps_user.c:1622: fastrpc_latency_init failed (Operation not permitted)",
             "FastRPC",
             "permitted",
         ),
@@ -250,15 +251,34 @@ def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
         ),
         ("Failed to create the Genie Dialog, obtain GENIE_STATUS_ERROR_GENERAL(-1)", "general failure"),
         ("Failed to create the dialog.   status = -4", "invalid configuration"),
+        ("createDevice: errorCode: 14001", "QNN_DEVICE_ERROR_INVALID_CONFIG"),
+        ("QnnContext_createFromBinary rc = 0x138D", "QNN_CONTEXT_ERROR_CREATE_FROM_BINARY"),
+        ("error_code=500; error_message=x. error_component=System Configuration", "runtime that was asked"),
+        ("fastrpc_apps_user.c:1: Error 0x80000406: remote_handle64_open failed", "FastRPC: unable to load"),
+        ("WinError 1114: a routine failed", "a DLL could not be initialized"),
+        ("HRESULT 0x8007007E", "a DLL, or one that it needs"),
+        ("worker exited with code 0xC0000374", "the heap is damaged"),
+        ("Process exited with status -6", "SIGABRT"),
     ],
 )
 def test_a_number_is_named_in_the_spelling_of_the_program_that_speaks(line: str, named: str) -> None:
     assert any(named in code.name for code in diagnosis.read(line).codes), diagnosis.read(line).codes
 
 
+def test_a_number_that_two_programs_use_is_named_by_the_one_that_speaks() -> None:
+    (code,) = diagnosis.read("error_code=1002; error_message=x. error_component=GPU Runtime").codes
+    assert code.component == "SNPE" and "QNN" not in code.name
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        "the commit 0x138d0000 returned",
+        "retrieved 14001 rows",
+        "rcp 1002 packets",
+        "the error budget is 5000 USD",
+        "code 137 of the building",
+        "opened window 1114",
         "error: 1002 files are missing",
         "failed 1008 of 2000 tests",
         "status 5005 ms",
@@ -374,3 +394,91 @@ def test_a_folder_that_can_print_nothing_is_refused(tmp_path: Path) -> None:
     assert verb("--messages-of", str(tmp_path)) != 0
     assert verb("--messages-before", str(tmp_path)) == 2
     assert verb("--messages-of", str(tmp_path / "none")) == 2
+
+
+REFUSED = """\
+[QNN Partitioner Op Support]: aten.erf.default | False
+[ERROR] [Qnn ExecuTorch]: QnnDsp <E> Request feature arch with value 85 unsupported by this build of QNN here
+KeyError: 'aten.bitwise_not.default'
+"""
+
+
+def soft_wrapped(text: str) -> str:
+    return text.replace("with value 85 ", "with\n    value 85 ")
+
+
+def hard_wrapped(text: str) -> str:
+    return "\n".join(line[at : at + 70] for line in text.splitlines() for at in range(0, len(line), 70))
+
+
+def as_json_lines(text: str) -> str:
+    return "\n".join(json.dumps({"log": line + "\n", "level": "\tinfo"}) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: text.upper().encode(),
+        lambda text: "".join(
+            f"2026-11-20T08:18:37.1487512Z \x1b[31m{line}\x1b[0m\n" for line in text.splitlines()
+        ).encode(),
+        lambda text: "".join(
+            f"09-27 03:31:40.854 28552 28862 E app: {line}\n" for line in text.splitlines()
+        ).encode(),
+        lambda text: soft_wrapped(text).encode(),
+        lambda text: hard_wrapped(text).encode(),
+        lambda text: as_json_lines(text).encode(),
+    ],
+    ids=["crlf", "utf-16", "case", "github", "logcat", "soft-wrapped", "hard-wrapped", "json-lines"],
+)
+def test_a_failure_is_explained_however_the_log_was_written(written: Callable[[str], bytes]) -> None:
+    found = [shown.id for shown in diagnosis.read(written(REFUSED)).explanations]
+    assert found[0] == "arch-feature-unsupported" and "op-refused" in found
+
+
+def test_what_json_escapes_is_read_as_it_was_written() -> None:
+    log = json.dumps({"message": 'dlopen failed: library "libQnnHtp.so" not found', "level": "error"})
+    assert [shown.id for shown in diagnosis.explain(log)] == ["qnn-library-not-found"]
+
+
+def test_lines_keep_their_numbers_where_a_terminal_cut_others_before() -> None:
+    log = "x" * 80 + "\n" + "y" * 20 + "\nNo Snapdragon SOC detected\n"
+    assert [shown.line for shown in diagnosis.explain(log)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("log", "name"),
+    [
+        ("compile\n已杀死\n", "host-memory"),
+        ("./run.sh: Zeile 3:  4711 Getötet   ./compile", "host-memory"),
+        ("OSError: Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "disk-full"),
+        ("x.c:3: error: ‘struct fastrpc_buf’ has no member named ‘dma_addr’", "header-of-another-version"),
+    ],
+)
+def test_what_a_program_says_in_another_language_is_understood(log: str, name: str) -> None:
+    assert [shown.id for shown in diagnosis.explain(log)][:1] == [name]
+
+
+def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
+    log = """\
+[ERROR] [Qnn ExecuTorch]:  <E> Failed to validate op aten_erf_default with error 0xc26
+[ERROR] [Qnn ExecuTorch]:  <E> fastrpc memory map for fd: 33 with length: 817889280 failed with error: 0x1
+"""
+    assert [shown.id for shown in diagnosis.explain(log)] == ["rpc-memory", "op-refused"]
+
+
+def test_the_failure_that_made_another_comes_first() -> None:
+    log = """\
+<E> Failed to map weights buffer to device!
+<E> createUnsignedPD unsigned PD or DSPRPC_GET_DSP_INFO not supported by HTP
+"""
+    assert diagnosis.explain(log)[0].id == "rpc-memory"
+
+
+def test_an_entry_is_told_only_if_all_that_it_asks_for_is_in_the_log() -> None:
+    path = "export LD_LIBRARY_PATH=/data/local/tmp:/vendor/lib64\n"
+    assert diagnosis.explain(path) == []
+    failed = "x\n" * MEBIBYTE + "ggml-hex: failed to open session 0 : error 0x80000406\n"
+    assert diagnosis.explain(path + failed)[0].id == "vendor-libraries-first"

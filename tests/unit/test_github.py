@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -407,6 +409,8 @@ def test_a_stages_arguments_are_split_and_never_run(tmp_path: Path, monkeypatch:
         ("exit 0", 1, "wrote no report"),
         ("exit 7", 7, "ended with exit code 7, and wrote no report"),
         ("echo 'error: no QNN'; echo '  try: nox -s provision'; exit 3", 3, "its last words: no QNN"),
+        ("echo 'apps_std_imp.c:1: reading failed'; exit 3", 3, "told by FastRPC"),
+        ("echo 'Stub lib id mismatch: expected (v2), detected (v1)'; exit 3", 3, "stub-mismatch: "),
         ("PASS; exit 1", 1, "its report says pass"),
         ("FAIL; exit 0", 1, "its report says fail"),
     ],
@@ -505,7 +509,10 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
     releases = []
     for root, kind, name in ((one, "tag", "v1.2"), (tmp_path / "other", "branch", "main")):
         about = {"GITHUB_REF_TYPE": kind, "GITHUB_REF_NAME": name, "GITHUB_OUTPUT": str(tmp_path / kind)}
-        assert release.run(about, root) == 0
+        page = root / "dist" / "site" / "docs" / "a.html"
+        page.parent.mkdir(parents=True)
+        page.write_text("<p>")
+        assert release.run({**about, "QNN_CI_PAGES": "dist/site"}, root) == 0
         releases.append({path.name: path.read_bytes() for path in (root / "dist" / "release").iterdir()})
     assert releases[0] == releases[1]
     sums = releases[0].pop("SHA256SUMS").decode().splitlines()
@@ -516,6 +523,9 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
     bill = json.loads(releases[0]["qnn-ci-1.2.cdx.json"])
     assert bill["metadata"]["timestamp"] == "2026-01-02T03:04:05+00:00"
     assert releases[0]["qnn-ci-1.2.tar.gz"][4:8] == bytes(4)  # where gzip would say when
+    with tarfile.open(fileobj=io.BytesIO(releases[0]["qnn-ci-1.2-site.tar.gz"])) as site:
+        (member,) = site.getmembers()
+        assert (member.name, member.mtime) == ("qnn-ci-1.2-site/docs/a.html", 1767323045)
 
 
 def test_a_tag_that_is_not_the_version_is_refused() -> None:

@@ -92,6 +92,8 @@ ONNX_RUN = RUN | {
     "calibration": 5,
     "options": {"vtcm_mb": 4},
     "profiling": True,
+    "budget": {"Galaxy S25": "2 ms"},
+    "forecast": True,
     "refused": ("Erf",),
 }
 ONNX_CASE = {
@@ -121,7 +123,7 @@ LLM_CASE = {"quarantine": SWAYS, "non_finite": True, "perplexity": 5.0}
 JUDGED = {
     "quarantine",
     *("label", "tags", "thresholds", "socs", "limits", "htp_against_cpu", "perplexity"),
-    *("cpu_budget", "delegates", "emulator_fault", "files"),
+    *("cpu_budget", "delegates", "emulator_fault", "files", "budget"),
 }
 """Fields whose change does no work again."""
 

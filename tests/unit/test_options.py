@@ -95,7 +95,7 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert one_model_of(args).lane == CHECKPOINT
-    assert compiling_of(args).language == Language("genie", 512, 32, None, shared_weights=False)
+    assert compiling_of(args).language == Language("genie", 512, 32, None, False, None)
 
 
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from ci.pipeline.profile import OnCpu, OperatorCost, ProgramProfile
 from ci.report import verb
+from ci.report.bars import Bar
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.profiles import profile_page
+from ci.report.programs import accuracy_of
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import headline, verdict
@@ -287,3 +289,29 @@ def test_what_is_in_quarantine_has_neither_passed_nor_failed_on_the_page(stage: 
     assert "quarantined" in text and "all passed" not in text and "1 failed" not in text
     badges = [each.get("class") for each in page.iter() if "badge" in (each.get("class") or "")]
     assert "badge quarantined" in badges and "badge fail" not in badges
+
+
+def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required_even_if_it_was_accepted() -> (
+    None
+):
+    def bars(**figures: float) -> dict[str, Bar]:
+        thresholds = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}
+        return {each.name: each for each in accuracy_of({"figures": figures, "thresholds": thresholds})}
+
+    good, bad = (
+        bars(sqnr_db=77.0, slice_sqnr_db=77.0),
+        bars(sqnr_db=0.0, slice_sqnr_db=0.0, variation_sqnr_db=-9.0),
+    )
+    assert {each.kind for each in good.values()} == {"good"}
+    assert [each.kind for each in bad.values()][:1] == ["bad"] and bad[
+        "SQNR of the worst slice"
+    ].kind == "bad"
+    assert bad["SQNR against float"].length < 1 < 50 < good["SQNR against float"].length
+    assert "-9.0 dB" in bad["SQNR of what depends on the input"].text
+
+
+@pytest.mark.parametrize("stage", ["test_emulator", "test_onnx"])
+def test_the_page_shows_which_part_of_an_output_is_lost(stage: str) -> None:
+    row = {"verdict": "fail", "figures": {"sqnr_db": 40.0}, "slices": ["slices 4 to 83 of 84: -2.0 dB SQNR"]}
+    report = replace(_report(stage), metrics={"programs": {"net/8a8w/SM8650": row}})
+    assert "slices 4 to 83 of 84" in text_of(read_page(html([report])))

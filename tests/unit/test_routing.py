@@ -32,6 +32,8 @@ def folder(tmp_path: Path) -> Path:
         ("profile out/net.pte --source net.onnx", "executorch"),
         ("divergence --suite models.toml -k net.onnx", "executorch"),
         ("audit net.onnx --no-such-flag", "onnx"),
+        ("forecast net.onnx --precision 8a8w", "onnx"),
+        ("forecast fit --list", "forecast"),
         ("compare --case executorch", "onnx"),
         ("compare --lane=executorch --case onnx", "executorch"),
         ("test_golden --lane executorch", "executorch"),

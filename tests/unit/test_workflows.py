@@ -50,7 +50,7 @@ EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 COMMENT = "comment.yml: comment"
 """Writes after the run of a pull request, which may be a stranger's, and waits for nobody."""
 
-WITHOUT_CACHE = ("comment.yml", "attest.yml", "release.yml", "update-pins.yml")
+WITHOUT_CACHE = ("comment.yml", "attest.yml", "release.yml", "site.yml", "update-pins.yml")
 
 
 @cache
@@ -120,6 +120,7 @@ def test_only_the_jobs_that_must_write_may() -> None:
         "release.yml: publish": ["contents"],
         "release.yml: push": ["artifact-metadata", "attestations", "id-token", "packages"],
         "release.yml: propose": ["contents", "pull-requests"],
+        "site.yml: deploy": ["id-token", "pages"],
         "update-pins.yml: propose": ["contents", "pull-requests"],
     }
 

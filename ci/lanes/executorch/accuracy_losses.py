@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from ci.partition.decisions import module_of, source_of
-from ci.pipeline.accuracy import Pair, Unusable, compare, decibels
+from ci.pipeline.accuracy import Pair, Unusable, compared, decibels
+from ci.pipeline.losses import MOST_DB
 from ci.pipeline.models.user_model import BadFactory
-
-MOST_DB = 120.0
-"""Outputs that differ by less are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Loss:
 
 def figures_in_torch(
     expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
     pairs = [
         Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
@@ -39,9 +37,10 @@ def figures_in_torch(
         for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
     ]
     try:
-        return compare(pairs, non_finite=non_finite)
+        figures, slices = compared(pairs, non_finite=non_finite)
     except Unusable as error:
         raise BadFactory(str(error)) from error
+    return {"figures": figures, "slices": slices}
 
 
 class _Outputs(torch.fx.Interpreter):
@@ -78,9 +77,8 @@ def worst_losses(
     folded: Mapping[str, str],
     quantized: Any,
     sample: Sequence[Tensor],
-    count: int = 3,
 ) -> list[dict[str, object]]:
-    """The operators that add the most noise, the worst first."""
+    """The operators that add noise, the worst first."""
     ours = outputs_of(quantized, sample)
     reached: dict[str, float] = {}
     losses: list[tuple[float, Loss]] = []
@@ -99,7 +97,7 @@ def worst_losses(
         loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
         losses.append((_noise(after) - _noise(before), loss))
     losses.sort(key=lambda each: -each[0])
-    return [asdict(loss) for added, loss in losses[:count] if added > 0]
+    return [asdict(loss) for added, loss in losses if added > 0]
 
 
 def _noise(decibels: float) -> float:

@@ -17,12 +17,13 @@ from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.profile import measure
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.suggestions import suggestion_for
-from ci.operators.table import inexact
+from ci.operators.table import inexact, operators_in, taken_at
 from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 QUANTIZERS = "quantized_decomposed."
+REFUSES = "QNN's validation refuses it"
 
 
 def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
@@ -42,9 +43,12 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
             rows[scheme] = {"error": error.message, "fix": error.fix}
             continue
         rows[scheme] = {
-            **_facts(result),
+            **_facts(result, scheme, selection.soc),
+            # What is known not to compile does, as it was compiled here.
             "inexact": [
-                each._asdict() for each in inexact(operators_of(result.facts), scheme, selection.soc)
+                each._asdict()
+                for each in inexact(operators_in(result.facts["nodes"]), scheme, selection.soc)
+                if each.compiles
             ],
         }
         if runner:
@@ -52,13 +56,17 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
     return rows
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
     facts = result.facts
     kept = facts["kept_on_cpu"]
     return {
         "delegated": dict(Counter(operators_of(facts))),
         "cpu": [
-            {**each, "suggestion": suggestion_for(each["operator"], each["code"], each["source"])}
+            {
+                **each,
+                "suggestion": suggestion_for(each["operator"], each["code"], each["source"])
+                or (taken_at(each["operator"], scheme, soc) if each["reason"].startswith(REFUSES) else ""),
+            }
             for each in facts["left"]
         ],
         "usable": all(each["kernel"] for each in facts["left"]),

@@ -13,6 +13,7 @@ from ci.engine.installed import ready_environment, ready_runner
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import program_of
+from ci.operators.table import inexact
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
@@ -26,7 +27,7 @@ CHILD = "ci.lanes.executorch.cut_programs"
 def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
     """The program's name, and what the search gave."""
     selection = model.selection
-    program = program_of(model) if model.typed else _chosen(choice, selection)
+    program = program_of(model) if model.typed else chosen_program(choice, selection)
     thresholds = program.thresholds
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)
@@ -42,10 +43,14 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
             again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
             fix = f"{again} says what does not compile, and what to write instead"
             raise without_result(done, program.name, fix)
-        return program.name, json.loads(answer.read_text(encoding="utf-8"))
+        result = json.loads(answer.read_text(encoding="utf-8"))
+        if first := result["first"]:
+            known = inexact([first["operator"]], program.run.precision, program.soc)
+            first["known"] = [each._asdict() for each in known if each.compiles]
+        return program.name, result
 
 
-def _chosen(choice: Choice, selection: Selection) -> ExecutorchProgram:
+def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:
     programs = [each for each in chosen_programs(Lowering(), choice, selection) if each.backend == "htp"]
     if len(programs) != 1:
         names = ", ".join(program.name for program in programs[:5])

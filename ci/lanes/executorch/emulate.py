@@ -23,12 +23,12 @@ from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, mi
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.operators.table import inexact
+from ci.operators.table import inexact, operators_in
 from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
     accepting,
+    accuracy_fix,
     accuracy_message,
-    chip_differs,
     constant_outputs,
     known_faults,
     notes,
@@ -177,6 +177,7 @@ class Emulation(Lowering):
             "cached": result.cached,
             "not_cached_because": result.not_remembered,
             "figures": dict(figures),
+            "slices": list(result.facts["slices"]),
             "baseline": dict(agreed.accuracy) if agreed else {},
             **result.facts["times"],
         }
@@ -285,23 +286,24 @@ def findings_of(program: ExecutorchProgram, result: Result, compiled: Mapping[st
     misses = missed(program.thresholds, figures)
     if not misses:
         return []
+    commands = (SUITES.repeat(program, "divergence"), f"{SUITES.repeat(program, 'quantize')} --where")
+    every = SUITES.repeat(program, "test_emulator", every_chip=True)
+    fixes = [f"{accuracy_fix(misses, figures, *commands)}; then {again}", accepting(program, misses, every)]
+    message = accuracy_message(misses, figures, losses_of(program, compiled), facts["slices"])
+    return [wrong("accuracy", message, "; ".join(filter(None, fixes)))]
+
+
+def losses_of(program: ExecutorchProgram, compiled: Mapping[str, Any]) -> str:
+    """Where quantizing loses most, and which operators are known to lose accuracy."""
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
-    lost = f"quantizing loses most in {lost_at(losses[0])}" if losses else ""
-    names = (each["operator"] for each in compiled.get("nodes", {}).values())
+    lost = [f"quantizing loses most in {lost_at(losses[0])}"] if losses else []
+    operators = operators_in(compiled.get("nodes", {}))
     known = [
         f"{each.message} ({each.command})"
-        for each in inexact(names, program.run.precision, program.soc)
+        for each in inexact(operators, program.run.precision, program.soc)
         if each.compiles
     ]
-    lost = "; ".join([*([lost] if lost else []), *known])
-    fixes = [again]
-    if chip_differs(misses, figures):
-        fixes = [
-            f"{SUITES.repeat(program, 'divergence')} names the first operator that differs; then {again}"
-        ]
-    every = SUITES.repeat(program, "test_emulator", every_chip=True)
-    fixes += filter(None, [accepting(program, misses, every)])
-    return [wrong("accuracy", accuracy_message(misses, figures, lost), "; ".join(fixes))]
+    return "; ".join([*lost, *known])
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:

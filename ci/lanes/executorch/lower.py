@@ -24,6 +24,7 @@ from executorch.backends.qualcomm.utils.utils import (
 )
 from executorch.exir import ExecutorchBackendConfig
 from torch import Tensor
+from torch.nn.utils import parametrize
 from torchao.quantization.pt2e import (
     FusedMovingAvgObsFakeQuantize,
     MinMaxObserver,
@@ -79,6 +80,8 @@ OBSERVERS = {
 """Schemes without these use the quantizer's default, a moving average; 16-bit floats need no observer."""
 
 TRAIN_RATE = 1e-4
+NAMED = 3
+"""How many of the operators at which quantizing loses accuracy are remembered of a program."""
 
 
 class Failed(Exception):
@@ -159,17 +162,19 @@ def lower(
         module, patterns, losses = quantized_model(
             loaded, samples[0], batches, run, backend, soc, search_path
         )
-        reference = [run_copied(module, sample) for sample in samples]
+        with _step("quantize"):
+            reference = [run_copied(module, sample) for sample in samples]
     if quantize_only:
         for pattern in patterns:
             pattern.require_used()
         _save_quantized(module, samples[0], into)
         return {
-            "figures": figures_in_torch(expected, reference, case.non_finite),
+            **figures_in_torch(expected, reference, case.non_finite),
             "inputs": _save(into, "input", samples),
             "losses": losses,
             "notes": [list(note) for note in loaded.notes],
         }
+    losses = losses[:NAMED]
     if backend == "lpai":
         for pattern in patterns:
             pattern.require_used()
@@ -194,10 +199,10 @@ def lower(
 
     with _step("compile"), watch.installed():
         edge, workaround = _with_workaround(
-            search, lambda: lowered_with(on_cpu[0]), again, lambda: _refuse_changed(loaded.model, samples[0])
+            search, lambda: lowered_with(on_cpu[0]), again, lambda: _refuse_model(loaded.model, samples[0])
         )
         lowered = edge.exported_program()
-        parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered)
+        parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered, module)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if workaround and not keep_going:
             raise _dies_of(workaround, parts, cpu_operators)
@@ -480,6 +485,41 @@ def _step(name: str) -> Any:
         raise Failed(name, message, fix) from error
 
 
+def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
+    _refuse_changed(model, sample)
+    _refuse_computed_weights(model)
+
+
+def _refuse_computed_weights(model: Any) -> None:
+    """Refuse weights that are computed in each run: the compiler wants those of a convolution constant."""
+    computed = {
+        name: [each for each in getattr(module, "parametrizations", ())]
+        for name, module in model.named_modules()
+        if parametrize.is_parametrized(module)
+    }
+    hooked = {
+        name: [hook.name]
+        for name, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if type(hook).__name__ == "WeightNorm"
+    }
+    if not computed and not hooked:
+        return
+    names = [f"{name}.{weight}" for name, weights in {**computed, **hooked}.items() for weight in weights]
+    calls = [
+        f'torch.nn.utils.parametrize.remove_parametrizations(model.{name}, "{weight}")'
+        for name, weights in computed.items()
+        for weight in weights
+    ] + [f"torch.nn.utils.remove_weight_norm(model.{name})" for name in hooked]
+    more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
+    raise Failed(
+        "compile",
+        f"{', '.join(names)}: computed in each run (weight_norm or another parametrization), and the compiler"
+        " takes constant weights",
+        f"before the model is returned, {calls[0]}{more}",
+    )
+
+
 def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
     """Refuse a model that changes its inputs in place."""
     if place := where_input_changes(model, sample):
@@ -548,12 +588,21 @@ def _dies_of(
 
 def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
-    fix = f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): {tried}"
+    fixes = list(dict.fromkeys(one.fix for one in workaround.culprits if one.fix))
+    if rows := list(dict.fromkeys(one.more_bits for one in workaround.culprits if one.more_bits)):
+        # Without all of them it still dies.
+        eight = rows[0].split('"')[-2]
+        fixes += [
+            f"--precision {eight}, or for these modules alone, in a suite's run:"
+            f" modules = [{', '.join(rows)}]"
+        ]
     if lacking:
-        fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
-    for other in dict.fromkeys(one.fix for one in workaround.culprits if one.fix):
-        fix += f"; or {other}"
-    return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", fix)
+        fixes += [
+            f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
+        ]
+    else:
+        fixes += [f"--keep-going leaves it on the CPU (in a suite's run cpu_nodes = [{nodes}]): {tried}"]
+    return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes))
 
 
 def _kept(workaround: Workaround) -> dict[str, object]:

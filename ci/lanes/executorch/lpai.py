@@ -28,7 +28,7 @@ def before_compile(
     """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
     library = lpai_library(Path(os.environ[KINDS[QNN_SDK].variable]))
     return {
-        "figures": figures_in_torch(expected, reference, non_finite),
+        **figures_in_torch(expected, reference, non_finite),
         "unannotated": unannotated(quantized.graph),
         "lacks": "" if library.is_file() else str(library.relative_to(library.parents[2])),
     }

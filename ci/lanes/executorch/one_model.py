@@ -18,7 +18,7 @@ from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, measure, ran
+from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, losses_of, measure, ran
 from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
@@ -30,7 +30,7 @@ from ci.lanes.executorch.user_program import (
 )
 from ci.operators.suggestions import suggestion_for
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import warnings_of
+from ci.pipeline.findings import accuracy_of_one_model, nearly_constant
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.one_model import LaneModel, Product
@@ -82,12 +82,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             measured = measure(plan, ready_runner(os.environ, plan.selection.reports), runnable)
         for program in plan.programs:
             if (run := measured.get(program.name)) and not ran(run):
-                facts = compiled[program.name].facts
-                finding = findings_of(program, run, facts)[0]
-                # No runtime can load what lacks a kernel.
-                instead = next((fix for _, fix in missing_kernels(facts)), "")
-                fix = instead or "--verify none writes the program without running it"
-                raise CheckFailed(finding.message, fix=fix)
+                (finding,) = findings_of(program, run, compiled[program.name].facts)
+                raise CheckFailed(finding.message, fix="--verify none writes the program without running it")
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
@@ -95,6 +91,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         assert compiled.folder is not None
         path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self._stem(program)
         figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
+        slices = list(run.facts["slices"]) if run else []
         record: dict[str, Any] = {
             "schema": 1,
             "program": f"{stem}.pte",
@@ -112,12 +109,27 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             ],
             "kept_on_cpu": facts.get("kept_on_cpu"),
             "accuracy": figures,
+            "slices": slices,
             "costs": costs,
         }
-        words = [_line(program, plan.basis.build_id, facts, figures), *_on_cpu(facts)]
-        warnings = [*_notes(facts), *warnings_of(figures)]
+        words = [
+            _line(program, plan.basis.build_id, facts, figures),
+            *(f"  {each}" for each in slices),
+            *_on_cpu(facts),
+        ]
+        warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
+        wrong = accuracy_of_one_model(
+            stem,
+            figures,
+            slices,
+            self.command("divergence", program.soc),
+            self.command("quantize", program.soc, "--where"),
+            losses_of(program, facts),
+        )
         found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
-        return Product(_files(path, stem, record), words, warnings, findings=[*_left(stem, facts), *found])
+        return Product(
+            _files(path, stem, record), words, warnings, wrong, findings=[*_left(stem, facts), *found]
+        )
 
     def _stem(self, program: ExecutorchProgram) -> str:
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
@@ -161,11 +173,29 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
                 "stack": _stack(),
                 "inputs": _tensors(facts),
                 "accuracy": facts["figures"],
+                "slices": facts["slices"],
             }
-            figures = in_words(facts["figures"])
-            words = f"{program.soc} {program.run.kind}: {figures} against float, both in PyTorch"
-            products.append(Product(_files(path, stem, record), [words], list(_notes(facts))))
+            figures, slices = facts["figures"], facts["slices"]
+            words = f"{program.soc} {program.run.kind}: {in_words(figures)} against float, both in PyTorch"
+            warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
+            where = self.command("quantize", program.soc, "--where")
+            wrong = accuracy_of_one_model(stem, figures, slices, where, where, losses_of(program, facts))
+            lines = [words, *(f"  {each}" for each in slices)]
+            products.append(Product(_files(path, stem, record), lines, warnings, wrong))
         return products
+
+    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        from ci.lanes.executorch.divergence import chosen_program
+
+        model = self.model
+        program = (
+            self.program(model.selection.soc) if model.typed else chosen_program(choice, model.selection)
+        )
+        if not program.run.quantizes:
+            raise UsageError(f"{program.run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w …")
+        plan = plan_of_model(model, "quantize", [program], quantize_only=True)
+        facts = require_done(program, plan, compile_programs(plan)).facts
+        return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.executorch.audit import audited
@@ -192,6 +222,9 @@ def _require_compiled(
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
+    if missing := list(missing_kernels(result.facts)):
+        message, fix = missing[0]
+        raise CheckFailed(message, fix=fix or "write that line with other operators of torch")
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
         raise CheckFailed(

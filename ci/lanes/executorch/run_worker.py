@@ -22,14 +22,14 @@ INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "ou
 
 
 def start() -> Answer:
-    for name in ("numpy", "ci.pipeline.accuracy", "provisioning.base.diagnosis"):
+    for name in ("numpy", "ci.pipeline.slices", "provisioning.base.diagnosis"):
         importlib.import_module(name)
     return measured
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
-    from ci.pipeline.accuracy import Unusable, compare, in_files
+    from ci.pipeline.accuracy import Unusable, compared, in_files
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
@@ -38,7 +38,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     inputs = write_inputs(folder / INPUTS, listed)
     metrics = ("--metrics_path", str(folder / METRICS))
     command = runner_command(Path(order["runner"]), Path(order["program"]), inputs, outputs, *metrics)
-    facts: dict[str, Any] = {"figures": {}, "times": {}, "rule": "", "message": ""}
+    facts: dict[str, Any] = {"figures": {}, "slices": [], "times": {}, "rule": "", "message": ""}
     began = time.monotonic()
     with (folder / LOG).open("wb") as log:
         # The runner finds its own libraries; this process needs none of the SDK's.
@@ -58,7 +58,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             raise InTrouble(trouble)
         return {**facts, "rule": "run", "message": message}
     try:
-        facts["figures"] = compare(
+        facts["figures"], facts["slices"] = compared(
             in_files(outputs, compiled, order["expected"]),
             in_files(outputs, compiled, order["reference"]),
             non_finite=order["non_finite"],

@@ -45,6 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=count, default=1000, metavar="N", help="of text to read [%(default)s]"
     )
     checker.add_argument(
+        "--decode-tokens", type=count, metavar="N", help="fewer by decode, of a large model [as many]"
+    )
+    checker.add_argument(
         "--on",
         choices=("both", "cpu", "parts"),
         default="both",
@@ -96,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
             args.checkpoint,
             args.prefixes,
             args.tokens,
+            args.decode_tokens,
             args.on,
             args.where,
             limits,

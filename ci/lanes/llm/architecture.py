@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,61 @@ from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.beginning import first_token, tokenizer_decides
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 
-FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"}
-"""By `model_type`: what is read, and what has it."""
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What models of a `model_type` compute otherwise than Llama."""
+
+    models: str
+    bias: bool = False
+    """Of queries, keys and values, whatever config.json says."""
+    norms: Literal["", "heads", "whole"] = ""
+    """Of queries and keys: of each head, or of all heads at once."""
+    layer_norms: tuple[str, str, str, str] = ("input", "", "post_attention", "")
+    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
+    gemma: bool = False
+    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
+    fused: bool = False
+    """Queries, keys and values in one weight, and gate and up in one."""
+    partial: bool = False
+    """Whether a part of each head may be rotated alone."""
+    tied: bool = False
+    """Whether the head is the embedding where config.json does not say."""
+    windowed: bool = False
+    window: int | None = None
+    """The sliding window of all layers where config.json does not say."""
+
+
+FAMILIES = {
+    "llama": Family("Llama 3, SmolLM 2"),
+    "qwen2": Family("Qwen 2.5", bias=True),
+    "qwen3": Family("Qwen 3", norms="heads"),
+    "mistral": Family("Mistral", windowed=True, window=4096),
+    "smollm3": Family("SmolLM 3", tied=True),
+    "phi3": Family("Phi 3 and 4 mini", fused=True, partial=True, windowed=True),
+    "olmo2": Family("OLMo 2", norms="whole", layer_norms=("", "post_attention", "", "post_feedforward")),
+    "gemma3_text": Family(
+        "Gemma 3",
+        norms="heads",
+        layer_norms=("input", "post_attention", "pre_feedforward", "post_feedforward"),
+        gemma=True,
+        tied=True,
+        windowed=True,
+        window=4096,
+    ),
+}
+"""By `model_type`."""
+LOCAL = "local_"
+"""Begins the names of the inputs with the cosines and sines of layers that have a rope of their own."""
 INDEX = "model.safetensors.index.json"
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
 """Keys of config.json that have one value here. Others compute something else."""
+GEMMA_ONLY = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+}
 PUBLISHED = "take the file as it was published"
 ANOTHER = "take another model: this one computes what is not built here"
 SIZES = (
@@ -67,12 +117,28 @@ class Architecture:
     """Whether the output head is the embedding."""
     bias: bool
     """Whether queries, keys and values have a bias."""
-    head_norms: bool
-    """Whether queries and keys are normalized head by head."""
     context: int
+    """The most tokens that it is right for."""
     bos: int | None
     """The token that begins a text, unless the tokenizer puts none there, as Qwen's."""
     eos: tuple[int, ...]
+    rotary_dim: int
+    """How much of each head is rotated."""
+    rope_magnitude: float
+    """Cosines and sines are multiplied by it."""
+    score_scale: float
+    local: frozenset[int]
+    """Layers with a rope of their own."""
+    local_theta: float
+    """Its base."""
+    unrotated: frozenset[int]
+    """Layers without a rope."""
+    adapter: Path | None
+    """What peft saved, to be merged into the weights."""
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
 
     @property
     def beginning(self) -> tuple[int, ...]:
@@ -83,20 +149,21 @@ class Architecture:
         """Their shapes, by their names in the checkpoint."""
         width, hidden = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        rows = {"q": queries, "k": keys, "v": keys}
         parts: dict[str, tuple[int, ...]] = {
-            "input_layernorm.weight": (width,),
-            "post_attention_layernorm.weight": (width,),
-            "mlp.gate_proj.weight": (hidden, width),
-            "mlp.up_proj.weight": (hidden, width),
+            **{f"{name}_layernorm.weight": (width,) for name in self.family.layer_norms if name},
             "mlp.down_proj.weight": (width, hidden),
             "self_attn.o_proj.weight": (width, queries),
         }
-        parts |= {f"self_attn.{name}_proj.weight": (count, width) for name, count in rows.items()}
+        for whole, rows in self._fused.items():
+            every = {whole: sum(rows.values())} if self.family.fused else rows
+            parts |= {f"{name}.weight": (count, width) for name, count in every.items()}
         if self.bias:
-            parts |= {f"self_attn.{name}_proj.bias": (count,) for name, count in rows.items()}
-        if self.head_norms:
-            parts |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+            parts |= {f"{name}.bias": (count,) for name, count in self._fused["self_attn.qkv_proj"].items()}
+        if self.family.norms:
+            sizes = (queries, keys) if self.family.norms == "whole" else (self.head_dim, self.head_dim)
+            parts |= {
+                f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)
+            }
         words = ["model.embed_tokens.weight", *([] if self.tied else ["lm_head.weight"])]
         return {
             **dict.fromkeys(words, (self.vocab_size, width)),
@@ -107,6 +174,26 @@ class Architecture:
                 for name in parts
             },
         }
+
+    @property
+    def _fused(self) -> dict[str, dict[str, int]]:
+        """Weights that some families have as one, and how many rows each has."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+        feed_forward = dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), self.intermediate_size)
+        return {"self_attn.qkv_proj": attention, "mlp.gate_up_proj": feed_forward}
+
+    def stored(self, name: str) -> tuple[str, slice]:
+        """The checkpoint's tensor with a weight of the decoder, and the weight's rows there."""
+        if name == "lm_head.weight":
+            return "model.embed_tokens.weight" if self.tied else name, slice(None)
+        for whole, rows in self._fused.items() if self.family.fused else ():
+            start = 0
+            for part, count in rows.items():
+                if name.endswith(f"{part}.weight"):
+                    return f"model.{name.replace(part, whole)}", slice(start, start + count)
+                start += count
+        return f"model.{name}", slice(None)
 
     @property
     def weights_of_layer(self) -> int:
@@ -139,14 +226,21 @@ class Architecture:
         ends = [(first == 0) + (last == self.num_layers) for first, last in spans]
         return [(last - first) * layer + end * words for (first, last), end in zip(spans, ends, strict=True)]
 
-    def rotation(self, positions: Array) -> tuple[Array, Array]:
-        """Cosines and sines, one row for each position."""
-        angles = np.outer(positions.astype(np.float64), self.frequencies())
+    @property
+    def ropes(self) -> tuple[str, ...]:
+        """How the names of their inputs begin."""
+        return ("", LOCAL) if self.local else ("",)
+
+    def rotation(self, positions: Array, rope: str = "") -> tuple[Array, Array]:
+        """Cosines and sines as Genie hands them over, one row for each position."""
+        angles = np.outer(positions.astype(np.float64), self.frequencies(rope))
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def frequencies(self) -> Array:
-        plain: Array = self.rope_theta ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
-        if self.rope_scaling is None:
+    def frequencies(self, rope: str = "") -> Array:
+        plain: Array = (self.local_theta if rope else self.rope_theta) ** (
+            -np.arange(0, self.rotary_dim, 2, dtype=np.float64) / self.rotary_dim
+        )
+        if self.rope_scaling is None or rope:
             return plain
         low, high = float(self.rope_scaling["low_freq_factor"]), float(self.rope_scaling["high_freq_factor"])
         turns = float(self.rope_scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
@@ -155,13 +249,14 @@ class Architecture:
         return scaled
 
 
-def read_architecture(folder: Path) -> Architecture:
+def read_architecture(folder: Path, adapter: str = "") -> Architecture:
     """Raises UsageError if it is no checkpoint of these families."""
     config = _config(folder)
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
+        known = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
         raise UsageError(f"{folder}: expected the model_type {known}; found {kind}", fix="name such a model")
+    family = FAMILIES[kind]
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise UsageError(
@@ -169,11 +264,11 @@ def read_architecture(folder: Path) -> Architecture:
             fix="take the checkpoint that it was made from",
         )
     config = _with_old_keys(folder, config)
-    for key, only in ONLY.items():
-        if config.get(key) not in (None, only):
+    for key, only in (GEMMA_ONLY if family.gemma else ONLY).items():
+        if config.get(key) not in (None, only) and not (family.partial and key == "partial_rotary_factor"):
             raise _unexpected(folder, key, json.dumps(only), config[key], ANOTHER)
     for kind_of_layer in config.get("layer_types") or ():
-        if kind_of_layer != "full_attention":
+        if kind_of_layer != "full_attention" and not family.gemma:
             raise _unexpected(folder, "layer_types", "full_attention alone", kind_of_layer, ANOTHER)
     try:
         words, width, layers, heads, hidden, context = (_size(folder, config, key) for key in SIZES)
@@ -181,6 +276,10 @@ def read_architecture(folder: Path) -> Architecture:
         if heads % groups:
             multiple = f"a multiple of num_key_value_heads, {groups}"
             raise _unexpected(folder, "num_attention_heads", multiple, heads)
+        head = _size(folder, config, "head_dim", width // heads)
+        scaling, magnitude, ends_at = _scaling(folder, config, head)
+        window = config.get("sliding_window", family.window) if family.windowed else None
+        ends = [context, ends_at, window and _size(folder, {"sliding_window": window}, "sliding_window")]
         return Architecture(
             model_type=kind,
             vocab_size=words,
@@ -188,22 +287,55 @@ def read_architecture(folder: Path) -> Architecture:
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=groups,
-            head_dim=_size(folder, config, "head_dim", width // heads),
+            head_dim=head,
             intermediate_size=hidden,
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=float(config.get("rope_theta", 10000.0)),
-            rope_scaling=_scaling(folder, config),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
-            head_norms=kind == "qwen3",
-            context=context,
+            rope_scaling=scaling,
+            tied=bool(config.get("tie_word_embeddings", family.tied)),
+            bias=family.bias or bool(config.get("attention_bias", False)),
+            context=min(end for end in ends if end),
             bos=_beginning(folder, config, words),
             eos=_ends(folder, config, words),
+            rotary_dim=_rotary_dim(folder, config, head),
+            rope_magnitude=magnitude,
+            score_scale=float(config.get("query_pre_attn_scalar", 256) if family.gemma else head) ** -0.5,
+            local=_local(folder, config, layers) if family.gemma else frozenset(),
+            local_theta=float(config.get("rope_local_base_freq", 10000.0)),
+            unrotated=_unrotated(folder, config, layers) if kind == "smollm3" else frozenset(),
+            adapter=Path(adapter) if adapter else None,
         )
     except KeyError as error:
         raise UsageError(f"{folder}/config.json: {error} is missing", fix="download it again") from None
     except (TypeError, ValueError) as error:
         raise UsageError(f"{folder}/config.json: {error}", fix="download it again") from None
+
+
+def _rotary_dim(folder: Path, config: Mapping[str, Any], head: int) -> int:
+    share = config.get("partial_rotary_factor") or 1.0
+    if not isinstance(share, int | float) or not 0 < share <= 1 or int(head * share) % 2:
+        raise _unexpected(folder, "partial_rotary_factor", f"an even share of a head of {head}", share)
+    return int(head * share)
+
+
+def _local(folder: Path, config: Mapping[str, Any], layers: int) -> frozenset[int]:
+    every = _size(folder, config, "sliding_window_pattern", 6)
+    default = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    kinds = config.get("layer_types") or default
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise _unexpected(folder, "layer_types", f"a list of {layers}", kinds)
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def _unrotated(folder: Path, config: Mapping[str, Any], layers: int) -> frozenset[int]:
+    """By a list with a 0 for each such layer, or each n-th layer."""
+    rotated = config.get("no_rope_layers")
+    if rotated is None:
+        every = _size(folder, config, "no_rope_layer_interval", 4)
+        rotated = [(layer + 1) % every for layer in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) != layers:
+        raise _unexpected(folder, "no_rope_layers", f"a list of {layers}", rotated)
+    return frozenset(layer for layer, each in enumerate(rotated) if not each)
 
 
 def upstream_name(folder: Path, kind: str) -> str:
@@ -271,7 +403,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if (folder / "adapter_config.json").is_file() and not path.is_file():
         raise UsageError(
             f"{folder} holds adapters alone, without the model that they change",
-            fix="merge first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
+            fix=f"name the model's folder, and --adapter {folder}",
         )
     if not path.is_file():
         gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
@@ -315,13 +447,18 @@ def _with_old_keys(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return config | old
 
 
-def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _scaling(
+    folder: Path, config: Mapping[str, Any], head: int
+) -> tuple[Mapping[str, Any] | None, float, int | None]:
+    """The scaling that Genie computes, the magnitude, and where these end to be the model's."""
     scaling = config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise _unexpected(folder, "rope_scaling", "an object", scaling)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
-        return None
+        return None, 1.0, None
+    if kind == "longrope" and config["model_type"] == "phi3":
+        return None, *_longrope(folder, config, scaling, _rotary_dim(folder, config, head))
     if kind != "llama3":
         raise _unexpected(folder, "rope_scaling", "llama3 or none", kind, ROPE_FIXES.get(str(kind), ANOTHER))
     for name in SCALING:
@@ -331,7 +468,21 @@ def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | Non
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     if high <= low:
         raise _unexpected(folder, "rope_scaling: high_freq_factor", f"more than {low}", high)
-    return scaling
+    return scaling, 1.0, None
+
+
+def _longrope(
+    folder: Path, config: Mapping[str, Any], scaling: Mapping[str, Any], rotary: int
+) -> tuple[float, int]:
+    """Up to the length of training the short factors act. Where all are 1, as Phi 4 mini's, the frequencies
+    are plain, and their magnitude alone differs."""
+    key = "original_max_position_embeddings"
+    trained, longest = _size(folder, config, key), _size(folder, config, "max_position_embeddings")
+    if scaling.get("short_factor") != [1.0] * (rotary // 2):
+        found = scaling.get("short_factor")
+        raise _unexpected(folder, "rope_scaling: short_factor", f"{rotary // 2} times 1.0", found, ANOTHER)
+    default = math.sqrt(1 + math.log(longest / trained) / math.log(trained)) if longest > trained else 1.0
+    return float(scaling.get("attention_factor") or default), trained
 
 
 def _unexpected(
@@ -353,20 +504,25 @@ class Stored(NamedTuple):
 
 def shards_of(folder: Path) -> dict[str, Stored]:
     """Where each tensor is; reads no weights. Raises CheckFailed where a file is missing or incomplete."""
-    from safetensors import SafetensorError, safe_open
-
     shards: dict[str, Stored] = {}
     for name in _files(folder):
         path = folder / name
         if not path.is_file():
             raise CheckFailed(f"{folder} lacks {name}", fix="download the checkpoint again")
-        try:
-            with safe_open(path, framework="np") as shard:
-                tensors = shard.keys()
-                shards |= {each: Stored(path, tuple(shard.get_slice(each).get_shape())) for each in tensors}
-        except SafetensorError as error:
-            raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
+        shards |= {each: Stored(path, shape) for each, shape in shapes_in(path).items()}
     return shards
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as shard:
+            tensors = shard.keys()
+            return {each: tuple(shard.get_slice(each).get_shape()) for each in tensors}
+    except SafetensorError as error:
+        raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
 
 
 def _files(folder: Path) -> list[str]:
@@ -404,7 +560,7 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
         raise UsageError(
             f"{folder} has the weight {unread[0]} (and {len(unread) - 1} more), which nothing here reads: it "
             "would be left out",
-            fix=f"take a model that is built like {FAMILIES[shape.model_type]}",
+            fix=f"take a model that is built like {shape.family.models}",
         )
 
 

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.beginning import tokenizer_decides, transformers_tokenizer
 from ci.lanes.llm.commands import (
@@ -48,6 +49,7 @@ from ci.lanes.llm.prompts import (
     with_chats,
     without_beginning,
 )
+from ci.lanes.llm.suite import FOUR_BITS
 from ci.lanes.llm.work import setup_of
 from ci.pipeline.steps import Asker, asking
 from provisioning.base.errors import CheckFailed, UsageError
@@ -69,6 +71,13 @@ LIMITS: Mapping[str, Mapping[str, float]] = {
         "divergence": 0.05,
         "divergence_99": 0.5,
         "regret": 0.1,
+    },
+    FOUR_BITS: {
+        "first_choice": 0.75,
+        "perplexity_ratio": 1.2,
+        "divergence": 0.15,
+        "divergence_99": 1.5,
+        "regret": 0.2,
     },
 }
 """By precision, where the command line names no other."""
@@ -97,6 +106,8 @@ class CheckOptions:
     checkpoint: Path | None
     prefixes: int
     tokens: int
+    decode_tokens: int | None
+    """By decode alone; None for as many."""
     on: str
     where: bool
     limits: Mapping[str, float | None]
@@ -115,7 +126,9 @@ def check_model(options: CheckOptions) -> int:
             f"{folder}, from which {options.model} was compiled, is not there",
             fix="name where the checkpoint is now: --checkpoint FOLDER",
         )
-    shape = read_architecture(folder)
+    shape = read_architecture(folder, record.get("adapter", ""))
+    if shape.adapter:
+        require_adapter(shape.adapter, shape.tensors)
     if wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"]):
         raise CheckFailed(
             f"{config} contradicts {folder}: {'; '.join(wrong)}", fix="correct it, or compile again"
@@ -152,6 +165,7 @@ def check_model(options: CheckOptions) -> int:
             " too",
             fix="give another text",
         )
+    enough = max(MIN_TOKENS, record["prefill"] + 1)
     order = {
         "model": str(folder),
         "compiled": str(config.parent),
@@ -160,6 +174,8 @@ def check_model(options: CheckOptions) -> int:
         "length": length,
         "precision": record["precision"],
         "cpu": options.on == "cpu",
+        "decode_tokens": options.decode_tokens or options.tokens,
+        "few": {"windows": 1, "length": min(record["context"], enough)},
     }
     if options.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", fix="leave out --on cpu")
@@ -198,8 +214,7 @@ def check_model(options: CheckOptions) -> int:
             problems += _choices(ask, order, config, texts[:-1], bounds.limits)
             problems += _genie_figures(ask, order, config, texts, bounds)
         if options.on != "cpu":
-            enough = max(MIN_TOKENS, record["prefill"] + 1)
-            few = {**order, "windows": 1, "length": min(record["context"], enough)}
+            few = {**order, **order["few"]}
             if options.on == "parts":
                 _say_how_long(ask, few, record["parts"])
             guilty = _parts(ask, few, shown=options.where or bool(problems) or options.on == "parts")
@@ -299,24 +314,35 @@ def _in_words(figures: Mapping[str, Figure]) -> str:
 
 def _of_each_kind(ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
     """The worker answers in a fork each time, so that the emulator's memory is free again."""
-    return [ask(**{**order, "do": do, "kind": kind}) for kind in KINDS]
+    return [ask(**{**_for_kind(order, kind), "do": do}) for kind in KINDS]
+
+
+def _for_kind(order: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Decode of a large model takes seconds for each token."""
+    length = order["length"]
+    if kind == "decode":
+        length = min(length, max(1, order["decode_tokens"] // order["windows"]) + 1)
+    return {**order, "kind": kind, "length": length}
 
 
 def _figures(
     ask: Asker,
-    order: Mapping[str, Any],
+    order: dict[str, Any],
     genie: Mapping[str, int],
     bounds: Bounds,
 ) -> list[str]:
     """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
     replies = _of_each_kind(ask, order, "pace")
     pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
-    count = order["windows"] * (order["length"] - 1)
-    forecast = count * sum(pace.values()) + sum(pace[name] * places for name, places in genie.items())
+    count, forecast = order["windows"] * (order["length"] - 1), 0.0
+    for name, cost in pace.items():
+        # What each reads for the figures, and for the parts.
+        lengths = [
+            _for_kind(each, name.partition("_")[0])["length"] - 1 for each in (order, order | order["few"])
+        ]
+        forecast += cost * (order["windows"] * lengths[0] + lengths[1] * bool(genie) + genie.get(name, 0))
     # Each loads the same again: the figures and, where Genie is asked, its two answers and the parts.
     forecast += sum(reply["ready"] for reply in replies) * (4 if genie else 1)
-    if genie:
-        forecast += MIN_TOKENS * sum(pace.values())
     with_genie = " with Genie's and each part's" if genie else ""
     sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(forecast)}{with_genie}\n")
     facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}

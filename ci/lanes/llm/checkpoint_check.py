@@ -5,6 +5,7 @@ process."""
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ from ci.lanes.llm.measure import (
     whole_text,
     windows,
 )
-from ci.lanes.llm.reference import load_reference, require_rope
+from ci.lanes.llm.reference import load_reference, logits_of, require_rope
+from ci.lanes.llm.suite import FOUR_BITS
 from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
 from provisioning.manifest import Soc, soc_named
 
@@ -44,6 +46,7 @@ class Compiled:
     folder: Path
     shape: Architecture
     soc: Soc
+    context: int
     parts: int
     quantized: bool
 
@@ -52,8 +55,9 @@ class Compiled:
         """What `compile` wrote."""
         out, folder = Path(order["compiled"]), Path(order["model"])
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        shape, soc = read_architecture(folder), soc_named(record["soc"])
-        return cls(out, folder, shape, soc, record["parts"], quantized=record["precision"] != "fp16")
+        shape, soc = read_architecture(folder, record.get("adapter", "")), soc_named(record["soc"])
+        quantized = record["precision"] != "fp16"
+        return cls(out, folder, shape, soc, record["context"], record["parts"], quantized=quantized)
 
     def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, ContextReader]:
         """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
@@ -124,10 +128,19 @@ def order_part_pace(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled = Compiled.of(order)
-    readers = compiled.readers(order["kind"], cpu=order["cpu"])
-    reference = load_reference(compiled.folder)
-    require_rope(reference, compiled.shape, next(iter(readers.values())).context)
-    return figures_on(_rows(compiled, order), reference, readers)
+    rows = _rows(compiled, order)
+    exact = _exact(compiled, rows)
+    return figures_on(rows, exact, compiled.readers(order["kind"], cpu=order["cpu"]))
+
+
+def _exact(compiled: Compiled, rows: Sequence[Sequence[int]]) -> list[Array]:
+    """Float's logits. Its weights are released before the readers load theirs: of 1B both were 9 GB."""
+    reference = load_reference(compiled.folder, compiled.shape.adapter)
+    require_rope(reference, compiled.shape, compiled.context)
+    exact = [logits_of(reference, row) for row in rows]
+    del reference
+    gc.collect()
+    return exact
 
 
 def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +151,10 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled, texts = Compiled.of(order), [ForcedText(**each) for each in order["texts"]]
     shape, rows = compiled.shape, _rows(compiled, order)
     every = [*rows, *(whole_text(shape, text) for text in texts)]
-    exact, rounded = rounded_logits(load_reference(compiled.folder), every)
+    four_bits = order["precision"] == FOUR_BITS
+    exact, rounded = rounded_logits(
+        load_reference(compiled.folder, shape.adapter), every, four_bits=four_bits
+    )
     count = len(rows)
     noise = {OF_WINDOWS: figures_of_rows(rows, exact[:count], rounded[:count])}
     if texts:
@@ -162,17 +178,20 @@ def figures_of_rows(
 
 def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
     """Genie's choices after each prefix, by what float loses by them."""
-    folder, prefixes = Path(order["model"]), [each["prompt"] for each in order["texts"]]
+    compiled, prefixes = Compiled.of(order), [each["prompt"] for each in order["texts"]]
     generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
-    return choices(read_architecture(folder), load_reference(folder), prefixes, generated)
+    reference = load_reference(compiled.folder, compiled.shape.adapter)
+    return choices(compiled.shape, reference, prefixes, generated)
 
 
 def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     """Of Genie's own logits; nothing where it cannot be asked for them."""
-    folder, texts = Path(order["model"]), [ForcedText(**each) for each in order["texts"]]
-    shape = read_architecture(folder)
+    compiled, texts = Compiled.of(order), [ForcedText(**each) for each in order["texts"]]
+    shape = compiled.shape
     logits = forced_logits(Path(order["config"]), texts, shape.vocab_size, timeout=order["timeout"])
-    return genie_figures(shape, load_reference(folder), texts, logits) if logits else {}
+    if not logits:
+        return {}
+    return genie_figures(shape, load_reference(compiled.folder, shape.adapter), texts, logits)
 
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
 from ci.lanes.llm.measure import windows
 from ci.lanes.llm.prompts import TEMPLATE, special_places
+from ci.lanes.llm.suite import FOUR_BITS
 from provisioning.manifest import Soc, soc_named
 
 MOST = 256
@@ -42,13 +43,23 @@ Prefill and decode share their weights in each binary, which the emulator refuse
 
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     folder, out = Path(order["model"]), Path(order["into"])
-    shape, soc, context = read_architecture(folder), soc_named(order["soc"]), int(order["context"])
+    shape, soc = read_architecture(folder, order["adapter"]), soc_named(order["soc"])
+    context = int(order["context"])
     rows: list[Any] = []
     if order["precision"] != "fp16":
         rows = windows(folder, shape, Path(order["calibrate"]), context)
     counts = {"prefill": int(order["prefill"]), "decode": 1}
     binaries = write_binaries(
-        folder, out, soc, rows, context=context, counts=counts, parts=order["parts"], shared=order["shared"]
+        folder,
+        out,
+        soc,
+        rows,
+        context=context,
+        counts=counts,
+        parts=order["parts"],
+        shared=order["shared"],
+        four_bits=order["precision"] == FOUR_BITS,
+        adapter=order["adapter"],
     )
     for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
         if (folder / name).is_file():
@@ -76,6 +87,7 @@ class LayerPart:
     special: Sequence[Sequence[int]]
     """The places of each row that decode's calibration must see."""
     encodings: Mapping[str, Encoding]
+    four_bits: bool
 
     def write_graph(self, name: str, count: int, out: Path) -> Path:
         """A graph for that many tokens at once, in a folder of its own below `out`."""
@@ -92,7 +104,15 @@ class LayerPart:
         calibration = samples(decoder, self.rows, self.outputs, self.context, count, self.special)
         # Quantizing needs the memory, once all samples are drawn.
         del decoder
-        quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=self.encodings)
+        quantize(
+            plain,
+            calibration,
+            graph,
+            activations="QUInt16",
+            weights="QUInt8",
+            encodings=self.encodings,
+            four_bits=self.four_bits,
+        )
         shutil.copy(graph, out / on_cpu_name(name, self.number))
         return graph
 
@@ -108,10 +128,12 @@ def write_binaries(
     parts: int,
     cache: str = "uint8",
     shared: bool = False,
+    four_bits: bool = False,
+    adapter: str = "",
 ) -> list[Path]:
     """The context binaries in the order of Genie's configuration: one for each part and count, or with
     `shared` one for each part. `rows` of tokens are to quantize by; without them it is fp16."""
-    shape = read_architecture(folder)
+    shape = read_architecture(folder, adapter)
     binaries: dict[int, Path] = {}
     encodings: dict[str, Encoding] = {}
     numbers = {name: index * parts for index, name in enumerate(counts)}
@@ -124,10 +146,12 @@ def write_binaries(
             # What comes in is encoded as it went out of the part before.
             into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
             outputs = outputs_of_rows(decoder, rows)
-            encodings = into | shared_encodings(outputs, cache)
+            encodings = into | shared_encodings(outputs, cache, shape.ropes)
             # Quantizing needs the memory.
             del decoder
-        part = LayerPart(folder, shape, context, number, first, last, rows, outputs, special, encodings)
+        part = LayerPart(
+            folder, shape, context, number, first, last, rows, outputs, special, encodings, four_bits
+        )
         for names in [tuple(counts)] if shared else [(name,) for name in counts]:
             graphs = {numbers[name] + number: part.write_graph(name, counts[name], out) for name in names}
             binary = binaries[min(graphs)] = out / f"{'shared' if shared else names[0]}_{number}.bin"

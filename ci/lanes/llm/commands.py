@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import (
     Architecture,
     beginning_warning,
@@ -26,7 +27,7 @@ from ci.lanes.llm.prompts import (
     tokens_of,
     without_beginning,
 )
-from ci.lanes.llm.suite import PRECISIONS
+from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.command_line import Parser
@@ -51,7 +52,8 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     soc_named(selection.soc)
     text = Parser.user_folder() / model.calibrate if model.calibrate else None
     precision = _precision(model.precision or "fp16", through)
-    shape = read_architecture(folder)
+    adapter = str((Parser.user_folder() / language.adapter).absolute()) if language.adapter else ""
+    shape = read_architecture(folder, adapter)
     if through == "genie":
         require_sizes(context, [prefill])
     elif language.shared_weights:
@@ -67,6 +69,8 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
             fix=f"--context {shape.context}",
         )
     require_tensors(folder, shape)
+    if shape.adapter:
+        require_adapter(shape.adapter, shape.tensors)
     if warning := beginning_warning(folder, shape):
         sys.stderr.write(f"warning: {warning}\n")
     if not (folder / "tokenizer.json").is_file():
@@ -93,6 +97,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     return shape, {
         "do": {"genie": "compile", "executorch": "compile program"}[through],
         "model": str(folder),
+        "adapter": adapter,
         "soc": selection.soc,
         "precision": precision,
         "context": context,
@@ -105,7 +110,9 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
 
 def _precision(name: str, through: str) -> str:
     known = PRECISIONS[through]
-    precision = scheme_named(name) if through == "executorch" else precision_named(name).name
+    precision = scheme_named(name)
+    if through == "genie" and precision != FOUR_BITS:
+        precision = precision_named(name).name
     if precision not in known:
         raise UsageError(
             f"precision {name}: language models are compiled in {', '.join(known)} through {through}",

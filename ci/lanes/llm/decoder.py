@@ -8,11 +8,11 @@ is empty.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ci.lanes.llm.adapters import changes
 from ci.lanes.llm.architecture import Architecture, tensors_of
 from ci.lanes.llm.arrays import HIDDEN
 from provisioning.base.errors import CheckFailed
@@ -32,7 +32,7 @@ class Norm(nn.Module):
 
 
 class DecoderAttention(nn.Module):
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, shape: Architecture, rotated: bool) -> None:
         super().__init__()
         self.shape = shape
         heads, groups = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -40,28 +40,32 @@ class DecoderAttention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
         self.v_proj = nn.Linear(shape.hidden_size, groups, bias=shape.bias)
         self.o_proj = nn.Linear(heads, shape.hidden_size, bias=False)
-        if shape.head_norms:
-            self.q_norm, self.k_norm = (
-                Norm(shape.head_dim, shape.rms_norm_eps),
-                Norm(shape.head_dim, shape.rms_norm_eps),
-            )
+        self.rotated = rotated
+        if shape.family.norms:
+            whole = shape.family.norms == "whole"
+            self.q_norm = Norm(heads if whole else shape.head_dim, shape.rms_norm_eps)
+            self.k_norm = Norm(groups if whole else shape.head_dim, shape.rms_norm_eps)
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         shape, count = self.shape, x.shape[1]
-        q = self._split(self.q_proj(x), shape.num_heads)
-        k = self._split(self.k_proj(x), shape.num_kv_heads)
-        v = self._split(self.v_proj(x), shape.num_kv_heads)
-        if shape.head_norms:
+        q, k = self.q_proj(x), self.k_proj(x)
+        if shape.family.norms == "whole":
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin).transpose(2, 3)
+        q, k = self._split(q, shape.num_heads), self._split(k, shape.num_kv_heads)
+        v = self._split(self.v_proj(x), shape.num_kv_heads)
+        if shape.family.norms == "heads":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotated:
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        k = k.transpose(2, 3)
         every_key, every_value = torch.cat((keys, k), 3), torch.cat((values, v), 2)
         each = shape.num_heads // shape.num_kv_heads
         # The heads of a group are rows of one product.
         q = q.reshape(shape.num_kv_heads, 1, each * count, shape.head_dim)
         places = mask.shape[-1]
-        scores = (q @ every_key * shape.head_dim**-0.5).view(shape.num_kv_heads, each, count, places) + mask
+        scores = (q @ every_key * shape.score_scale).view(shape.num_kv_heads, each, count, places) + mask
         weights = torch.softmax(scores, -1).view(shape.num_kv_heads, 1, each * count, places)
         y = (weights @ every_value).view(shape.num_heads, count, shape.head_dim).permute(1, 0, 2)
         return self.o_proj(y.reshape(1, count, shape.num_heads * shape.head_dim)), k, v
@@ -71,8 +75,9 @@ class DecoderAttention(nn.Module):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    one, other = x.chunk(2, -1)
-    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+    half = cos.shape[-1]
+    one, other, *rest = x.split((half, half, *[each for each in [x.shape[-1] - 2 * half] if each]), -1)
+    return torch.cat((one * cos - other * sin, other * cos + one * sin, *rest), -1)
 
 
 class FeedForward(nn.Module):
@@ -81,26 +86,36 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gelu = shape.family.gemma
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = nn.functional.gelu(gate, approximate="tanh") if self.gelu else nn.functional.silu(gate)
+        y: Tensor = self.down_proj(gate * self.up_proj(x))
         return y
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, shape: Architecture, rotated: bool) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = DecoderAttention(shape)
-        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        for name in shape.family.layer_norms:
+            if name:
+                setattr(self, f"{name}_layernorm", Norm(shape.hidden_size, shape.rms_norm_eps))
+        self.norms = [f"{name}_layernorm" for name in shape.family.layer_norms]
+        self.self_attn = DecoderAttention(shape, rotated)
         self.mlp = FeedForward(shape)
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y, k, v = self.self_attn(self.input_layernorm(x), mask, cos, sin, keys, values)
-        x = x + y
-        return x + self.mlp(self.post_attention_layernorm(x)), k, v
+        before, after, before_mlp, after_mlp = (getattr(self, name, _same) for name in self.norms)
+        y, k, v = self.self_attn(before(x), mask, cos, sin, keys, values)
+        x = x + after(y)
+        return x + after_mlp(self.mlp(before_mlp(x))), k, v
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class Decoder(nn.Module):
@@ -113,7 +128,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape, self.count, self.context = shape, count, context
         self.first, self.last = first, shape.num_layers if last is None else last
-        self.layers = nn.ModuleDict({str(number): Layer(shape) for number in range(self.first, self.last)})
+        numbers = range(self.first, self.last)
+        self.layers = nn.ModuleDict({str(one): Layer(shape, one not in shape.unrotated) for one in numbers})
         if self.has_embedding:
             self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         if self.has_head:
@@ -128,13 +144,16 @@ class Decoder(nn.Module):
     def has_head(self) -> bool:
         return self.last == self.shape.num_layers
 
-    def forward(
-        self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, *cache: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, mask: Tensor, *ropes_and_cache: Tensor) -> tuple[Tensor, ...]:
         if self.has_embedding:
             x = self.embed_tokens(x)
+        count, magnitude = 2 * len(self.shape.ropes), self.shape.rope_magnitude
+        ropes, cache = ropes_and_cache[:count], ropes_and_cache[count:]
+        if magnitude != 1:
+            ropes = tuple(each * magnitude for each in ropes)
         new: list[Tensor] = []
-        for index, layer in enumerate(self.layers.values()):
+        for index, (number, layer) in enumerate(self.layers.items()):
+            cos, sin = ropes[2:] if int(number) in self.shape.local else ropes[:2]
             x, k, v = layer(x, mask, cos, sin, cache[2 * index], cache[2 * index + 1])
             new += [k, v]
         if self.has_head:
@@ -144,8 +163,14 @@ class Decoder(nn.Module):
     @property
     def inputs(self) -> list[str]:
         names = ["input_ids" if self.has_embedding else f"{HIDDEN}_{self.first}"]
-        names += ["attention_mask", "position_ids_cos", "position_ids_sin"]
-        return [*names, *(f"{name}_in" for name in self._caches)]
+        names += ["attention_mask"]
+        names += [f"{rope}position_ids_{kind}" for rope in self.shape.ropes for kind in ("cos", "sin")]
+        return [*names, *self.caches]
+
+    @property
+    def caches(self) -> list[str]:
+        """Inputs."""
+        return [f"{name}_in" for name in self._caches]
 
     @property
     def outputs(self) -> list[str]:
@@ -167,8 +192,8 @@ class Decoder(nn.Module):
             if self.has_embedding
             else torch.zeros(1, count, shape.hidden_size)
         )
-        # Two tensors, because the exporter merges one that is passed twice.
-        cos, sin = (torch.zeros(1, 1, count, shape.head_dim // 2) for _ in range(2))
+        # Each its own, because the exporter merges one that is passed twice.
+        ropes = [torch.zeros(1, 1, count, shape.rotary_dim // 2) for _ in range(2 * len(shape.ropes))]
         cache = [
             torch.zeros(
                 shape.num_kv_heads, 1, *((shape.head_dim, past) if kind == "key" else (past, shape.head_dim))
@@ -176,7 +201,7 @@ class Decoder(nn.Module):
             for _ in self.layers
             for kind in ("key", "value")
         ]
-        return (x, torch.zeros(1, 1, count, self.context), cos, sin, *cache)
+        return (x, torch.zeros(1, 1, count, self.context), *ropes, *cache)
 
 
 def load_decoder(
@@ -185,13 +210,23 @@ def load_decoder(
     """With a checkpoint's weights; reads only those that it has layers for."""
     with torch.device("meta"):
         decoder = Decoder(shape, count, context, first, last)
-    wanted = {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()}
-    names = {name: _in_checkpoint(name, shape.tied) for name in wanted}
-    stored = dict(tensors_of(folder, {names[name]: wanted[name] for name in wanted}))
-    state: dict[str, Any] = {name: stored[names[name]] for name in wanted}
+    places = {name: shape.stored(name) for name in decoder.state_dict()}
+    shapes = shape.tensors
+    stored = dict(tensors_of(folder, {name: shapes[name] for name, _ in places.values()}))
+    for name, change in changes(shape.adapter, stored):
+        stored[name] += change
+    state = {name: stored[whole][rows] for name, (whole, rows) in places.items()}
+    if shape.family.gemma:
+        state = {name: _of_gemma(name, each, shape) for name, each in state.items()}
     decoder.load_state_dict(state, assign=True)
     decoder.eval()
     return decoder
+
+
+def _of_gemma(name: str, weight: Tensor, shape: Architecture) -> Tensor:
+    if name.endswith("norm.weight"):
+        return 1 + weight
+    return weight * shape.hidden_size**0.5 if name == "embed_tokens.weight" else weight
 
 
 def resized(decoder: Decoder, count: int) -> Decoder:
@@ -210,9 +245,3 @@ def require_halves(decoder: Decoder) -> None:
                 f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
                 fix="quantize: --precision 16a8w --calibrate text.txt",
             )
-
-
-def _in_checkpoint(name: str, tied: bool) -> str:
-    if name == "lm_head.weight":
-        return "model.embed_tokens.weight" if tied else name
-    return f"model.{name}"

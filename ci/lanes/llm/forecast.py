@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.suite import FOUR_BITS
 from ci.pipeline.baseline import load_baseline
 from ci.pipeline.precision import written_name
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
@@ -28,6 +29,8 @@ READING = 9.2e-11
 MEMORY = {"fp16": (0.65e9, 15.6), "u16u8": (1.3e9, 25.0)}
 """Bytes: even for the smallest model, and for each weight of the largest part. Measured with parts of 62 and
 323 million weights (fp16), and of 62 and 195 (u16u8)."""
+FOUR_BITS_BYTES = 0.5
+"""Of what a layer has with weights of 8 bits."""
 SCORE = 8
 """Bytes for each pair of tokens of a head, while float reads a row: 5.3 GB for a layer at 4096."""
 
@@ -49,15 +52,17 @@ def forecast(
 ) -> CompileCost | None:
     """None for a precision that was not measured. The context costs the time to quantize by it; a binary is
     1 % larger at 4096 than at 512, as the cache is not in it."""
+    four_bits = precision == FOUR_BITS
+    precision = "u16u8" if four_bits else precision
     programs = load_baseline(SUITE, DEFAULT_PROFILE, "onnx").programs
     measured = [programs.get(f"{case}/{written_name(precision)}/{CHIP}") for case in CASES]
     if None in measured:
         return None
     layer, words = shape.weights_of_layer, shape.weights_of_words
 
-    def cost_of(name: str) -> float:
+    def cost_of(name: str, share: float = 1.0) -> float:
         one, two, embedding, head = (float(getattr(each, name)) for each in measured)
-        return shape.num_layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
+        return share * shape.num_layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
 
     long = START + COMPILING * GRAPHS * cost_of("cpu_seconds")
     least, by_weight = MEMORY[precision]
@@ -69,7 +74,7 @@ def forecast(
         long += tokens * READING * (shape.num_layers * layer + words)
         memory = max(memory, least + SCORE * shape.num_heads * context**2)
     return CompileCost(
-        bytes=cost_of("context_bytes") * (1 if shared else GRAPHS),
+        bytes=cost_of("context_bytes", FOUR_BITS_BYTES if four_bits else 1.0) * (1 if shared else GRAPHS),
         seconds=long,
         memory=memory,
     )

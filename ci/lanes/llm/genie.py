@@ -130,7 +130,7 @@ def write_config(
                     "version": 1,
                     "type": "binary",
                     "binary": {"version": 1, "ctx-bins": [path.name for path in contexts]},
-                    "positional-encoding": _rope(shape),
+                    "positional-encoding": _ropes(shape),
                 },
             },
         }
@@ -153,9 +153,18 @@ def _chip(soc: Soc) -> dict[str, Any]:
     return {"soc_id": soc.id, "dsp_arch": f"v{soc.arch}"}
 
 
-def _rope(shape: Architecture) -> dict[str, Any]:
-    theta = int(shape.rope_theta) if shape.rope_theta == int(shape.rope_theta) else shape.rope_theta
-    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.head_dim // 2, "rope-theta": theta}
+def _ropes(shape: Architecture) -> dict[str, Any] | list[dict[str, Any]]:
+    """One, or each with what the names of its inputs begin with."""
+    first, *others = ({**_rope(shape, rope), **({"prefix": rope} if rope else {})} for rope in shape.ropes)
+    return [first, *others] if others else first
+
+
+def _rope(shape: Architecture, prefix: str = "") -> dict[str, Any]:
+    base = shape.local_theta if prefix else shape.rope_theta
+    theta = int(base) if base == int(base) else base
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.rotary_dim // 2, "rope-theta": theta}
+    if prefix:
+        return rope
     if shape.rope_scaling is not None:
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in names}
@@ -181,24 +190,33 @@ def contradictions(config: Path, shape: Architecture, soc: Soc, context: int) ->
     settings = {
         f"{EXTENSION}: devices": devices[0],
         "context": setting(config, "context"),
-        "engine.model.positional-encoding": setting(config, "engine", "model").get("positional-encoding", {}),
+        **_by_name(setting(config, "engine", "model").get("positional-encoding", {})),
         "engine.backend.QnnHtp": setting(config, "engine", "backend", "QnnHtp"),
         "sampler": dialog.get("sampler", {}),
     }
     wanted = {
         f"{EXTENSION}: devices": _chip(soc),
         "context": {"size": context, **_words(shape)},
-        "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
+        **_by_name(_ropes(shape)),
         "engine.backend.QnnHtp": {"kv-dim": shape.head_dim},
         # Other samplers choose at random, so that nothing could be compared.
         "sampler": {"top-k": 1},
     }
     return [
-        f"{where}.{key}: expected {value}, found {settings[where].get(key)}"
+        f"{where}.{key}: expected {value}, found {settings.get(where, {}).get(key)}"
         for where, keys in wanted.items()
         for key, value in keys.items()
-        if settings[where].get(key) != value
+        if settings.get(where, {}).get(key) != value
     ]
+
+
+def _by_name(ropes: Any) -> dict[str, dict[str, Any]]:
+    """By where each stands in the configuration."""
+    name = "engine.model.positional-encoding"
+    every = (
+        {f"{name}[{at}]": rope for at, rope in enumerate(ropes)} if isinstance(ropes, list) else {name: ropes}
+    )
+    return {where: {"rope-scaling": None, **rope} for where, rope in every.items()}
 
 
 def generate(

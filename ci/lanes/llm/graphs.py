@@ -81,14 +81,11 @@ def call(
     mask = np.full((1, 1, count, context), far, np.float32)
     mask[..., :position] = 0
     mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
-    cos, sin = shape.rotation(np.arange(position, position + count))
-    return {
-        name: x,
-        "attention_mask": mask,
-        "position_ids_cos": cos[None, None],
-        "position_ids_sin": sin[None, None],
-        **caches,
-    }
+    inputs = {name: x, "attention_mask": mask}
+    for rope in shape.ropes:
+        cos, sin = shape.rotation(np.arange(position, position + count), rope)
+        inputs |= {f"{rope}position_ids_cos": cos[None, None], f"{rope}position_ids_sin": sin[None, None]}
+    return {**inputs, **caches}
 
 
 def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
@@ -126,7 +123,7 @@ def blocks(
     caches."""
     for start in _starts(len(row), count, special):
         caches = {}
-        for name in decoder.inputs[4:]:
+        for name in decoder.caches:
             values = outputs[name.replace("_in", "_out")]
             axis = 3 if "_key_" in name else 2
             size = list(values.shape)
@@ -172,9 +169,11 @@ def quantize(
     activations: str,
     weights: str,
     encodings: Mapping[str, Encoding],
+    four_bits: bool = False,
 ) -> None:
     """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs.
-    `encodings` are those that all graphs of a model must share."""
+    `encodings` are those that all graphs of a model must share. `four_bits` are for the layers' matrices,
+    with a scale for each channel; the head has `weights`, and the embedding is an activation."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType
     from onnxruntime.quantization import quantize as run_quantizer
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
@@ -188,35 +187,36 @@ def quantize(
     with quiet():
         prepared = written.with_name("preprocessed.onnx")
         source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
-        tensors = _sharing(onnx.load(str(source), load_external_data=False).graph, encodings)
-        overrides = {
-            name: [
-                {
-                    "quant_type": QuantType[f"Q{encoding.dtype.replace('u', 'U').replace('i', 'I')}"],
-                    "scale": np.array(encoding.scale, np.float32),
-                    "zero_point": np.array(encoding.zero, encoding.dtype),
-                }
-            ]
-            for name, encoding in tensors.items()
-        }
+        graph = onnx.load(str(source), load_external_data=False).graph
+        overrides = _overrides(graph, encodings, QuantType[activations])
+        if four_bits:
+            channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
+            overrides |= dict.fromkeys(_matrices_of_layers(graph), channels)
         config = get_qnn_qdq_config(
             str(source),
             Samples(),
             activation_type=QuantType[activations],
             weight_type=QuantType[weights],
-            init_overrides=overrides,
+            init_overrides={name: [each] for name, each in overrides.items()},
+            # They would give a cache's few bits to all that meets it: query, scores, softmax and mix.
+            add_qtype_converts=False,
         )
         run_quantizer(str(source), str(written), config)
     _integers_at_the_edges(written)
 
 
-def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encoding]:
+def shared_encodings(
+    outputs: Iterable[Sample], cache: str, ropes: Iterable[str] = ("",)
+) -> dict[str, Encoding]:
     """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
     float's, of whole rows."""
     limits = np.iinfo(cache)
     encodings = {
-        "position_ids_cos": Encoding("uint16", 2 / 65535, 32768),
-        "position_ids_sin": Encoding("uint16", 2 / 65535, 32768),
+        **{
+            f"{rope}position_ids_{kind}": Encoding("uint16", 2 / 65535, 32768)
+            for rope in ropes
+            for kind in ("cos", "sin")
+        },
         "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
     }
     ranges: dict[str, tuple[float, float]] = {}
@@ -237,23 +237,36 @@ def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encodin
     return encodings
 
 
-def _sharing(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
+def _overrides(graph: Any, encodings: Mapping[str, Encoding], activations: Any) -> dict[str, dict[str, Any]]:
     """A cache's output, its inputs through operators that only move data, and their concatenation have the
-    encoding of the cache's input."""
+    encoding of the cache's input. What computes the output has activations, which are converted."""
+    from onnxruntime.quantization import QuantType
+
+    def override_of(encoding: Encoding) -> dict[str, Any]:
+        return {
+            "quant_type": QuantType[f"Q{encoding.dtype.replace('u', 'U').replace('i', 'I')}"],
+            "scale": np.array(encoding.scale, np.float32),
+            "zero_point": np.array(encoding.zero, encoding.dtype),
+        }
+
     makers = {output: node for node in graph.node for output in node.output}
-    by_tensor = dict(encodings)
-    for name, encoding in encodings.items():
-        if not name.startswith("past_"):
-            continue
-        by_tensor[
-            next(node.output[0] for node in graph.node if node.op_type == "Concat" and name in node.input)
-        ] = encoding
-        tensor = name.replace("_in", "_out")
-        by_tensor[tensor] = encoding
+    overrides = {name: override_of(encoding) for name, encoding in encodings.items()}
+    for name in [each for each in encodings if each.startswith("past_")]:
+        cache, tensor = overrides[name], name.replace("_in", "_out")
+        [joined] = [node for node in graph.node if node.op_type == "Concat" and name in node.input]
+        overrides |= {joined.output[0]: cache, tensor: cache}
         while makers[tensor].op_type in ("Transpose", "Reshape", "Unsqueeze"):
             tensor = makers[tensor].input[0]
-            by_tensor[tensor] = encoding
-    return by_tensor
+            overrides[tensor] = cache
+        if cache["quant_type"] != activations:
+            overrides[tensor] = {"quant_type": activations, "convert": cache}
+    return overrides
+
+
+def _matrices_of_layers(graph: Any) -> list[str]:
+    constants = {each.name for each in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul" and "logits" not in node.output]
+    return [node.input[1] for node in products if node.input[1] in constants]
 
 
 def _integers_at_the_edges(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -192,16 +192,17 @@ def _as_row(place: ProgramFolders, comparison: TextComparison) -> dict[str, Any]
 
 
 def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, TokenReader]) -> dict[str, Any]:
-    return figures_on(place.rows("judged")[:JUDGED_WINDOWS], reference, readers)
+    rows = place.rows("judged")[:JUDGED_WINDOWS]
+    return figures_on(rows, (logits_of(reference, row) for row in rows), readers)
 
 
 def figures_on(
-    rows: Sequence[Sequence[int]], reference: Any, readers: Mapping[str, TokenReader]
+    rows: Sequence[Sequence[int]], exact: Iterable[Array], readers: Mapping[str, TokenReader]
 ) -> dict[str, Any]:
-    """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU."""
+    """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU.
+    `exact` are float's logits of each row."""
     windows: dict[str, list[Window]] = {}
-    for row in rows:
-        expected = logits_of(reference, row)
+    for row, expected in zip(rows, exact, strict=True):
         read = {name: _read(reader, row) for name, reader in readers.items()}
         for name, logits in read.items():
             windows.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:]))

@@ -15,8 +15,7 @@ from ci.lanes.llm.graphs import FAR, MARGIN
 from provisioning.base.errors import CheckFailed
 
 BITS, WEIGHT_BITS, CACHE_BITS = 16, 8, 8
-"""Of activations, weights, and keys and values, in u16u8 as `compile` makes it. ONNX Runtime's quantizer
-gives the products with keys and values the integers of these: query, scores, weights and what they mix."""
+"""Of activations, weights, and keys and values, in u16u8 as `compile` makes it."""
 ATTENTION = "qnn_ci_rounded"
 
 
@@ -47,8 +46,17 @@ def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
     return (integers - zero) * scale
 
 
-def rounded_logits(reference: Any, rows: Sequence[Sequence[int]]) -> tuple[list[Array], list[Array]]:
-    """Float's logits of rows, and those with everything rounded. `reference` is not float's afterwards."""
+def in_four_bits(weight: Tensor) -> Tensor:
+    """With a scale for each channel, around zero."""
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-9) / 7.5
+    return (weight / scale).round().clamp(-8, 7) * scale
+
+
+def rounded_logits(
+    reference: Any, rows: Sequence[Sequence[int]], *, four_bits: bool = False
+) -> tuple[list[Array], list[Array]]:
+    """Float's logits of rows, and those with everything rounded. `reference` is not float's afterwards.
+    `four_bits` are of the layers' matrices."""
     from transformers import AttentionInterface
     from transformers.activations import SiLUActivation
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -61,13 +69,12 @@ def rounded_logits(reference: Any, rows: Sequence[Sequence[int]]) -> tuple[list[
         return rounding(name, output)
 
     def before(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        bits = CACHE_BITS if name.endswith("v_proj") else BITS
-        return (rounding(f"{name} input", inputs[0], bits), *inputs[1:])
+        return (rounding(f"{name} input", inputs[0]), *inputs[1:])
 
-    linear: list[Any] = []
+    linear: dict[str, Any] = {}
     for name, module in reference.named_modules():
         if isinstance(module, nn.Linear):
-            linear.append(module)
+            linear[name] = module
             module.register_forward_pre_hook(functools.partial(before, name))
         if isinstance(module, nn.Linear | nn.Embedding | GradientCheckpointingLayer):
             module.register_forward_hook(functools.partial(after, name))
@@ -77,10 +84,14 @@ def rounded_logits(reference: Any, rows: Sequence[Sequence[int]]) -> tuple[list[
             module.register_forward_hook(functools.partial(_silu, rounding, name))
     with torch.no_grad():
         exact = [_logits(reference, row) for row in rows]
-        for module in linear:
+        for name, module in linear.items():
             weight = module.weight
             module.weight = nn.Parameter(
-                rounded(weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), WEIGHT_BITS)
+                in_four_bits(weight)
+                if four_bits and name != "lm_head"
+                else rounded(
+                    weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), WEIGHT_BITS
+                )
             )
         rounding.seen = True
         return exact, [_logits(reference, row) for row in rows]
@@ -93,11 +104,13 @@ def _logits(reference: Any, row: Sequence[int]) -> Array:
 
 def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Step by step: a square has the widest range of all."""
+    llama = hasattr(module, "variance_epsilon")
+    eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
     x = rounding(f"{name} input", inputs[0])
     squares = rounding(f"{name} squares", x * x)
-    mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + module.variance_epsilon)
+    mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + eps)
     quotient = rounding(f"{name} quotient", x / rounding(f"{name} root", mean.sqrt()))
-    result = rounding(name, quotient * rounding(f"{name} weight", module.weight))
+    result = rounding(name, quotient * rounding(f"{name} weight", weight))
     if not rounding.seen and not torch.allclose(
         result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
     ):
@@ -125,15 +138,14 @@ def _attention(
     """transformers' own, where no cache is used. Hidden places are far away as Genie has them, which the
     range of the scores must hold, too."""
     name = f"layer {module.layer_idx}"
-    few = functools.partial(rounding, bits=CACHE_BITS)
-    query = few(f"{name} query", query)
-    # The rotated halves have integers of their own first.
-    key = few(f"{name} keys", few(f"{name} halves", key), cache=True)
-    value = few(f"{name} values", value, cache=True)
+    query = rounding(f"{name} query", query)
+    # What is computed has integers of its own first.
+    key = rounding(f"{name} keys", rounding(f"{name} new keys", key), CACHE_BITS, cache=True)
+    value = rounding(f"{name} values", value, CACHE_BITS, cache=True)
     each, count = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
-    scores = few(f"{name} products", query @ key.transpose(2, 3)) * scaling
+    scores = rounding(f"{name} products", query @ key.transpose(2, 3)) * scaling
     hidden = torch.full((count, count), FAR).triu(1)
     weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
-    mixed = few(f"{name} mixed", few(f"{name} weights", weights) @ value)
+    mixed = rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ value)
     return mixed.transpose(1, 2).contiguous(), None

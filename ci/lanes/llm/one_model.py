@@ -107,6 +107,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         beginning = len(self.shape.beginning)
         record = {
             "checkpoint": order["model"],
+            "adapter": order["adapter"],
             **shown,
             **costs,
             "calibrated by": hashed_runs(row[beginning:] for row in self.calibration),

@@ -163,7 +163,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint of the user's as a program: for `compile --through executorch`."""
     torch.set_grad_enabled(False)
     folder, out, context = Path(order["model"]), Path(order["into"]), int(order["context"])
-    shape, soc = replace(read_architecture(folder), context=context), order["soc"]
+    shape, soc = replace(read_architecture(folder, order["adapter"]), context=context), order["soc"]
     precision, text = order["precision"], Path(order["calibrate"])
     rows = partial(windows, folder, shape, text, context)
     write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)

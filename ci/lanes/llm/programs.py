@@ -52,16 +52,14 @@ class RunnerLayout(nn.Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        cos, sin = decoder.shape.rotation(np.arange(decoder.context))
-        self.register_buffer("cos", torch.from_numpy(cos))
-        self.register_buffer("sin", torch.from_numpy(sin))
+        self.tables = _register_ropes(self, decoder)
 
     def forward(self, tokens: Tensor, mask: Tensor, positions: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         layers = len(caches) // 2
         pairs = zip(caches[:layers], caches[layers:], strict=True)
-        cos, sin = self.cos[positions], self.sin[positions]
+        ropes = [getattr(self, table)[positions][:, None] for table in self.tables]
         every = [cache.reshape(cache.shape[1], 1, *cache.shape[2:]) for pair in pairs for cache in pair]
-        logits, *new = self.decoder(tokens, mask, cos[:, None], sin[:, None], *every)
+        logits, *new = self.decoder(tokens, mask, *ropes, *every)
         ordered = (*new[0::2], *new[1::2])
         return (logits, *(each.reshape(1, each.shape[0], *each.shape[2:]) for each in ordered))
 
@@ -78,16 +76,28 @@ class RunnerLayout(nn.Module):
         )
 
     def empty(self) -> list[Tensor]:
-        caches = [cache.transpose(0, 1).contiguous() for cache in self.decoder.example()[4:]]
+        every = self.decoder.example()[-len(self.decoder.caches) :]
+        caches = [cache.transpose(0, 1).contiguous() for cache in every]
         return [*caches[0::2], *caches[1::2]]
 
     def calibration(self, samples: Iterable[Sample]) -> Iterator[tuple[Tensor, ...]]:
         """The inputs of this layout for those of Genie's, one by one: all would fill the memory."""
         for sample in samples:
-            caches = [torch.from_numpy(sample[name]).transpose(0, 1) for name in self.decoder.inputs[4:]]
+            caches = [torch.from_numpy(sample[name]).transpose(0, 1) for name in self.decoder.caches]
             position = _position(sample["attention_mask"])
             tokens = sample["input_ids"][0].tolist()
             yield self.inputs(tokens, position, [*caches[0::2], *caches[1::2]])
+
+
+def _register_ropes(module: nn.Module, decoder: Decoder) -> list[str]:
+    """Tables of cosines and sines in a module, by name."""
+    tables = {}
+    for rope in decoder.shape.ropes:
+        rotation = decoder.shape.rotation(np.arange(decoder.context), rope)
+        tables |= dict(zip((f"{rope}cos", f"{rope}sin"), rotation, strict=True))
+    for name, table in tables.items():
+        module.register_buffer(name, torch.from_numpy(table))
+    return list(tables)
 
 
 def _position(mask: Array) -> int:
@@ -102,28 +112,26 @@ class Stateful(nn.Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder, context = decoder, decoder.context
-        cos, sin = decoder.shape.rotation(np.arange(context))
-        self.register_buffer("cos", torch.from_numpy(cos))
-        self.register_buffer("sin", torch.from_numpy(sin))
+        self.tables = _register_ropes(self, decoder)
         # The last place is the new token's.
         mask = torch.full((context, context), FAR).triu(0)
         mask[:, -1] = 0
         self.register_buffer("mask", mask)
         # Places in the last dimension are a scatter that HTP refuses.
         size = (decoder.shape.num_kv_heads, 1, context - decoder.count, decoder.shape.head_dim)
-        for name in decoder.inputs[4:]:
+        for name in decoder.caches:
             self.register_buffer(name, torch.zeros(size))
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        names = self.decoder.inputs[4:]
+        names = self.decoder.caches
         buffers = [getattr(self, name) for name in names]
         caches = [
             each.transpose(2, 3) if "_key_" in name else each
             for name, each in zip(names, buffers, strict=True)
         ]
-        cos, sin, mask = (table[position][None, None] for table in (self.cos, self.sin, self.mask))
+        mask, *ropes = (getattr(self, table)[position][None, None] for table in ("mask", *self.tables))
         logits: Tensor
-        logits, *new = self.decoder(tokens, mask, cos, sin, *caches)
+        logits, *new = self.decoder(tokens, mask, *ropes, *caches)
         for name, buffer, one in zip(names, buffers, new, strict=True):
             buffer.index_copy_(2, position, one.transpose(2, 3) if "_key_" in name else one)
         return logits

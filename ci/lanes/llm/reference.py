@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ci.lanes.llm.adapters import changes
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
 from provisioning.base.errors import CheckFailed
@@ -25,7 +26,7 @@ class Text:
     """A row for each token, and one for the token that ended it."""
 
 
-def load_reference(folder: Path) -> Any:
+def load_reference(folder: Path, adapter: Path | None = None) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -34,9 +35,13 @@ def load_reference(folder: Path) -> Any:
     if rope := getattr(config, "rope_parameters", None):
         config.rope_scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
         config.rope_theta = rope["rope_theta"]
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, local_files_only=True
     ).eval()
+    weights = dict(model.named_parameters())
+    for name, change in changes(adapter, weights):
+        weights[name].data += change
+    return model
 
 
 def ends_of(model: Any) -> tuple[int, ...]:
@@ -51,12 +56,15 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
     no word near it."""
     import torch
 
-    positions, half = np.arange(context), shape.head_dim // 2
-    theirs = model.model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)[None])
-    errors = [
-        np.abs(ours - each[0, :, :half].numpy()).max(1)
-        for ours, each in zip(shape.rotation(positions), theirs, strict=True)
-    ]
+    positions, half = np.arange(context), shape.rotary_dim // 2
+    errors = []
+    for rope in shape.ropes:
+        rotary = model.model.rotary_emb_local if rope else model.model.rotary_emb
+        theirs = rotary(torch.zeros(1), torch.from_numpy(positions)[None])
+        errors += [
+            np.abs(shape.rope_magnitude * ours - each[0, :, :half].numpy()).max(1)
+            for ours, each in zip(shape.rotation(positions, rope), theirs, strict=True)
+        ]
     # transformers computes angles in float32.
     allowed = 1e-5 + 2 * np.finfo(np.float32).eps * positions
     wrong = np.flatnonzero(~(np.max(errors, axis=0) <= allowed))

@@ -31,7 +31,7 @@ from ci.lanes.llm.measure import (
 )
 from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of, to_the_end
 from ci.lanes.llm.reference import load_reference
-from ci.lanes.llm.suite import LlmRun
+from ci.lanes.llm.suite import FOUR_BITS, LlmRun
 from provisioning.base.errors import CheckFailed
 
 PREFIXES = 100
@@ -48,7 +48,15 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     require_sizes(context, list(counts.values()))
     rows = place.calibration() if run.quantized else []
     binaries = write_binaries(
-        model, into, place.soc, rows, context=context, counts=counts, parts=run.parts, cache=run.cache
+        model,
+        into,
+        place.soc,
+        rows,
+        context=context,
+        counts=counts,
+        parts=run.parts,
+        cache=run.cache,
+        four_bits=run.precision == FOUR_BITS,
     )
     shutil.copy(model / "tokenizer.json", into)
     for name, most, shape in (
@@ -65,7 +73,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
 
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
-        compiled = Compiled(into, model, place.shape, place.soc, run.parts, quantized=True)
+        compiled = Compiled(into, model, place.shape, place.soc, context, run.parts, quantized=True)
         readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
         stream = [token for row in place.rows("judged") for token in row[1:]]

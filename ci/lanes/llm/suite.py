@@ -32,9 +32,10 @@ class Limits(Model):
     """What float loses by the model's choices, the mean, in logits."""
 
 
+FOUR_BITS = "16a4w"
 PRECISIONS = {
-    "genie": ("fp16", "u16u8"),
-    "executorch": ("fp16", "16a8w", "8a8w", "16a4w"),
+    "genie": ("fp16", "u16u8", FOUR_BITS),
+    "executorch": ("fp16", "16a8w", "8a8w", FOUR_BITS),
 }
 """By what the model speaks through."""
 

@@ -228,6 +228,9 @@ class CompileCheckpoint(LanguageStep):
         store, request = self.plan.selection.store, dict(self.request)
         # By what is in them, wherever they are.
         files: dict[str, Metric] = {**digests_of_checkpoint(Path(request.pop("model")), store)}
+        if adapter := request.pop("adapter"):
+            of_adapter = digests_of_checkpoint(Path(adapter), store)
+            files |= {f"the adapter's {name}": digest for name, digest in of_adapter.items()}
         if text := request.pop("calibrate"):
             files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
         basis = key_context_of(memo.roots, store, self.plan.qnn_environment)

@@ -30,6 +30,7 @@ from ci.pipeline.baseline import Baseline, load_tolerances
 from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import WorkOptions
+from ci.pipeline.phones import load_forecasts
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
@@ -140,6 +141,7 @@ class CompileOnnx(Step[OnnxProgram]):
             "*.record.files.*",
             "*.record.model",
             "slowest.*",
+            "*.slices.*",
             "message",
             "trace_crash",
             "beside/*",
@@ -210,6 +212,8 @@ class CompileOnnx(Step[OnnxProgram]):
         else:
             of_run = {"quantized": quantized["into"], "model": quantized["model"]}
             reply = self.contexts(program, ask, **of_model, **of_run)
+            if program.run.forecast and "failed" not in reply:
+                reply = {**reply, "estimate": self.estimate(program, ask, {**of_model, **of_run})}
         return {
             "build_id": prepared.get("build_id", ""),
             **reply,
@@ -238,6 +242,16 @@ class CompileOnnx(Step[OnnxProgram]):
             return {**ask(**request, trace=False, into=str(empty_folder(ask.into))), "trace_crash": crash}
         except WorkerDied as gone:
             return self._crash(program, ask, gone)
+
+    def estimate(self, program: OnnxProgram, ask: Ask, of_run: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What QNN says that the model will take; None where the compiler dies of estimating it."""
+        into, chips = empty_folder(ask.scratch / program.name / "estimate"), list(load_forecasts().chips)
+        try:
+            return ask(do="estimate", **program.order, **of_run, into=str(into), chips=chips)
+        except WorkerDied as gone:
+            if not gone.is_own_crash or gone.trouble(ask.log):
+                raise
+            return None
 
     def _crash(self, program: OnnxProgram, ask: Ask, gone: WorkerDied) -> Mapping[str, Any]:
         """How the process ended, if a crash is a result for this case."""

@@ -14,8 +14,9 @@ from ci.lanes.onnx import provider
 from ci.lanes.onnx.arrays import Sample
 from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.options import Settings
-from ci.pipeline.accuracy import Pair
+from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import Cuts
+from ci.pipeline.losses import MOST_DB
 from ci.pipeline.precision import Precision
 from provisioning.manifest import Soc
 
@@ -145,3 +146,45 @@ def searched(
     result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least)
     quantized = precision.quantized or precision.name == "qdq"
     return {"reference": "the quantized model on the CPU" if quantized else "the float model", **result}
+
+
+def losses(
+    source: Path, quantized: Path, places: Mapping[str, SourcePlace], sample: Sample, into: Path
+) -> list[dict[str, Any]]:
+    """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
+    floats, rounded = (Graph(onnx.load(str(path))) for path in (source, quantized))
+    wanted, found = (_every_output(graph, into / "exposed.onnx", sample) for graph in (floats, rounded))
+    reached: dict[str, float] = {}
+    every: list[tuple[float, dict[str, Any]]] = []
+    for node in floats.operators():
+        name, maker = node.output[0], rounded.maker.get(node.output[0])
+        before = min(
+            (reached.get(each.output[0], MOST_DB) for each in floats.operands_of(node)), default=MOST_DB
+        )
+        values = found.get(rounded.end_of(maker)) if maker is not None else None
+        if values is None or name not in wanted or values.shape != wanted[name].shape:
+            # The quantizer fused it with the next.
+            reached[name] = before
+            continue
+        after = reached[name] = max(-MOST_DB, min(MOST_DB, least_sqnr_db([Pair(name, wanted[name], values)])))
+        place = asdict(places.get(node.name, SourcePlace()))
+        loss = {"operator": node.op_type, "node": node.name, **place, "before_db": before, "after_db": after}
+        every.append((10 ** (-after / 10) - 10 ** (-before / 10), loss))
+    every.sort(key=lambda each: -each[0])
+    return [loss for added, loss in every if added > 0]
+
+
+def _every_output(graph: Graph, path: Path, sample: Sample) -> Sample:
+    """The tensors of a model by name, computed on the CPU. The model is written to `path` for that."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(graph.model)
+    known = {value.name for value in whole.graph.output}
+    names = [name for node in whole.graph.node for name in node.output if name not in known]
+    whole.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        for name in names
+        if graph.types.get(name) == TensorProto.FLOAT
+    )
+    onnx.save(whole, str(path))
+    (outputs,) = provider.on_cpu(path, [sample])
+    return outputs

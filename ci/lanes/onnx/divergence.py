@@ -10,6 +10,7 @@ from ci.engine.work import empty_folder
 from ci.lanes.onnx.compile import setup_of
 from ci.lanes.onnx.orders import logs_folder, say, step
 from ci.lanes.onnx.user_program import prepared, program_of, warn_of
+from ci.operators.table import inexact_onnx
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.options import OneModel
 from ci.pipeline.steps import asking
@@ -30,4 +31,8 @@ def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]
         warn_of(facts)
         cuts = empty_folder(Path(scratch) / "cuts")
         reply = ask(do="diverge", **common, into=str(cuts), least=least or LEAST_DB)
-        return program.name, dict(reply["result"])
+        result = dict(reply["result"])
+        if first := result["first"]:
+            known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
+            first["known"] = [each._asdict() for each in known if each.compiles]
+        return program.name, result

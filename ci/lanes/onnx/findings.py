@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ci.engine.work import Result
+from ci.lanes.onnx.budgets import forecast_of, over_budget
 from ci.lanes.onnx.crosscheck import LaneFigures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
@@ -14,8 +15,8 @@ from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.findings import (
     accepting,
+    accuracy_fix,
     accuracy_message,
-    chip_differs,
     constant_outputs,
     errors_of,
     not_in_fp16,
@@ -71,8 +72,11 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
     if misses := misses_of(program, result):
-        fixes = [_fix(program, misses, near), accepting(program, misses, every)]
-        yield error("onnx-accuracy", accuracy_message(misses, near), "; ".join(filter(None, fixes)))
+        commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
+        otherwise = "raise the precision or calibrate with more samples"
+        fixes = [accuracy_fix(misses, near, *commands, otherwise), accepting(program, misses, every)]
+        message = accuracy_message(misses, near, slices=context["slices"])
+        yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
@@ -86,6 +90,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             "compared on made-up inputs, for want of samples that it was not calibrated by",
             f"give {program.case_name} at least two samples",
         )
+    yield from over_budget(program, result.facts)
     if slowest := result.facts.get("slowest"):
         yield Finding(
             "onnx-profile",
@@ -96,11 +101,8 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         )
 
 
-def _fix(program: OnnxProgram, misses: Sequence[Missed], figures: Mapping[str, float]) -> str:
-    again = command_for_one("divergence", program.case, program.run, program.soc, program.search_path)
-    if not again or not chip_differs(misses, figures):
-        return "raise the precision or calibrate with more samples"
-    return f"{again} names the first operator that differs"
+def _command(program: OnnxProgram, verb: str, *more: str) -> str:
+    return command_for_one(verb, program.case, program.run, program.soc, program.search_path, *more)
 
 
 def was_compiled(result: Result) -> bool:
@@ -219,6 +221,8 @@ def costs_of(result: Result) -> dict[str, float]:
     traffic = {f"ddr_{name}": value for name, value in (context_of(result)["ddr"] or {}).items()}
     seconds = result.facts["cpu_seconds"]
     costs = {**traffic, "context_bytes": context_of(result)["bytes"], "cpu_seconds": seconds}
+    if (estimate := result.facts.get("estimate")) and (of_chip := list(estimate["estimates"].values())):
+        costs["estimate_us"] = of_chip[0]["us"]
     return {name: costs[name] for name in COSTS if name in costs}
 
 
@@ -251,6 +255,7 @@ def row(
     return shown | {
         "cached": result.cached,
         "figures": dict(context_of(result)["near"]),
+        "slices": list(context_of(result)["slices"]),
         "calibrated_by": result.facts["calibrated_by"],
         "nodes": context_of(result)["audit"]["nodes"],
         "graphs": context_of(result)["audit"]["graphs"],
@@ -258,4 +263,12 @@ def row(
         **beside(costs, build_id_of(result), baseline.of(program.name)),
         "slowest": list(result.facts.get("slowest", [])),
         "lanes": lanes,
+        **_forecast_row(program, result),
     }
+
+
+def _forecast_row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
+    if not program.run.forecast:
+        return {}
+    found = forecast_of(program, result.facts)
+    return {"forecast": {"phones": [each.as_dict() for each in found.forecasts], "withheld": found.withheld}}

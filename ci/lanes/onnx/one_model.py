@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ci.engine.workers.parent import Refused
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
+from ci.lanes.onnx.forecast import forecast_of_chip, forecasted
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
@@ -27,7 +28,8 @@ from ci.lanes.onnx.user_program import (
     program_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import not_in_fp16, warnings_of
+from ci.pipeline.findings import accuracy_of_one_model, nearly_constant, not_in_fp16
+from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Choice, Compiling, OneModel
@@ -101,9 +103,14 @@ class CompileOne(OneModelStep):
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
     def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        common = {"stem": self.stem(program), "verify": self.verify, "profiled": self.profiled}
+        common: dict[str, Any] = {
+            "stem": self.stem(program),
+            "verify": self.verify,
+            "profiled": self.profiled,
+        }
         if self.suite:
             return common
+        common["drawn"] = True
         settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed)
         return {**common, "forms": [self.form], "settings": settings.as_dict()}
 
@@ -118,6 +125,8 @@ class CompileOne(OneModelStep):
                 "exit_code": CheckFailed.exit_code,
             }
             raise Refused(error)
+        if not self.suite:
+            reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
         chips = self.chips(program)
         if len(chips) == 1:
             return reply
@@ -139,10 +148,23 @@ class QuantizeOne(OneModelStep):
     stem: str
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        _, facts = prepared(program, ask, ask.scratch, name=self.stem)
+        _, facts = prepared(program, ask, ask.scratch, name=self.stem, drawn=True)
         for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
             path.replace(ask.into / path.name)
-        return {each: facts[each] for each in ("compared", "constant", "inputs", "near", "packages")}
+        told = ("compared", "constant", "inputs", "near", "packages", "slices")
+        return {each: facts[each] for each in told}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesOfOne(OneModelStep):
+    """What each operator loses by quantizing."""
+
+    kind = "onnx-losses"
+    keeps_files = False
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        common, facts = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
+        return {**ask(do="losses", **common), **{each: facts[each] for each in ("compared", "near")}}
 
 
 @dataclass(frozen=True)
@@ -213,16 +235,28 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if ddr := context["ddr"]:
             words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
-        warnings = [*constant_inputs(facts), *warnings_of(near)]
+        words += [f"  {each}" for each in context["slices"]]
+        words += [f"  {line}" for line in forecast_of_chip(program, facts.get("estimate"))]
+        warnings = [*self._drawn(program), *constant_inputs(facts), *filter(None, [nearly_constant(near)])]
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
+        commands = (
+            self.command("divergence", program.soc),
+            self.command("quantize", program.soc, "--where"),
+        )
+        wrong = accuracy_of_one_model(self.model.typed, near, context["slices"], *commands)
         return Product(
             {path.name: path for path in files},
             words,
             warnings,
+            wrong,
             facts={"accuracy": near, "delegates": 1, "on_cpu": []},
         )
+
+    def _drawn(self, program: OnnxProgram) -> Iterator[str]:
+        if precision_named(program.run.kind).quantized and not program.case.samples:
+            yield "it was calibrated by drawn inputs: --calibrate DIR takes real ones, which give its ranges"
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
         for program in plan.programs:
@@ -250,11 +284,25 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             "stack": facts["packages"],
             "inputs": facts["inputs"],
             "accuracy": facts["near"],
+            "slices": facts["slices"],
         }
         words = f"{kind}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         words += ", both by ONNX Runtime on the CPU"
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
-        return [Product(written, [words], list(constant_inputs(facts)))]
+        where = self.command("quantize", program.soc, "--where")
+        wrong = accuracy_of_one_model(stem, facts["near"], facts["slices"], where, where)
+        constant = filter(None, [nearly_constant(facts["near"])])
+        warnings = [*self._drawn(program), *constant_inputs(facts), *constant]
+        return [Product(written, [words, *(f"  {each}" for each in facts["slices"])], warnings, wrong)]
+
+    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        program = program_of(self.model)
+        if not precision_named(program.run.kind).quantized:
+            raise UsageError(f"{program.run.kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
+        step = LossesOfOne(plan_of_model(self.model, program))
+        facts = require_done(run_step(step, [program])[program.name]).facts
+        words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+        return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.onnx.audit import audited
@@ -265,6 +313,9 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         from ci.lanes.onnx.profile import profiled
 
         return profiled(self.model, inputs, source)
+
+    def forecasted(self, measured: str | None) -> Forecasted:
+        return forecasted(self.model, measured)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.onnx.divergence import searched

@@ -15,8 +15,10 @@ import onnx
 import onnxruntime as ort
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
+from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.engine.workers.child import quiet, size_of, text_since, threads
 from ci.lanes.onnx.arrays import Sample
+from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import make_plain, simplify_gathers
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.precision import Precision
@@ -181,6 +183,23 @@ def compiled(
         raise CheckFailed("".join([message, *listed]), fix=fix) from error
     reasons = refusals(text_since(log, before)) if log else {}
     return session, _audit(trace, reasons), _traffic(log, before) if log else None
+
+
+def estimated(
+    model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path
+) -> QnnEstimate | None:
+    """QNN's own estimate for a chip that it has one for, from a compile that nothing else is kept of. Raises
+    CheckFailed where HTP does not take the model whole."""
+    profile = into / f"{soc.id}.csv"
+    context = into / f"{soc.id}_ctx.onnx"
+    provider = _provider_options(precision, soc, settings, profile)
+    try:
+        _session(model, provider, _context_options(settings, context, False))
+    except Exception as error:
+        raise CheckFailed(f"it does not compile whole: {_message_of(error)}") from error
+    if nodes_beside_context(context):
+        raise CheckFailed("HTP does not take it whole")
+    return read_estimate(profile)
 
 
 def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:

@@ -36,7 +36,7 @@ from ci.lanes.onnx.graph import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, checked, divided, drawn, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
-from ci.pipeline.accuracy import Pair, Unusable, compare, in_words
+from ci.pipeline.accuracy import Pair, Unusable, compared, in_words
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.suite import Input
@@ -169,8 +169,7 @@ def write_context(
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
-        # The worst figures compared with the float and the quantized model on the CPU.
-        "near": _near(expected, reference, outputs, case.non_finite) if samples else {},
+        **_near(expected, reference, outputs, case.non_finite),
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
         "reload_equal": _equal(outputs[:1], again),
@@ -293,7 +292,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         "model": str(quantized),
         "calibrated_by": len(calibration),
         "in_float": case_of(order).recorded and all_in_float(load_graph(quantized)),
-        "near": _near(saved(prepared / EXPECTED), [], outputs, False) if name else {},
+        **_near(saved(prepared / EXPECTED) if name else [], [], outputs, False),
         "packages": provider.packages(),
     }
 
@@ -467,6 +466,29 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
+    """QNN's estimates of the quantized model for the chips that it has them for, and why one has none."""
+    run, model = run_of(order), Path(order["model"])
+    precision, estimates, refused = precision_named(run.precision), {}, {}
+    for chip in order["chips"]:
+        try:
+            found = provider.estimated(
+                model, precision, soc_named(chip), run.settings(chip), Path(order["into"])
+            )
+        except CheckFailed as error:
+            refused[chip] = error.message
+        else:
+            if found:
+                estimates[chip] = found.as_dict()
+    nodes = [node for node in load_graph(model).graph.node if node.op_type not in WITHOUT_PLACE]
+    return {
+        "build_id": installed_build(),
+        "estimates": estimates,
+        "refused": refused,
+        "operators": dict(Counter(node.op_type for node in nodes)),
+    }
+
+
 def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     from ci.lanes.onnx.cuts import searched
@@ -485,6 +507,17 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"result": result}
 
 
+def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What each operator of the quantized model loses, on the CPU."""
+    from ci.lanes.onnx.cuts import losses
+
+    source = load_graph(Path(order["source"]))
+    sample = saved(Path(order["prepared"]) / SAMPLES)[0]
+    models, into = (Path(order["source"]), Path(order["model"])), Path(order["quantized"])
+    found = losses(*models, places_of(source), sample, into)
+    return {"losses": found}
+
+
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
     inputs = tuple(Input.model_validate_json(json.dumps(each)) for each in order["case"].get("inputs", ()))
     return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
@@ -501,7 +534,9 @@ ORDERS = {
     "flexible": order_flexible,
     "case": order_case,
     "mixed": order_mixed,
+    "estimate": order_estimate,
     "diverge": order_diverge,
+    "losses": order_losses,
     "run": order_run,
 }
 
@@ -516,14 +551,19 @@ FIXES = {
 
 def _near(
     expected: Sequence[Sample], reference: Sequence[Sample], outputs: Sequence[Sample], non_finite: bool
-) -> dict[str, float]:
+) -> dict[str, Any]:
+    """The worst figures compared with the float and the quantized model on the CPU, and the slices that are
+    lost."""
+    if not expected:
+        return {"near": {}, "slices": []}
     try:
         against = _pairs(reference, outputs) if reference else ()
-        return compare(_pairs(expected, outputs), against, non_finite=non_finite)
+        near, slices = compared(_pairs(expected, outputs), against, non_finite=non_finite)
     except Unusable as error:
         raise CheckFailed(
             f"the outputs cannot be compared: {error}", fix=FIXES.get(error.rule, "")
         ) from error
+    return {"near": near, "slices": slices}
 
 
 def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample]) -> Iterator[Pair]:

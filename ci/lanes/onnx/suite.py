@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.lanes.onnx.options import Settings, settings_of
+from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import PRECISIONS, precision_named
 from ci.pipeline.suite import (
     HELD,
@@ -23,7 +24,7 @@ from ci.pipeline.suite import (
 )
 from ci.pipeline.suite_file import LaneForm
 from provisioning.base.commands import session
-from provisioning.base.errors import ToolkitError
+from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
 
@@ -31,11 +32,13 @@ SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 
 Count = Annotated[int, Field(ge=1)]
+Milliseconds = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ms$")]
 NAMES = dict.fromkeys([*(each.written for each in PRECISIONS.values()), *PRECISIONS])
 """Of precisions, those first that are written."""
 
 
 class OnnxRun(AnyRun):
+    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"budget"}
     precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
     """By ONNX Runtime's name, whichever the suite writes."""
     per_channel: bool = False
@@ -44,6 +47,10 @@ class OnnxRun(AnyRun):
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: `python -m ci onnx options`."""
     profiling: bool = False
+    budget: dict[str, Milliseconds] = Field(default={})
+    """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
+    forecast: bool = False
+    """Whether QNN is asked what it will take, which is then a cost. A budget needs it."""
     refused: tuple[str, ...] = ()
     """Operators that QNN does not take, once somebody knows: the program is right if QNN refuses it for these
     and no others."""
@@ -59,6 +66,21 @@ class OnnxRun(AnyRun):
     @property
     def held(self) -> tuple[str, ...]:
         return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
+
+    @model_validator(mode="after")
+    def _budget_needs_a_forecast(self) -> OnnxRun:
+        if self.budget and not self.forecast:
+            raise ValueError("forecast = true beside budget")
+        return self
+
+    @field_validator("budget")
+    @classmethod
+    def _phones_are_known(cls, value: dict[str, str]) -> dict[str, str]:
+        table = load_forecasts() if value else None
+        try:
+            return {table.named(name): limit for name, limit in value.items()} if table else {}
+        except UsageError as error:
+            raise ValueError(f"phones of manifests/forecast.toml: {error.message}; {error.fix}") from None
 
     @field_validator("precision")
     @classmethod
@@ -117,7 +139,7 @@ class OnnxCase(AnyCase):
         return self
 
 
-def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> str:
+def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
     """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
     suite makes an .onnx."""
     if not case.model:
@@ -130,7 +152,7 @@ def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_pa
         sizes = (size,) if isinstance(size, int) else size
         words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
     words += ["--per-channel"] * run.per_channel
-    return session(verb, *words)
+    return session(verb, *words, *more)
 
 
 @dataclass(frozen=True, slots=True)

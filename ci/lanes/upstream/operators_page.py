@@ -9,7 +9,7 @@ from pathlib import Path
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.operator_cells import NEWER, committed, committed_records, table_of, upstream_files
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.operators import onnx_page
+from ci.operators import history, onnx_page
 from ci.operators.html import html_of
 from ci.operators.names import names_of
 from ci.operators.table import (
@@ -85,7 +85,8 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measure
 
 
 def accept_table() -> None:
-    """Write the table that the committed records give, and its page."""
+    """Write the table that the committed records give, what earlier builds gave, and its page."""
+    replace_text(history.HISTORY, history_json())
     replace_text(TABLE, table_json())
     replace_text(PAGE, markdown())
 
@@ -93,6 +94,11 @@ def accept_table() -> None:
 def table_json() -> str:
     """manifests/upstream/operators/table.json."""
     return committed().as_json()
+
+
+def history_json() -> str:
+    """manifests/upstream/operators/history.json, with the committed table if the new has another build."""
+    return history.extended(history.load(), read(), committed()).as_json()
 
 
 def markdown() -> str:

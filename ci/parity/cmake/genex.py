@@ -105,6 +105,8 @@ class Expressions:
         }
         if name in constants:
             return constants[name]
+        if name in ("LINK_LIBRARY", "LINK_GROUP"):
+            return ";".join(parameters[1:])
         if name == "TARGET_NAME_IF_EXISTS":
             return joined if self.is_target(joined) else ""
         raise Unevaluable(f"$<{name}{':' + joined if parameters else ''}>")

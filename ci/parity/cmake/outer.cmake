@@ -80,6 +80,9 @@ function(qnn_ci_targets folder)
   get_property(definitions DIRECTORY "${folder}" PROPERTY COMPILE_DEFINITIONS)
   get_directory_property(flags DIRECTORY "${folder}" DEFINITION CMAKE_CXX_FLAGS)
   foreach(target IN LISTS targets imported)
+    if(NOT TARGET ${target})
+      continue() # An imported target of a subdirectory is known there alone.
+    endif()
 @PROPERTIES@
     set(sets ${value_HEADER_SETS} ${value_INTERFACE_HEADER_SETS})
     set(headers "")

@@ -301,11 +301,12 @@ def _declared(texts: Iterable[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
     names: set[str] = set()
     for text in texts:
-        for command in words.commands(text):
-            if command.name in DECLARING:
-                names.update(word.text for word in command.words[:1])
-            elif command.name in ("foreach", "set", "list"):
-                names.update(word.text for word in command.words)
+        commands = words.commands(text)
+        own = {word.text for command in commands if command.name in DECLARING for word in command.words[:1]}
+        names |= own
+        if any("$" in name for name in own):
+            lists = (command for command in commands if command.name in ("foreach", "set", "list"))
+            names.update(word.text for command in lists for word in command.words)
     return names
 
 
@@ -349,7 +350,9 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     home = work / f"home{number}"
     home.mkdir()
-    environment = {"HOME": str(home), "LC_ALL": "C", "PATH": os.defpath}
+    # Nobody answers at port 9, so `file(DOWNLOAD)` brings nothing.
+    offline = dict.fromkeys(("http_proxy", "https_proxy", "ftp_proxy"), "http://127.0.0.1:9")
+    environment = {"HOME": str(home), "LC_ALL": "C", "PATH": os.defpath, **offline}
     # Limits of the system hold even if this process is killed and cannot stop what it began.
     limits = f"ulimit -t {2 * round(project.seconds)}; ulimit -f {project.size // 512}"
     with (work / f"errors{number}").open("wb") as errors:

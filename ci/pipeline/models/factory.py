@@ -34,6 +34,11 @@ INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", 
 OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/pipeline/models/shipped/"
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+AS_PT2 = (
+    "export it with these inputs, which takes them apart: torch.export.save(torch.export.export(model, inputs),"
+    ' "net.pt2"); then compile net.pt2'
+)
+PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
@@ -75,6 +80,12 @@ NOT_COMPILABLE = (
         r"serialization name for <class '([\w.]+)'>",
         "the model returns a {0}, which a program does not have",
         "return its tensors: values, indices = ...; return values, indices",
+    ),
+    (
+        "index out of range in self",
+        "an index leaves its table once the operators that compute it are quantized",
+        'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
+        " persistent=False)",
     ),
     (
         "min nan should be less than max nan",
@@ -195,7 +206,17 @@ def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
         if not_compilable(str(error)):
             message, fix = explained(error)
             raise BadFactory(f"{dotted}: {message}", fix) from error
-        raise BadFactory(f"{dotted} raises {described(error)}", where_paths_begin(error)) from error
+        raise BadFactory(f"{dotted} raises {described(error)}", _fix_of_call(error)) from error
+
+
+def _fix_of_call(error: Exception) -> str:
+    """Of an error in the user's code; empty if none is known."""
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            "--python .venv/bin/python, a Python that has it, exports the model; in a suite:"
+            ' requirements = "requirements.txt"'
+        )
+    return where_paths_begin(error)
 
 
 def model_of(dotted: str, product: Any, inputs: Inputs | None = None) -> ModelWithInputs:
@@ -236,7 +257,7 @@ def find(dotted: str, search_path: Path) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except Exception as error:
         message = f"importing {module_name} raises {described(error)}"
-        raise BadFactory(message, where_paths_begin(error)) from error
+        raise BadFactory(message, _fix_of_call(error)) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         actual = "nothing of that name" if function is None else f"a {type(function).__name__}"
@@ -306,6 +327,9 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
             f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
         )
     for index, each in enumerate(sample):
+        if isinstance(each, dict | list | tuple):
+            kind = type(each).__name__
+            raise BadFactory(f"input {index}: expected a tensor, found a {kind}: a program has none", AS_PT2)
         if not isinstance(each, Tensor):
             raise BadFactory(f"input {index}: expected a tensor, found {type(each).__name__} {each!r:.60}")
     return tuple(each.detach().clone(memory_format=torch.contiguous_format) for each in sample)
@@ -448,6 +472,9 @@ def explained(error: BaseException) -> tuple[str, str]:
             f"the compiler fails at {at}: {type(errors[-1]).__name__}: {errors[-1]}",
             "write that line with other operators of torch",
         )
+    if PASS.match(text):
+        # The list of the passes before it says nothing, and the error itself does.
+        error, text = errors[-1], str(errors[-1])
     cause = text.splitlines()[0].strip()[:600] if text else ""
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"

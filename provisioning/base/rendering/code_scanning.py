@@ -19,6 +19,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import place_of
+from provisioning.base.site import page_of
 
 QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "info"}
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
@@ -145,6 +146,8 @@ def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
             fields["fullDescription"] = {"text": " ".join(text.why.split())}
         if text.fix:
             fields["help"] = {"text": text.fix}
+    if page := page_of(rule):
+        fields["helpUri"] = page
     return fields
 
 

@@ -20,6 +20,7 @@ from provisioning.base.rendering.text import (
     verdict,
     worst,
 )
+from provisioning.base.site import page_of
 from provisioning.base.units import size
 
 LIMIT = 1024 * 1024 - 4096
@@ -88,8 +89,10 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
         yield "| --- | --- | --- | --- | --- |", False
         for severity, group in by_severity(report.findings).items():
             for f in group:
-                cells = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.fix))
-                yield f"| {SEVERITY_MARKS[severity]} | {cells} |", True
+                rule, *cells = map(cell, (f.rule, f.subject, f.message, f.fix))
+                page = page_of(f.rule)
+                shown = [SEVERITY_MARKS[severity], f"[{rule}]({page})" if page else rule, *cells]
+                yield f"| {' | '.join(shown)} |", True
     if artifacts:
         yield "", False
         yield "| artifact | path | size | sha256 |", False

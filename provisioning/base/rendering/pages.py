@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import plural
+from provisioning.base.site import page_of
 from provisioning.base.units import size
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ def render(template: Path, style: str, script: str = "", **values: Any) -> str:
         kind: template.with_name(name).read_text(encoding="utf-8") if name else ""
         for kind, name in files.items()
     }
-    return _environment(template.parent).get_template(template.name).render(**assets, **values)
+    return fill(template, **assets, **values)
+
+
+def fill(template: Path, **values: Any) -> str:
+    """The text of a template that stands alone."""
+    return _environment(template.parent).get_template(template.name).render(**values)
 
 
 @cache
@@ -47,7 +53,7 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    filters = (one_line, plural, size, breakable, digest)
+    filters = (one_line, plural, size, breakable, digest, page_of)
     environment.filters |= {function.__name__: function for function in filters}
     return environment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import by_severity, place_of, plural
+from provisioning.base.site import page_of
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
@@ -40,6 +41,8 @@ def _annotation(level: str, report: Report, finding: Finding) -> str:
     says = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
     if finding.fix:
         says += f"\n→ {finding.fix}"
+    if page := page_of(finding.rule):
+        says += f"\n{page}"
     title = one_line(f"{report.stage}: {finding.rule}")
     if place := place_of(finding.subject):
         return command(level, visible(says), file=place[0], line=str(place[1]), title=title)

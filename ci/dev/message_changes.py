@@ -1,0 +1,40 @@
+"""What the newest QNN build prints that the one before did not, and which rules match no message any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ci.inspect.message_table import Printer, compared, table
+from ci.upgrades.compat.stage import provision
+from provisioning.base.rendering.text import plural
+from provisioning.base.settings import store_path
+from provisioning.compat import load_builds
+from provisioning.components import QNN_SDK
+from provisioning.manifest import load_profile
+from provisioning.store import Store
+
+
+def changes() -> tuple[str, str, dict[str, list[str]]]:
+    """The older and the newer build, and what differs."""
+    builds = load_builds()
+    pinned, store = load_profile(builds.profile).components[QNN_SDK], store_path()
+    older, newer = sorted(builds.builds, key=lambda build: build.build_id)[-2:]
+    rows = []
+    for build in (newer, older):
+        root = provision(build, pinned, Store(store))
+        rows.append(table(_printer(build.build_id, root), store))
+    return older.qnn, newer.qnn, compared(*rows)
+
+
+def _printer(build_id: str, root: Path) -> Printer:
+    return Printer("QNN", build_id, root, root.name)
+
+
+def markdown(older: str, newer: str, found: Mapping[str, Sequence[str]]) -> str:
+    """Counts and rules; the messages themselves are the vendor's."""
+    rules = ", ".join(f"`{rule}`" for rule in found["rules"]) or "none"
+    return (
+        f"## Messages\n\nQNN {newer} against {older}: {plural(len(found['gained']), 'message')} gained,"
+        f" {len(found['lost'])} lost. Rules of manifests/diagnose.toml that match none any more: {rules}.\n"
+    )

@@ -1,0 +1,303 @@
+"""`forecast fit`: compile the models that phones measured, fit constants, judge each model left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.engine.jobs import Job, shard_named
+from ci.forecast import hub
+from ci.forecast.fitting import Row, errors_of, fitted, left_out, quantile, rank_correlation
+from ci.forecast.hub import Measured
+from ci.lanes.onnx.compile import plan_of, require_installed
+from ci.lanes.onnx.forecast import EstimateOnnx
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.pipeline.forecast import (
+    ACCEPTED,
+    BY,
+    PRECISIONS,
+    LaneFit,
+    PhoneFit,
+    reason_to_withhold,
+)
+from ci.pipeline.options import WorkOptions
+from ci.pipeline.phones import MANIFEST, FittedModel, Forecasts, load_forecasts
+from ci.pipeline.steps import run_step
+from provisioning.base.accepted import Accepted, Values, accept
+from provisioning.base.commands import session
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Metric, Severity
+from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.stage_run import StageRun
+from provisioning.store import Store
+
+LANE = "onnx"
+BARS = {"float": (0.08, 0.15), "all": (0.12, 0.25)}
+"""Median and 80th percentile that a phone's forecasts should keep."""
+LOOSER = {("float", phone): (0.10, 0.20) for phone in ("Galaxy S26", "X Elite")}
+LEAST_MODELS = 12
+"""Below so many models nothing is fitted."""
+MARGIN = 1.5
+"""By how much a new model's estimate may exceed what was fitted, and its ratio of two chips be stranger."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    selection: Selection
+    work: WorkOptions
+    words: tuple[str, ...]
+    shard: str
+    without: tuple[str, ...]
+    accept: bool
+    list_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPhone:
+    """A phone's rows, its constants, and the forecast of each row by constants fitted without its model."""
+
+    phone: str
+    rows: Sequence[Row]
+    fit: PhoneFit
+    guesses: Sequence[float]
+
+    def of(self, precision: str) -> list[float]:
+        """The errors of one precision; of all for `all`."""
+        pairs = zip(self.rows, errors_of(self.rows, self.guesses), strict=True)
+        return [error for row, error in pairs if precision in (row.precision, "all")]
+
+
+def fit_forecasts(options: FitOptions) -> int:
+    """Returns the exit code."""
+    table, selection = load_forecasts(), options.selection
+    stage = StageRun.as_typed("forecast", selection.profile, DEFAULT_TARGET)
+    with stage.reported(selection.reports, "forecast-not-fitted"):
+        require_installed()
+        measured = _measured(table, selection.store)
+        programs = _chosen(_programs(table, measured, options.without), options)
+        if options.list_only:
+            print("\n".join(program.name for program in programs))
+            return 0
+        plan = plan_of(programs, selection, options.work)
+        results = run_step(EstimateOnnx(plan, chips=table.chips), programs)
+        for name, result in results.items():
+            if failure := result.failure:
+                stage.add("forecast-not-compiled", Severity.WARNING, name, failure.message, failure.fix)
+        facts = {name: result.facts for name, result in results.items() if not result.failure}
+        if options.shard:
+            stage.metrics |= {"estimated": len(facts), "selected": len(programs)}
+        else:
+            _fit(stage, table, facts, measured, accepting=options.accept)
+    return stage.close(selection.reports)
+
+
+def _measured(table: Forecasts, store: Path) -> dict[tuple[str, str], dict[str, Measured]]:
+    """By model and precision, then by phone, what was measured with the table's runtime."""
+    root = hub.tables(table, Store(store))
+    phones = {phone.device: name for name, phone in table.phones.items()}
+    found: dict[tuple[str, str], dict[str, Measured]] = defaultdict(dict)
+    for model in dict.fromkeys(name.partition(" ")[0] for name in table.models):
+        for row in hub.measurements(root, model):
+            if row.runtime == table.runtime and row.device in phones and not row.off_npu:
+                found[row.name, row.precision][phones[row.device]] = row
+    return found
+
+
+def _programs(
+    table: Forecasts, measured: Mapping[tuple[str, str], Any], without: Sequence[str]
+) -> list[OnnxProgram]:
+    if unknown := [name for name in without if name not in table.models]:
+        raise UsageError(
+            f"--without {unknown[0]}: {MANIFEST.name} has no such model", fix="nox -s forecast -- fit --list"
+        )
+    return [
+        _program(name, model, ours)
+        for name, model in table.models.items()
+        for ours, theirs in PRECISIONS.items()
+        if name not in without and (name, theirs) in measured
+    ]
+
+
+def _program(name: str, model: FittedModel, precision: str) -> OnnxProgram:
+    run = OnnxRun(precision=precision, calibration=1, socs=("QCS9100",), label=PRECISIONS[precision])
+    case = OnnxCase(
+        factory="ci.forecast.models:as_onnx",
+        arguments={"row": model.model_dump_json()},
+        inferences=1,
+        run=(run,),
+    )
+    return OnnxProgram(MANIFEST, name.replace(" ", "."), case, run, "QCS9100")
+
+
+def _chosen(programs: Sequence[OnnxProgram], options: FitOptions) -> list[OnnxProgram]:
+    from ci.pipeline.expression import matcher
+
+    chosen = [each for each in programs if not options.words or matcher(options.words)(each.name)]
+    if options.shard:
+        mine = {job.name for job in shard_named([Job(each.name) for each in chosen], options.shard)}
+        chosen = [each for each in chosen if each.name in mine]
+    if not chosen:
+        raise UsageError("no model is left", fix=session("forecast", "fit", "--list"))
+    return chosen
+
+
+def _fit(
+    stage: StageRun,
+    table: Forecasts,
+    facts: Mapping[str, Mapping[str, Any]],
+    measured: Mapping[tuple[str, str], Mapping[str, Measured]],
+    *,
+    accepting: bool,
+) -> None:
+    estimates = {
+        (name, theirs): each
+        for name in table.models
+        for theirs in PRECISIONS.values()
+        if (each := facts.get(f"{name.replace(' ', '.')}/{theirs}/QCS9100"))
+    }
+    limits = limits_of(estimates, table)
+    withheld = {
+        key: reason for key, each in estimates.items() if (reason := reason_to_withhold(each, limits, table))
+    }
+    kept = {key: each for key, each in estimates.items() if key not in withheld}
+    judged = [found for phone in table.phones if (found := judge(phone, kept, measured, table))]
+    rows: dict[str, Metric] = {}
+    for of_phone in judged:
+        rows |= _rows_of(stage, of_phone)
+    for (name, precision), reason in withheld.items():
+        stage.add("forecast-withheld", Severity.NOTE, f"{name}/{precision}", reason, "")
+    stage.metrics |= {"programs": len(estimates), "withheld": len(withheld), "phones": rows}
+    stage.metrics["scatter"] = [
+        {
+            "phone": of_phone.phone,
+            "model": row.model,
+            "precision": row.precision,
+            "measured_ms": round(row.measured / 1000, 4),
+            "forecast_ms": round(guess / 1000, 4),
+        }
+        for of_phone in judged
+        for row, guess in zip(of_phone.rows, of_phone.guesses, strict=True)
+    ]
+    if accepting:
+        _accept(limits, judged, table)
+
+
+def limits_of(estimates: Mapping[tuple[str, str], Mapping[str, Any]], table: Forecasts) -> LaneFit:
+    """Within which a new model is like those that were fitted."""
+    first, second = table.chips
+    whole = [each for each in estimates.values() if first in each["estimates"]]
+    times = [each["estimates"][first]["us"] for each in whole]
+    ratios = sorted(
+        each["estimates"][second]["us"] / each["estimates"][first]["us"]
+        for each in whole
+        if second in each["estimates"]
+    )
+    # The outermost of a hundred are strange themselves.
+    edge = len(ratios) // 50
+    return LaneFit(
+        build_id=str(next(iter(whole))["build_id"]),
+        phones={},
+        least_us=min(times) / MARGIN,
+        most_us=max(times) * MARGIN,
+        least_ratio=round(ratios[edge] / MARGIN, 3),
+        most_ratio=round(ratios[-1 - edge] * MARGIN, 3),
+        operators=frozenset(name for each in whole for name in each["operators"]),
+    )
+
+
+def judge(
+    phone: str,
+    estimates: Mapping[tuple[str, str], Mapping[str, Any]],
+    measured: Mapping[tuple[str, str], Mapping[str, Measured]],
+    table: Forecasts,
+) -> JudgedPhone | None:
+    """None where too little was measured."""
+    rows = [
+        Row(name, precision, each["estimates"][table.chips[0]]["us"], row.milliseconds * 1000)
+        for (name, precision), each in estimates.items()
+        if (row := measured[name, precision].get(phone))
+    ]
+    if len({row.model for row in rows}) < LEAST_MODELS:
+        return None
+    guesses = left_out(rows)
+    errors = errors_of(rows, guesses)
+    p80 = {
+        precision: round(quantile(mine, 0.8), 3)
+        for precision in PRECISIONS.values()
+        if (mine := [error for row, error in zip(rows, errors, strict=True) if row.precision == precision])
+    }
+    return JudgedPhone(phone, rows, fitted(rows, p80), guesses)
+
+
+def _rows_of(stage: StageRun, judged: JudgedPhone) -> dict[str, Metric]:
+    """The report's row of a phone, with a warning for each bar that it misses."""
+    row: dict[str, Metric] = {}
+    for precision in (*PRECISIONS.values(), "all"):
+        if not (errors := judged.of(precision)):
+            continue
+        median, p80 = quantile(errors, 0.5), quantile(errors, 0.8)
+        row[precision] = {"programs": len(errors), "median": round(median, 3), "p80": round(p80, 3)}
+        bar = LOOSER.get((precision, judged.phone)) or BARS.get(precision)
+        if bar and (median > bar[0] or p80 > bar[1]):
+            stage.add(
+                "forecast-bar",
+                Severity.WARNING,
+                f"{judged.phone} {precision}",
+                f"expected errors of at most {bar[0]:.0%} (median) and {bar[1]:.0%} (80th percentile), found"
+                f" {median:.1%} and {p80:.1%}",
+                "look at the models that are farthest off in the report",
+            )
+    measured = [each.measured for each in judged.rows]
+    row["rank"] = round(rank_correlation(measured, judged.guesses), 3)
+    return {judged.phone: row}
+
+
+def by_other(judged: JudgedPhone, other: JudgedPhone) -> list[float]:
+    """Errors of a phone's forecasts once another phone's measurement of the same program corrects them."""
+    known = {
+        (row.model, row.precision): row.measured / guess
+        for row, guess in zip(other.rows, other.guesses, strict=True)
+    }
+    pairs = [
+        (row, guess * known[row.model, row.precision])
+        for row, guess in zip(judged.rows, judged.guesses, strict=True)
+        if (row.model, row.precision) in known
+    ]
+    return errors_of([row for row, _ in pairs], [guess for _, guess in pairs])
+
+
+def _accept(limits: LaneFit, judged: Sequence[JudgedPhone], table: Forecasts) -> None:
+    values: dict[str, Values] = {
+        LANE: {
+            "qnn": limits.build_id,
+            "wheel": f"{table.wheel.version} {table.wheel.sha256}",
+            "least_us": round(limits.least_us, 1),
+            "most_us": round(limits.most_us, 1),
+            "least_ratio": limits.least_ratio,
+            "most_ratio": limits.most_ratio,
+            "operators": " ".join(sorted(limits.operators)),
+        }
+    }
+    for each in judged:
+        fit = each.fit
+        values[f"{LANE}/{each.phone}"] = {
+            "scale": float(f"{fit.scale:.5g}"),
+            "float_us": round(fit.float_us, 1),
+            "quantized_us": round(fit.quantized_us, 1),
+            **{f"{precision}.p80": error for precision, error in fit.errors.items()},
+            **{f"{precision}.programs": len(each.of(precision)) for precision in fit.errors},
+            **{
+                f"{BY}{other.phone.replace(' ', '_')}.p80": round(quantile(by_other(each, other), 0.8), 3)
+                for other in judged
+                if other is not each
+            },
+        }
+
+    def change(before: Accepted) -> Accepted:
+        mine = before.only(lambda subject: subject.partition("/")[0] != LANE)
+        return mine.updated(values)
+
+    accept(ACCEPTED, change)

@@ -1,0 +1,77 @@
+"""`forecast`: what a phone will take for one model, without a phone; `forecast fit` fits its constants."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
+from ci.pipeline.flags import add_work, host_selection, work_of
+from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base import answer
+from provisioning.base.command_line import count, repeatable
+
+EXAMPLES = """\
+  qnn-ci forecast model.onnx --precision 8a8w
+  qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
+  qnn-ci forecast model.onnx --measured 'Galaxy S24=1.42 ms'
+  nox -s forecast -- fit
+  nox -s forecast -- fit --without resnet50 --accept
+"""
+
+FIT = "fit"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_option(add_model(parser, f"{MODEL_HELP}; or `fit`"))
+    parser.add_argument("--precision", help=PRECISION_HELP)
+    repeatable(parser, "--phone", "NAME", "this phone alone: 'Galaxy S25', 'X Elite' [all that were fitted]")
+    parser.add_argument(
+        "--measured",
+        metavar="PHONE=MS",
+        help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms')",
+    )
+    fit = parser.add_argument_group(FIT, "compile the models that phones measured, and fit the constants")
+    repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
+    repeatable(fit, "--without", "MODEL", "leave this model out of the fit")
+    fit.add_argument("--shard", metavar="I/N", help="compile the I-th of N parts; a run without it then fits")
+    fit.add_argument("--list", action="store_true", help="list the programs, and compile none")
+    fit.add_argument(
+        "--accept", action="store_true", help="write the constants to manifests/accepted/forecast.json"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
+    add_work(how, "a step")
+
+
+def run(args: argparse.Namespace) -> int:
+    from provisioning.base.errors import UsageError
+
+    fits = args.model == FIT
+    of_fit = {"-k": args.expressions, "--without": args.without, "--shard": args.shard, "--list": args.list}
+    of_model = {"--precision": args.precision, "--phone": args.phone, "--measured": args.measured}
+    of_model |= {"--calibrate": args.calibrate, "--option": args.option}
+    of_model |= {"--dimension": args.dimension, "--per-channel": args.per_channel}
+    for flag, given in (of_model if fits else {**of_fit, "--accept": args.accept}).items():
+        if given:
+            raise UsageError(f"{flag} is for {'a model' if fits else FIT}", fix=f"leave {flag} out")
+    if fits:
+        from ci.forecast.fit import FitOptions, fit_forecasts
+
+        words, without = tuple(args.expressions), tuple(args.without)
+        return fit_forecasts(
+            FitOptions(
+                host_selection(args), work_of(args), words, args.shard or "", without, args.accept, args.list
+            )
+        )
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.phones import load_forecasts
+
+    table = load_forecasts()
+    phones = [table.named(name) for name in args.phone] or [*table.phones]
+    model = one_model_of(args)
+    forecasted = lane_model(model).forecasted(args.measured)
+    shown = [each for each in forecasted.forecasts if each.phone in phones]
+    answer.add(model=model.typed, forecasts=[each.as_dict() for each in shown])
+    answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
+    print("\n".join(forecasted.in_words(shown)))
+    return int(bool(forecasted.withheld))

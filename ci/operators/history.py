@@ -1,0 +1,109 @@
+"""What earlier builds gave where the operator table says something else now: a record each, the newest first.
+
+A record has only the cells that differ from the next newer record's, the first from the table's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from ci.operators.table import MEANINGS, Cell, OperatorTable, in_db
+from provisioning.base.documents import Model
+from provisioning.base.settings import MANIFESTS
+
+HISTORY = MANIFESTS / "upstream" / "operators" / "history.json"
+
+Scheme = TypeVar("Scheme", bound=str)
+LaneName = Literal["executorch", "onnx"]
+Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
+"""By operator, chip and scheme."""
+
+
+class PastCell(Model):
+    result: str
+    """A word of the table, or one that it had."""
+    sqnr_db: float | None = None
+
+    def __str__(self) -> str:
+        word = {name: words[0] for name, words in MEANINGS.items()}.get(self.result, self.result)
+        return word + in_db(self.sqnr_db)
+
+
+class MeasuredBefore(Model):
+    lane: LaneName
+    measured: str
+    """What it was measured with."""
+    cells: Mapping[str, Mapping[str, Mapping[str, PastCell]]]
+    """By operator, chip and scheme."""
+
+    def cell(self, operator: str, chip: str, scheme: str) -> PastCell | None:
+        return self.cells.get(operator, {}).get(chip, {}).get(scheme)
+
+
+class History(Model):
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    records: tuple[MeasuredBefore, ...] = ()
+
+    def of(self, lane: LaneName) -> list[MeasuredBefore]:
+        return [record for record in self.records if record.lane == lane]
+
+    def as_json(self) -> str:
+        """A line for each operator of a record."""
+        records = ",\n".join(map(_lines, self.records))
+        return f'{{"schema": 1, "records": [{records}]}}\n'
+
+
+def _lines(record: MeasuredBefore) -> str:
+    head = f'"lane": {json.dumps(record.lane)}, "measured": {json.dumps(record.measured)}'
+    cells = record.model_dump(mode="json", exclude_defaults=True)["cells"]
+    rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells))
+    return f'{{{head}, "cells": {{\n{rows}\n}}}}'
+
+
+def load(path: Path = HISTORY) -> History:
+    return History.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else History()
+
+
+def extended(history: History, old: OperatorTable, new: OperatorTable) -> History:
+    """With a record of each lane that the new table has measured with something else."""
+    lanes: tuple[tuple[LaneName, Mapping[str, str], Cells, Mapping[str, str], Cells], ...] = (
+        ("executorch", old.measured, plain(old.cells), new.measured, plain(new.cells)),
+        ("onnx", old.onnx.measured, plain(old.onnx.cells), new.onnx.measured, plain(new.onnx.cells)),
+    )
+    added = [
+        MeasuredBefore(lane=lane, measured="; ".join(sorted(set(gone))), cells=differing(was, now))
+        for lane, before, was, after, now in lanes
+        if (gone := [text for chip, text in before.items() if after.get(chip) != text])
+    ]
+    return History(records=(*added, *history.records))
+
+
+def plain(cells: Mapping[str, Mapping[str, Mapping[Scheme, Cell]]]) -> Cells:
+    """For schemes of either lane."""
+    return {
+        name: {chip: dict[str, Cell](row.items()) for chip, row in chips.items()}
+        for name, chips in cells.items()
+    }
+
+
+def differing(was: Cells, now: Cells) -> dict[str, dict[str, dict[str, PastCell]]]:
+    """The earlier cells with another result than the later, or that are there no more."""
+    found: dict[str, dict[str, dict[str, PastCell]]] = defaultdict(lambda: defaultdict(dict))
+    for operator, chip, scheme, cell in _each(was):
+        later = now.get(operator, {}).get(chip, {}).get(scheme)
+        if later is None or later.result != cell.result:
+            found[operator][chip][scheme] = PastCell(result=cell.result, sqnr_db=cell.sqnr_db)
+    return {name: {chip: dict(row) for chip, row in chips.items()} for name, chips in found.items()}
+
+
+def _each(cells: Cells) -> Iterator[tuple[str, str, str, Cell]]:
+    for operator, chips in cells.items():
+        for chip, row in chips.items():
+            for scheme, cell in row.items():
+                yield operator, chip, scheme, cell

@@ -1,0 +1,224 @@
+"""The time that a program will take on a phone: QNN's own estimate for another chip, by constants that were
+fitted to what real phones measured. A forecast is no measurement, and says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ci.pipeline.phones import Forecasts
+from provisioning.base.accepted import Values, load_accepted
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import MANIFESTS
+from provisioning.build_id import version_in
+
+ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
+
+FLOAT, P80 = "float", ".p80"
+BY = "by."
+"""How names of errors begin that another phone's measurement leaves."""
+PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
+"""By our names, AI Hub's."""
+
+UNFAMILIAR = 0.1
+"""Above this share of operators that no fitted model has, a model is of another kind than they."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhoneFit:
+    """Microseconds on a phone: `scale` times the estimate, and what surrounds the network."""
+
+    scale: float
+    float_us: float
+    quantized_us: float
+    errors: Mapping[str, float]
+    """By precision, the 80th percentile of the errors of models that were left out of the fit."""
+    by_other: Mapping[str, float] = field(default_factory=dict)
+    """The same of forecasts that another phone's measurement corrects, by that phone."""
+
+    def us(self, estimate_us: float, precision: str) -> float:
+        return self.scale * estimate_us + (self.float_us if precision == FLOAT else self.quantized_us)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFit:
+    """What was fitted for a lane and a QNN build."""
+
+    build_id: str
+    phones: Mapping[str, PhoneFit]
+    least_us: float
+    most_us: float
+    """The smallest and the largest estimate that it was fitted by."""
+    least_ratio: float
+    most_ratio: float
+    """Of the second chip's estimate to the first one's."""
+    operators: frozenset[str]
+    """Of the models that it was fitted by."""
+
+
+def load_fit(lane: str) -> LaneFit | None:
+    """None if nothing was fitted for this lane."""
+    accepted = load_accepted(ACCEPTED, "nox -s forecast -- fit --accept")
+    common = accepted.of(lane)
+    if not common:
+        return None
+    phones = {
+        subject.removeprefix(f"{lane}/"): _phone_fit(accepted.of(subject))
+        for subject in accepted.subjects
+        if subject.startswith(f"{lane}/")
+    }
+    return LaneFit(
+        build_id=str(common["qnn"]),
+        phones=phones,
+        least_us=_number(common["least_us"]),
+        most_us=_number(common["most_us"]),
+        least_ratio=_number(common["least_ratio"]),
+        most_ratio=_number(common["most_ratio"]),
+        operators=frozenset(str(common["operators"]).split()),
+    )
+
+
+def _phone_fit(values: Values) -> PhoneFit:
+    p80 = {
+        name.removesuffix(".p80"): _number(value) for name, value in values.items() if name.endswith(".p80")
+    }
+    by_other = {
+        name.removeprefix(BY).replace("_", " "): error for name, error in p80.items() if name.startswith(BY)
+    }
+    errors = {name: error for name, error in p80.items() if not name.startswith(BY)}
+    scale, float_us, quantized_us = (_number(values[name]) for name in ("scale", "float_us", "quantized_us"))
+    return PhoneFit(scale, float_us, quantized_us, errors, by_other)
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one program on one phone, in milliseconds."""
+
+    phone: str
+    soc: str
+    ms: float
+    least_ms: float
+    most_ms: float
+    within: float
+    """80 of 100 programs like it lie within this part."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.phone}  about {self.ms:.3g} ms ({self.least_ms:.3g} to {self.most_ms:.3g}:"
+            f" 80 of 100 programs like it lie within {self.within:.0%})"
+        )
+
+    def by(self, factor: float, within: float) -> Forecast:
+        ms = self.ms * factor
+        return Forecast(self.phone, self.soc, ms, ms * (1 - within), ms * (1 + within), within)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            name: round(value, 5) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasted:
+    """Of one program on all phones, or why there is no forecast."""
+
+    forecasts: tuple[Forecast, ...] = ()
+    withheld: str = ""
+    fix: str = ""
+    basis: str = ""
+    """What the forecasts rest on."""
+
+    def in_words(self, shown: Sequence[Forecast] | None = None) -> list[str]:
+        if self.withheld:
+            return [f"no forecast: {self.withheld}", *([f"  try: {self.fix}"] if self.fix else [])]
+        return [
+            *map(str, self.forecasts if shown is None else shown),
+            f"forecast, not measured: {self.basis}",
+        ]
+
+
+def forecast(
+    lane: str, precision: str, facts: Mapping[str, Any], fit: LaneFit | None, table: Forecasts
+) -> Forecasted:
+    """`facts` are of the step that asked QNN: estimates, refusals, operators; `precision` is ours."""
+    if fit is None:
+        return Forecasted(
+            withheld=f"the {lane} lane is not fitted", fix="export the model to ONNX, and name the .onnx"
+        )
+    build, hub = str(facts["build_id"]), PRECISIONS.get(precision, "")
+    if build != fit.build_id:
+        return Forecasted(
+            withheld=f"not fitted for QNN {version_in(build)}, but for {version_in(fit.build_id)}",
+            fix="nox -s forecast -- fit --accept",
+        )
+    if not hub:
+        return Forecasted(
+            withheld=f"no phone's {precision} was fitted", fix=f"--precision {', '.join(PRECISIONS)}"
+        )
+    if reason := reason_to_withhold(facts, fit, table):
+        return Forecasted(withheld=reason)
+    us = facts["estimates"][table.chips[0]]["us"]
+    forecasts = []
+    for name, phone in table.phones.items():
+        if (fitted := fit.phones.get(name)) and hub in fitted.errors:
+            ms, within = fitted.us(us, hub) / 1000, fitted.errors[hub]
+            forecasts.append(Forecast(name, phone.soc, ms, ms * (1 - within), ms * (1 + within), within))
+    basis = f"QNN {version_in(build)}'s estimate for {table.chips[0]} ({us:,} us), by what AI Hub measured"
+    return Forecasted(tuple(forecasts), basis=f"{basis} ({table.wheel.version})")
+
+
+def reason_to_withhold(facts: Mapping[str, Any], fit: LaneFit, table: Forecasts) -> str:
+    """Why the estimate cannot be trusted; empty if it can."""
+    estimates, (first, second) = facts["estimates"], table.chips
+    if first not in estimates:
+        return f"QNN has no estimate for {first}: {facts['refused'].get(first, 'it says nothing')}"
+    estimate = estimates[first]
+    if estimate["graphs"] != 1:
+        return f"{first} cuts it into {estimate['graphs']} graphs"
+    if estimate["uncosted"]:
+        return f"{estimate['uncosted']} of its operators have no cost in QNN's estimate"
+    if not fit.least_us <= estimate["us"] <= fit.most_us:
+        return (
+            f"its estimate of {estimate['us']:,} us lies outside of the"
+            f" {fit.least_us:,.0f} to {fit.most_us:,.0f} us that were fitted"
+        )
+    if second in estimates:
+        ratio = estimates[second]["us"] / estimate["us"]
+        if not fit.least_ratio <= ratio <= fit.most_ratio:
+            return (
+                f"QNN's estimates for {first} and {second} disagree: 1 to {ratio:.2f}, and fitted models have"
+                f" {fit.least_ratio:.2f} to {fit.most_ratio:.2f}"
+            )
+    operators: Mapping[str, int] = facts["operators"]
+    unfamiliar = {name: count for name, count in operators.items() if name not in fit.operators}
+    if sum(unfamiliar.values()) > UNFAMILIAR * sum(operators.values()):
+        return f"{', '.join(sorted(unfamiliar))}: no fitted model has these operators"
+    return ""
+
+
+def by_measurement(text: str, found: Forecasted, fit: LaneFit, table: Forecasts) -> Forecasted:
+    """`PHONE=1.42 ms`: the same model on the other phones, by what was measured on one."""
+    name, _, value = text.partition("=")
+    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*ms\s*", value)
+    if not number or not float(number[1]):
+        raise UsageError(
+            f"--measured {text}: expected a phone and milliseconds", fix="--measured 'Galaxy S24=1.42 ms'"
+        )
+    phone = table.named(name.strip())
+    own = next((each for each in found.forecasts if each.phone == phone), None)
+    if own is None:
+        return found
+    factor = float(number[1]) / own.ms
+    others = (each for each in found.forecasts if each.phone != phone)
+    return Forecasted(
+        tuple(each.by(factor, fit.phones[each.phone].by_other.get(phone, each.within)) for each in others),
+        basis=f"measured on {phone}: {number[1]} ms, {factor:.2f} times its forecast",
+    )

@@ -1,0 +1,38 @@
+"""The list of `quantize --where`: what each operator loses against the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from provisioning.base import units
+
+SHOWN = 20
+MOST_DB = 120.0
+"""Outputs that differ by less are equal."""
+
+
+def as_text(whole: str, losses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """`losses` have, by operator, the SQNR of its inputs and of its output."""
+    yield whole
+    if not losses:
+        yield "no operator has an output that is farther from float than its inputs"
+        return
+    rows = [("after", "before", "operator", "where")]
+    rows += [
+        (f"{each['after_db']:.1f} dB", _before(each["before_db"]), each["operator"], where_of(each))
+        for each in losses[:SHOWN]
+    ]
+    yield from units.aligned(rows)
+    if more := len(losses) - SHOWN:
+        yield from [f"and {more} that lose less"] * (more > 0)
+
+
+def _before(decibels: float) -> str:
+    return "exact" if decibels >= MOST_DB else f"{decibels:.1f} dB"
+
+
+def where_of(each: Mapping[str, Any]) -> str:
+    place = f"{each['source']} `{each['code']}`" if each["source"] else str(each.get("node", ""))
+    module = each.get("module", "")
+    return " ".join(filter(None, [module if module[:1] != "(" else "", place]))

@@ -1,0 +1,75 @@
+"""Which phones forecasts are for, and by which models they are fitted (manifests/forecast.toml).
+
+It is apart from the forecasts themselves so that a change of those compiles no model again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from provisioning.base.documents import Model, load
+from provisioning.base.errors import UnknownName
+from provisioning.base.settings import MANIFESTS
+from provisioning.sources import Sha256, Version
+
+MANIFEST = MANIFESTS / "forecast.toml"
+
+
+class HubWheel(Model):
+    """The wheel with what phones measured."""
+
+    version: Version
+    filename: str
+    sha256: Sha256
+    size: int
+
+
+class Phone(Model):
+    soc: str
+    device: str
+    """Its name in the wheel."""
+
+
+class FittedModel(Model):
+    """How a model of the wheel is made here."""
+
+    make: str
+    """LIBRARY:NAME."""
+    size: int = 224
+    frames: int = 0
+    tokens: int = 0
+    backbone: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    vision: dict[str, Any] = Field(default_factory=dict)
+    dino: dict[str, Any] = Field(default_factory=dict)
+
+
+class Forecasts(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    chips: tuple[str, str]
+    runtime: str
+    wheel: HubWheel
+    phones: dict[str, Phone]
+    models: dict[str, FittedModel]
+
+    def named(self, name: str) -> str:
+        """The phone that a user means."""
+        plain = {_plain(each): each for each in self.phones}
+        device = {_plain(phone.device): each for each, phone in self.phones.items()}
+        if found := plain.get(_plain(name)) or device.get(_plain(name)):
+            return found
+        raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
+
+    def of_chip(self, soc: str) -> list[str]:
+        """The phones with a chip."""
+        return [name for name, phone in self.phones.items() if phone.soc == soc]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("samsung").removeprefix("snapdragon")
+
+
+def load_forecasts() -> Forecasts:
+    return load(MANIFEST, Forecasts)

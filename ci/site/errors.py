@@ -1,0 +1,111 @@
+"""The page of errors: known failures, numbers and the rules of findings, each with an anchor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from ci.inspect.messages import key
+from provisioning.base.commands import as_installed
+from provisioning.base.diagnosis import DECORATION, Entry, knowledge
+from provisioning.base.rules import Rule, rules
+from provisioning.known_faults import load_faults
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFailure:
+    """What logs show of it, why, and what to do."""
+
+    id: str
+    anchor: str
+    message: str
+    """A line of its example, in which numbers and names are cut."""
+    cause: str
+    fix: str
+    source: str
+    versions: str
+    """Empty where no build is known to have it alone."""
+    codes: Sequence[str]
+    """Anchors of numbers."""
+    example: str
+    patterns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    anchor: str
+    of: str
+    number: int
+    spellings: Sequence[str]
+    name: str
+    failures: Sequence[str]
+    """Those that it is known from."""
+
+
+def failures() -> list[KnownFailure]:
+    versions = {fault.id: f"{fault.product} {fault.versions}" for fault in load_faults()}
+    return [
+        KnownFailure(
+            entry.id,
+            f"failure-{entry.id}" if entry.id in rules() else entry.id,
+            _message(entry),
+            entry.cause,
+            as_installed(entry.fix),
+            entry.source,
+            versions.get(entry.id, ""),
+            [_anchor("QNN", code) for code in entry.codes if code in knowledge().codes],
+            entry.example.strip("\n"),
+            [pattern.source for pattern in entry.patterns],
+        )
+        for entry in sorted(knowledge().entries, key=lambda entry: entry.id)
+    ]
+
+
+def _message(entry: Entry) -> str:
+    text = DECORATION.sub(b"", entry.example.encode())
+    starts = [match.start() for pattern in entry.patterns if (match := pattern.search(text))]
+    if not starts:
+        return ""
+    line = text[text.rfind(b"\n", 0, min(starts)) + 1 :].partition(b"\n")[0]
+    return key(line.decode("utf-8", "replace"))
+
+
+def numbers() -> Iterator[Number]:
+    known = knowledge()
+    for code, name in sorted(known.codes.items()):
+        component = next((of for of, (low, high) in known.ranges.items() if low <= code <= high), "QNN")
+        named = [entry.id for entry in known.entries if code in entry.codes]
+        yield Number(_anchor("QNN", code), component, code, _spellings(code), name, named)
+    for row in known.numbers:
+        for code, name in row.names.items():
+            yield Number(_anchor(row.of, code), row.of, code, _spellings(code), name, ())
+
+
+def _anchor(of: str, code: int) -> str:
+    return f"{of.lower().replace(' ', '-')}-{code}"
+
+
+def _spellings(code: int) -> list[str]:
+    """Decimal, hexadecimal, and as a signed number of 32 bits where that is another; FastRPC's short form."""
+    signed = [str(code - (1 << 32))] if code >= 1 << 31 else []
+    short = [hex(code - 0x80000400)] if 0x80000400 < code < 0x80000800 else []
+    return [str(code), hex(code & 0xFFFFFFFF), *signed, *short]
+
+
+def all_rules() -> list[Rule]:
+    return sorted(rules().values(), key=lambda rule: rule.id)
+
+
+def as_json() -> str:
+    """All of it, for other programs."""
+    document = {
+        "schema": 1,
+        "failures": [asdict(each) for each in failures()],
+        "numbers": [asdict(each) for each in numbers()],
+        "rules": [{**asdict(each), "fix": as_installed(each.fix), "anchor": each.id} for each in all_rules()],
+        "layers": [{"name": each.name, "collect": each.collect} for each in knowledge().layers],
+        "faults": [each.name for each in knowledge().faults],
+        "harmless": [{"pattern": each.pattern.source, "why": each.why} for each in knowledge().harmless],
+    }
+    return json.dumps(document, indent=1) + "\n"

@@ -1,0 +1,42 @@
+"""`site`: render docs/, and what is known of operators, errors and faults, as static HTML."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from provisioning.base.settings import outputs_path
+
+EXAMPLES = """\
+  nox -s site
+  nox -s site -- -o /tmp/site
+  python -m http.server --directory dist/site     look at it as a phone sees it
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write there, in place of an earlier site [dist/site]",
+    )
+    parser.epilog = (parser.epilog or "") + "\nExit code: 1 if a link of a page leads nowhere.\n"
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.site.build import build, write
+    from provisioning.base.command_line import Parser
+
+    began = time.monotonic()
+    folder = args.output or outputs_path() / "dist" / "site"
+    files = build()
+    write(files, folder)
+    pages = sum(name.endswith(".html") for name in files)
+    index, user = folder / "index.html", Parser.user_folder()
+    shown = index.relative_to(user) if index.is_relative_to(user) else index
+    sys.stdout.write(f"wrote {shown}: {pages} pages in {time.monotonic() - began:.0f} s\n")
+    return 0

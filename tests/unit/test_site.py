@@ -1,0 +1,165 @@
+"""The site: how a page is rendered, which links are good, and what may be written over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.inspect import diagnose
+from ci.operators.history import History
+from ci.operators.table import OperatorTable
+from ci.site import errors, operators
+from ci.site.build import INDEX, INDEX_HEAD, check, write
+from ci.site.markdown import groups, inline, rendered
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Severity
+from provisioning.base.rendering.job_summary import markdown
+from provisioning.base.rendering.workflow_commands import github_annotations
+from provisioning.base.site import page_of
+from provisioning.base.stage_run import StageRun
+from tests.support.typed import run_here
+
+PAGE = """\
+# One page
+
+It says `this`: [that](other.md#there).
+
+## A `part` of it, again
+## A part of it, again
+
+| a | b |
+| --- | --- |
+| 1 | <b>2</b> |
+
+```console
+$ qnn-ci site <x>
+printed
+```
+"""
+
+
+def cell(result: str, default: str | None = None, **more: object) -> dict[str, object]:
+    return {"result": result, **({"default": default} if default else {}), **more}
+
+
+def table(**cells: object) -> OperatorTable:
+    measured = {"SM8650": "QNN v2.49.40", "SM8350": "QNN v2.49.40"}
+    return OperatorTable.model_validate({"schema": 1, "measured": measured, "upstream": {}, "cells": cells})
+
+
+def test_headings_have_githubs_anchors_and_links_are_those_of_the_site() -> None:
+    page = rendered(PAGE, lambda target: target.replace(".md", ".html"))
+    assert (page.title, page.summary) == ("One page", "It says this: that.")
+    assert [each.anchor for each in page.sections] == [
+        "one-page",
+        "a-part-of-it-again",
+        "a-part-of-it-again-1",
+    ]
+    assert 'href="other.html#there"' in page.body and 'id="a-part-of-it-again-1"' in page.body
+    assert '<span class="typed">$ qnn-ci site &lt;x&gt;</span>\nprinted' in page.body
+
+
+def test_the_pages_of_a_table_are_grouped_by_what_they_are_about() -> None:
+    rows = "| one | [a `b`](c.md), [d](e.md) |\n| two | [f](g.md) |\n"
+    text = f"# x\n\n## All pages\n\n| about | pages |\n| --- | --- |\n{rows}"
+    assert groups(text, "All pages") == {"one": [("c.md", "a b"), ("e.md", "d")], "two": [("g.md", "f")]}
+
+
+def test_words_of_data_are_never_markup() -> None:
+    assert str(inline("a <b> `<c>`")) == "a &lt;b&gt; <code>&lt;c&gt;</code>"
+
+
+@pytest.mark.parametrize(
+    "link", ["b.html", "#nowhere", "../index.html", "a/b.html#there", "a/c.html", "picture.png"]
+)
+def test_a_link_that_leads_nowhere_is_an_error(link: str) -> None:
+    good = '<a href="a/b.html#here"></a><a href="https://elsewhere.example/x#y"></a><a href="#result=x"></a>'
+    files: dict[str, str | bytes] = {"index.html": good, "a/b.html": '<p id="here"><a href="../index.html">'}
+    check(files)
+    with pytest.raises(CheckFailed, match=link):
+        check({**files, "index.html": f'{good}<img src="{link}">'})
+
+
+def test_only_an_earlier_site_is_replaced(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {INDEX: f"{INDEX_HEAD}[]", "a/b.html": "x"}
+    write(files, tmp_path / "site")
+    write({INDEX: f"{INDEX_HEAD}[]", "c.html": "y"}, tmp_path / "site")
+    assert {path.name for path in (tmp_path / "site").rglob("*")} == {INDEX, "c.html"}
+    (tmp_path / "site" / INDEX).write_text("of another")
+    with pytest.raises(UsageError):
+        write(files, tmp_path / "site")
+    assert (tmp_path / "site" / "c.html").is_file()
+
+
+def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_differ() -> None:
+    found = table(
+        log={
+            "SM8650": {"8a8w": cell("whole", sqnr_db=51.2), "fp16": cell("wrong")},
+            "SM8350": {"8a8w": cell("cpu", "whole")},
+        }
+    )
+    views = {view.place: view for view in operators.views(found, History())}
+    assert {"SM8650", "SM8350", "8a8w", "fp16"} <= views.keys()
+    (row,) = views["SM8650"].rows
+    seen = {each.column: each for each in row.cells if each}
+    assert (seen["8a8w"].href, seen["8a8w"].figure, seen["8a8w"].tone) == (
+        "operators/log.html#8a8w",
+        "51 dB",
+        "whole",
+    )
+    assert (seen["8a8w"].differs, seen["fp16"].differs, row.differs) == (True, False, True)
+    (page,) = operators.pages(found, History())
+    eight = next(part for part in page.parts if part.scheme == "8a8w")
+    assert [chips.names for chips in eight.chips] == [["SM8650"], ["SM8350"]]
+    assert "--flow 8a8w" in eight.commands[0] and page.good == "8a8w"
+
+
+def test_chips_that_do_the_same_are_named_together() -> None:
+    same = {"8a8w": cell("whole", sqnr_db=51.2)}
+    (page,) = operators.pages(table(log={"SM8650": same, "SM8350": same}), History())
+    assert [chips.names for chips in page.parts[0].chips] == [["SM8650", "SM8350"]]
+
+
+def test_the_data_beside_the_pages_has_every_cell() -> None:
+    found = table(log={"SM8650": {"8a8w": cell("whole", sqnr_db=51.2), "fp16": cell("wrong")}})
+    rows = operators.rows(found)
+    document = json.loads(operators.as_json(found, rows))
+    assert [(each["scheme"], each["result"]) for each in document["cells"]] == [
+        ("8a8w", "whole"),
+        ("fp16", "wrong"),
+    ]
+    head, *lines = operators.as_csv(rows).splitlines()
+    assert head.startswith("lane,operator,chip,scheme,result") and len(lines) == 2
+
+
+def test_each_failure_has_the_line_of_its_example_without_numbers_and_names() -> None:
+    every = errors.failures()
+    assert all(each.message and len(each.message) <= 80 for each in every)
+    assert len({each.anchor for each in every}) == len(every)
+    versions = {each.id: each.versions for each in every}
+    assert versions["per-channel-input-channels"] == "qnn >=2.47"
+
+
+def test_a_number_has_all_its_spellings() -> None:
+    numbers = {each.anchor: each for each in errors.numbers()}
+    assert numbers["qnn-14001"].spellings == ["14001", "0x36b1"]
+    code = next(each for each in numbers.values() if each.of == "FastRPC")
+    assert len(code.spellings) >= 3 and code.spellings[2].startswith("-")
+
+
+def test_findings_and_diagnose_link_to_the_site_that_the_user_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = StageRun("test_lowering", "wheels", "x86_64-linux", "qnn-ci test_lowering")
+    stage.add("lowering-cpu-operator", Severity.ERROR, "net", "stays on the CPU")
+    report = stage.finish()
+    place = "https://somebody.example/qnn/errors.html#lowering-cpu-operator"
+    for site, linked in (("", False), ("https://somebody.example/qnn/", True), ("javascript:x", False)):
+        monkeypatch.setenv("QNN_CI_SITE", site)
+        assert page_of("lowering-cpu-operator") == (place if linked else "")
+        assert (place in github_annotations(report)) is linked
+        assert (f"]({place})" in markdown([report])) is linked
+        assert run_here(diagnose, "lowering-cpu-operator") == 0
+        assert (f"page:  {place}" in capsys.readouterr().out) is linked

@@ -1,0 +1,129 @@
+"""A part of an output that is lost is seen, and what only looks like one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+from ci.pipeline.accuracy import Pair, below_floor, compared
+from ci.pipeline.thresholds import low_figures
+
+RANDOM = numpy.random.default_rng(0)
+
+
+def in_steps(values: Any, levels: int = 256) -> Any:
+    """As a quantizer with one scale for the tensor."""
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    scale = (high - low) / (levels - 1)
+    return numpy.round(values / scale) * scale
+
+
+def detector(*, scores: Any = None) -> Any:
+    """Boxes in pixels with scores behind them."""
+    boxes = RANDOM.uniform(0, 640, (1, 144, 4))
+    if scores is None:
+        scores = 1 / (1 + numpy.exp(-RANDOM.standard_normal((1, 144, 80))))
+    return numpy.concatenate([boxes, scores], axis=-1)
+
+
+def compare_in_steps(make: Callable[[], Any], levels: int = 256) -> tuple[dict[str, float], list[str]]:
+    inferences = [make() for _ in range(2)]
+    return compared(Pair(f"{n}", each, in_steps(each, levels), 0) for n, each in enumerate(inferences))
+
+
+def test_scores_that_are_lost_beside_boxes_are_below_the_floor_whatever_dimension_they_lie_along() -> None:
+    for make in (detector, lambda: detector().transpose(0, 2, 1)):
+        figures, slices = compare_in_steps(make)
+        assert figures["sqnr_db"] > 40 and below_floor(figures) == ["slice_sqnr_db"]
+        assert any("4 to 83 of 84" in each and "distinct value" in each for each in slices)
+
+
+def test_with_sixteen_bits_the_scores_are_there() -> None:
+    figures, slices = compare_in_steps(detector, 65536)
+    assert not below_floor(figures) and not slices
+
+
+def test_a_score_that_keeps_its_mean_and_nothing_else_is_lost() -> None:
+    """0.5 on a step of the quantizer: the error is small, and all scores are equal."""
+    scores = 0.502 + 0.02 * RANDOM.standard_normal((1, 144, 80))
+    wanted = [detector(scores=scores) for _ in range(2)]
+    found = [each.copy() for each in wanted]
+    for each in found:
+        each[..., 4:] = 0.5
+    figures, slices = compared(
+        Pair(f"{n}", *both, 0) for n, both in enumerate(zip(wanted, found, strict=True))
+    )
+    assert below_floor(figures) == ["slice_sqnr_db"] and "1 distinct value" in slices[0]
+
+
+def channels(spread: float) -> Any:
+    """Channels of every size, as a trained network has them."""
+    return RANDOM.standard_normal((1, 64, 16, 16)) * numpy.exp(spread * RANDOM.standard_normal((1, 64, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: channels(1.5),
+        lambda: numpy.maximum(channels(1.5), 0),
+        # Logits, of which each class has two values.
+        lambda: RANDOM.standard_normal((1, 100)),
+        # Probabilities, of which most classes are rare.
+        lambda: (
+            numpy.exp(each := 6 * RANDOM.standard_normal((1, 21, 32, 32)))
+            / numpy.exp(each).sum(1, keepdims=True)
+        ),
+        # Nothing to detect.
+        lambda: detector(scores=RANDOM.uniform(0, 1e-4, (1, 144, 80))),
+        # A mask that is all but decided.
+        lambda: (numpy.tanh(100 * RANDOM.standard_normal((1, 1, 64, 64))) + 1) / 2,
+        lambda: RANDOM.standard_normal((1, 3, 40, 40)),
+    ],
+    ids=["channels", "relu", "logits", "probabilities", "nothing there", "mask", "image"],
+)
+def test_what_is_as_it_should_be_at_eight_bits_stays_green(make: Callable[[], Any]) -> None:
+    figures, _ = compare_in_steps(make)
+    assert not below_floor(figures) and figures["slice_sqnr_db"] == figures["sqnr_db"]
+
+
+def test_one_channel_that_is_computed_wrongly_is_below_the_floor() -> None:
+    wanted = RANDOM.standard_normal((1, 1000, 40))
+    found = wanted + 0.001 * RANDOM.standard_normal(wanted.shape)
+    found[:, 7] = 0
+    figures, slices = compared([Pair("y", wanted, found, 0)])
+    assert figures["sqnr_db"] > 25 and below_floor(figures) == ["slice_sqnr_db"]
+    assert len(slices) == 1 and "slice 7 of 1000 along dimension 1" in slices[0]
+
+
+def test_a_slice_that_is_constant_in_float_is_told_and_not_judged() -> None:
+    wanted = RANDOM.standard_normal((2, 32, 3))
+    wanted[..., 1] = 1e-3
+    figures, slices = compared([Pair("y", wanted, in_steps(wanted), 0)])
+    assert not below_floor(figures) and len(slices) == 1 and "constant in float" in slices[0]
+
+
+def test_an_output_with_a_handful_of_values_is_below_the_floor() -> None:
+    wanted = RANDOM.standard_normal((1, 2000)) + 5
+    found = numpy.round(wanted / 4) * 4
+    figures, slices = compared([Pair("y", wanted, found, 0)])
+    assert below_floor(figures) == ["slice_sqnr_db"] and "distinct values for 2,000" in slices[0]
+
+
+def test_a_slice_need_not_be_nearer_than_the_worst_output_and_a_lower_threshold_needs_a_reason() -> None:
+    noisy = [RANDOM.standard_normal((1, 64, 64)) for _ in range(2)]
+    found = [each + 0.2 * RANDOM.standard_normal(each.shape) for each in noisy]
+    figures, _ = compared(Pair(f"{n}", *both, 0) for n, both in enumerate(zip(noisy, found, strict=True)))
+    assert 10 < figures["sqnr_db"] < 20 and not below_floor(figures) and not low_figures(figures, 1.0)
+    lost, _ = compare_in_steps(detector)
+    assert low_figures(lost, 1.0) == ["slice_sqnr_db"]
+
+
+def test_very_large_and_empty_like_outputs_are_compared() -> None:
+    huge = RANDOM.standard_normal((1, 20, 20)) * 1e200
+    assert compared([Pair("y", huge, huge * 1.01, 0)])[0]["slice_sqnr_db"] == pytest.approx(40, abs=0.1)
+    zeros = numpy.zeros((1, 20, 20))
+    assert not compared([Pair("y", zeros, zeros, 0)])[1]
+    assert "slice_sqnr_db" in compared([Pair("y", numpy.float64(1), numpy.float64(1))])[0]
