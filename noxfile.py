@@ -21,11 +21,11 @@ if sys.version_info < (3, 10):  # noqa: UP036  (nox itself runs on older ones)
     sys.exit(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: install nox with it")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from provisioning.base.command_line import STARTED_IN, Verb
+from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
 from provisioning.base.secrets import handed_on, hide
 from provisioning.python_environments import PythonEnvironments, uv_program
-from qnn_ci import VERBS, program_of
+from qnn_ci.command import VERBS, program_of
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
@@ -100,7 +100,7 @@ def _variables(session: nox.Session) -> dict[str, str | None]:
     # For suites with packages of their own: the locked environments have no uv.
     variables: dict[str, str | None] = {"QNN_CI_UV": os.environ.get("QNN_CI_UV") or uv_program()}
     folder = user_folder(session)
-    variables |= handed_on({})
+    variables |= {**handed_on({}), STARTED_BY: sys.executable}
     return variables if folder == Path.cwd() else {**variables, STARTED_IN: str(folder)}
 
 

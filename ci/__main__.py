@@ -89,6 +89,11 @@ VERBS = {
         "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),
+    "mcp": Verb(
+        "ci.agents.verb",
+        "be a server of the Model Context Protocol: compile, audit, diagnose and others as tools of agents",
+        "mcp",
+    ),
     "accept": Verb(
         "ci.accept.verb",
         "--convert FILE: rewrite an earlier release's suite, and what was accepted of it, in the form of now",

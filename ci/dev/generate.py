@@ -105,6 +105,8 @@ PAGES = {
     "docs/docker.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
     "manifests/actions.toml": "ci.dev.actions:table",
+    "manifests/schema/answer.json": "ci.dev.answer_schema:text",
+    "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }
 """Pages, and the function `module:name` that returns the text."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
+from provisioning.base import answer
 from provisioning.base.command_line import repeatable
 from provisioning.base.settings import add_selection, selection_of
 
@@ -21,22 +20,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL_OR_CLASS", help="a part of a model's name, or of what it is for"
     )
     repeatable(parser, "--phone", "NAME", "this phone alone: 'Galaxy S25' [those of forecasts]")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the rows there, those of all devices"
-    )
     add_selection(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.forecast.phones import found, in_words
     from ci.pipeline.phones import load_forecasts
-    from provisioning.base.files import write_named
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
     models = found(args.model, table, selection_of(args).store)
-    if args.json:
-        body = {"schema": 1, "wheel": table.wheel.version, "models": [each.as_dict() for each in models]}
-        write_named(args.json, json.dumps(body, indent=2) + "\n")
+    answer.add(wheel=table.wheel.version, models=[each.as_dict() for each in models])
     print("\n".join(in_words(models, phones, table)))
     return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base import answer
 from provisioning.base.command_line import count, repeatable
 
 EXAMPLES = """\
@@ -31,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PHONE=MS",
         help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms')",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the forecasts there")
     fit = parser.add_argument_group(FIT, "compile the models that phones measured, and fit the constants")
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
     repeatable(fit, "--without", "MODEL", "leave this model out of the fit")
@@ -51,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     fits = args.model == FIT
     of_fit = {"-k": args.expressions, "--without": args.without, "--shard": args.shard, "--list": args.list}
     of_model = {"--precision": args.precision, "--phone": args.phone, "--measured": args.measured}
-    of_model |= {"--json": args.json, "--calibrate": args.calibrate, "--option": args.option}
+    of_model |= {"--calibrate": args.calibrate, "--option": args.option}
     of_model |= {"--dimension": args.dimension, "--per-channel": args.per_channel}
     for flag, given in (of_model if fits else {**of_fit, "--accept": args.accept}).items():
         if given:
@@ -67,21 +65,13 @@ def run(args: argparse.Namespace) -> int:
         )
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.phones import load_forecasts
-    from provisioning.base.files import write_named
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
     model = one_model_of(args)
     forecasted = lane_model(model).forecasted(args.measured)
     shown = [each for each in forecasted.forecasts if each.phone in phones]
-    if args.json:
-        body = {
-            "schema": 1,
-            "model": model.typed,
-            "forecasts": [each.as_dict() for each in shown],
-            "withheld": forecasted.withheld,
-            "fix": forecasted.fix,
-        }
-        write_named(args.json, json.dumps(body, indent=2) + "\n")
+    answer.add(model=model.typed, forecasts=[each.as_dict() for each in shown])
+    answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words(shown)))
     return int(bool(forecasted.withheld))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.image.image_plan import plan_of
     from provisioning.verbs.shell import become
 
+    answer.refuse("shell")
     plan = plan_of(args.image)
     engine = connect()
     check(plan, engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import zipfile
@@ -13,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import as_here
 from provisioning.base.diagnosis import Diagnosis, Explanation, Reading, explain_code, knowledge, pieces
@@ -74,7 +74,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say which library prints the words that follow (none: count all), of what is provisioned",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument(
         "--bundle",
         action="store_true",
@@ -92,22 +91,21 @@ def run(args: argparse.Namespace) -> int:
         from ci.inspect.error_names import error_names
 
         names = error_names(args.codes_of)
-        print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
+        answer.add(names=names)
+        print("\n".join(f"{c}  {n}" for c, n in names.items()))
         return 0
     if args.messages:
-        return _printed(args.inputs, as_json=args.json)
+        return _printed(args.inputs)
     if args.messages_of:
-        return _messages(args.messages_of, args.messages_before, as_json=args.json)
+        return _messages(args.messages_of, args.messages_before)
     if args.messages_before:
         raise UsageError("--messages-before is given without --messages-of", fix="name the newer build too")
     if args.bundle:
         print(_bundle(args.inputs))
         return 0
     results = [result for name in _inputs(args.inputs) for result in _diagnose_input(name)]
-    if args.json:
-        print(json.dumps({"schema": 1, "inputs": [_as_json(result) for result in results]}, indent=2))
-    else:
-        print("\n\n".join(_as_text(result) for result in results))
+    answer.add(inputs=[_facts(result) for result in results])
+    print("\n\n".join(_as_text(result) for result in results))
     return 0 if all(result.explained for result in results) else 1
 
 
@@ -151,18 +149,17 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     return [result for result in known if result.explained] or [Diagnosis(name, (), ())]
 
 
-def _printed(words: Sequence[str], *, as_json: bool) -> int:
+def _printed(words: Sequence[str]) -> int:
     from ci.inspect.message_table import of_store, told
     from provisioning.base.settings import store_path
 
     rows = of_store(store_path(), words)
-    print(
-        json.dumps([asdict(row) for row in rows], indent=1) if as_json else told(rows, searched=bool(words))
-    )
+    answer.add(printed=[asdict(row) for row in rows])
+    print(told(rows, searched=bool(words)))
     return 0
 
 
-def _messages(now: Path, before: Path | None, *, as_json: bool) -> int:
+def _messages(now: Path, before: Path | None) -> int:
     from ci.inspect.messages import collect, document, told
 
     paths = [user_path(str(path), "PATH", str(Parser.user_folder())) for path in (now, before) if path]
@@ -172,7 +169,8 @@ def _messages(now: Path, before: Path | None, *, as_json: bool) -> int:
         )
     new, *old = map(collect, paths)
     earlier = old[0] if old else None
-    print(json.dumps(document(new, earlier), indent=2) if as_json else told(new, earlier))
+    answer.add(**document(new, earlier))
+    print(told(new, earlier))
     return 0
 
 
@@ -287,7 +285,7 @@ def _as_text(result: Diagnosis) -> str:
     return "\n".join(lines)
 
 
-def _as_json(result: Diagnosis) -> dict[str, object]:
+def _facts(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from ci.artifacts.program import (
     read,
 )
 from ci.inspect.extract import extract
+from provisioning.base import answer
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.settings import add_selection, selection_of
@@ -65,7 +65,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="say what this attestation of attest.yml says of the program; 1 if nothing",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     add_selection(parser)
 
 
@@ -78,45 +77,41 @@ def run(args: argparse.Namespace) -> int:
     file: Path = args.files[0]
     if all(is_package(path) for path in args.files):
         _refuse_flags(file, "package", args.against, args.extract)
-        return packages.run(args.files, selection_of(args), as_json=args.json)
+        return packages.run(args.files, selection_of(args))
     if args.files[1:]:
         raise UsageError(
             f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"
         )
     if args.attestation:
         facts = attestation.facts(file, args.attestation)
-        return _show(file, "attestation", facts, as_json=args.json)
+        return _show(file, "attestation", facts)
     head = first_bytes(file)
     if kind := libraries.kind_of(file, head):
         _refuse_flags(file, kind, args.against, args.extract)
-        return _show(file, kind, libraries.facts(file, kind), as_json=args.json)
+        return _show(file, kind, libraries.facts(file, kind))
     if head.startswith(MARK):
         _refuse_flags(file, "DLC", args.against, args.extract)
-        return _show(file, "dlc", _dlc(read_dlc(file)), as_json=args.json)
+        return _show(file, "dlc", _dlc(read_dlc(file)))
     contents: Inside = read_model(file) if file.suffix == ".onnx" else read(file)
-    answer = against(contents, args.against) if args.against else None
+    loading = against(contents, args.against) if args.against else None
     extracted: list[Path] = []
     if args.extract:
         if isinstance(contents, ContextStrings):
             raise UsageError(f"--extract: {file} is a context binary itself", fix="leave it out")
         extracted = extract(file, contents, args.extract)
-    if args.json:
-        document = {"schema": 1, "file": str(file), "kind": KINDS[type(contents)], **asdict(contents)}
-        document["known_faults"] = [fault.id for fault in _known_faults(contents)]
-        if answer:
-            document["against"] = {"sdk": str(args.against), **asdict(answer)}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    else:
-        sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
-        for fault in _known_faults(contents):
-            sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
-            sys.stdout.write(f"  fix: {fault.fix}\n")
-        sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in extracted)
-        if answer:
-            word = "can load it" if answer.loads else "cannot load it"
-            sys.stdout.write(f"\n{args.against} {word}:\n")
-            sys.stdout.writelines(f"  {in_line(line)}\n" for line in answer.says)
-    return 0 if answer is None or answer.loads else 1
+    answer.add(file=str(file), kind=KINDS[type(contents)], **asdict(contents))
+    answer.add(known_faults=[fault.id for fault in _known_faults(contents)])
+    sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
+    for fault in _known_faults(contents):
+        sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
+        sys.stdout.write(f"  fix: {fault.fix}\n")
+    sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in extracted)
+    if loading:
+        answer.add(against={"sdk": str(args.against), **asdict(loading)})
+        word = "can load it" if loading.loads else "cannot load it"
+        sys.stdout.write(f"\n{args.against} {word}:\n")
+        sys.stdout.writelines(f"  {in_line(line)}\n" for line in loading.says)
+    return 0 if loading is None or loading.loads else 1
 
 
 def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) -> None:
@@ -125,11 +120,8 @@ def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) ->
         raise UsageError(f"{flag} is for programs, and {path} is a {what}", fix=f"leave out {flag}")
 
 
-def _show(path: Path, kind: str, values: Mapping[str, object], *, as_json: bool) -> int:
-    if as_json:
-        document = {"schema": 1, "file": str(path), "kind": kind, **values}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return 0
+def _show(path: Path, kind: str, values: Mapping[str, object]) -> int:
+    answer.add(file=str(path), kind=kind, **values)
     lines = [f"{path}: {values['what']}"]
     for name, value in values.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)

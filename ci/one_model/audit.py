@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 from ci.pipeline.compile_flags import add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
+from provisioning.base import answer
 from provisioning.base.command_line import count
 
 EXAMPLES = """\
@@ -29,7 +28,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="run each on the emulator too: what the CPU's part takes"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the audit there")
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
     add_work(parser.add_argument_group("how"), "a step")
 
@@ -37,13 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.audit_table import as_text, fails
     from ci.pipeline.one_model import lane_model
-    from provisioning.base.files import write_named
 
     model = one_model_of(args)
     require_one_chip(model.selection)
     rows = lane_model(model).audited(args.precisions or (), run=args.measure)
-    if args.json:
-        body = {"schema": 1, "model": model.typed, "soc": model.selection.soc, "precisions": rows}
-        write_named(args.json, json.dumps(body, indent=2) + "\n")
+    answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
     print("\n".join(as_text(rows)))
     return int(any(map(fails, rows.values())))

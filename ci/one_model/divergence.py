@@ -7,12 +7,11 @@ is searched. So each operator is the last one of a program of its own.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base import answer
 
 EXAMPLES = """\
   qnn-ci divergence net.py:make --precision 16a8w --soc SM8650
@@ -31,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DB",
         help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there")
     add_choice(parser, "manifests/suites/models.toml")
     add_work(parser, "the search", 1200, cached=False)
 
@@ -39,12 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text
     from ci.pipeline.one_model import lane_model
-    from provisioning.base.files import write_named
 
     model = one_model_of(args)
     require_one_chip(model.selection)
     name, result = lane_model(model).searched(choice_of(args), args.least)
-    if args.json:
-        write_named(args.json, json.dumps({"schema": 1, "program": name, **result}, indent=2) + "\n")
+    answer.add(program=name, **result)
     print("\n".join(as_text(result)))
     return int(result["sqnr_db"] < result["least"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
 from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base import answer
 
 EXAMPLES = """\
   qnn-ci profile net.py:make --precision 8a8w --soc SM8650
@@ -35,7 +36,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL.onnx",
         help="what a compiled .onnx was compiled from, which has the lines",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile there")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
     parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
     add_work(parser.add_argument_group("how"), "a step")
@@ -59,10 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if not measured.costs and not measured.cpu:
         raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
     about = {"model": model.typed, **about}
-    text = document(measured, about)
-    report_profile(stage, selection.reports, " ".join(about.values()), text)
-    if args.json:
-        write_named(args.json, text)
+    body = document(measured, about)
+    report_profile(stage, selection.reports, " ".join(about.values()), body)
+    answer.add(**body)
     if args.page:
         write_named(args.page, profile_page(model.typed, measured))
     print("\n".join(as_text(measured, earlier, args.against)))

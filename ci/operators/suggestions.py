@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from provisioning.base.answer import Edit
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
@@ -22,6 +23,9 @@ class Suggestion(Model):
     """A regular expression that the model's source line must match."""
     text: str
     proof: str
+    find: str = ""
+    """What of the source line to replace, as a regular expression, and by what; both mean the same."""
+    write: str = ""
 
 
 class Suggestions(Model):
@@ -34,8 +38,12 @@ def suggestions() -> tuple[Suggestion, ...]:
     return load(SUGGESTIONS, Suggestions).suggestion
 
 
-def suggestion_for(operator: str, code: str) -> str:
+def suggestion_for(operator: str, code: str, source: str = "") -> str:
+    """What to write instead; with `source`, FILE:LINE of the code, also the line as it should be."""
     for each in suggestions():
         if operator in (each.operator, each.onnx) and re.search(each.code, code):
+            file, _, line = source.rpartition(":")
+            if file and each.find and (old := re.search(each.find, code)):
+                return f"{Edit(file, int(line), old[0], old.expand(each.write))}: {each.text}"
             return each.text
     return ""

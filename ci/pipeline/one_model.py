@@ -10,7 +10,7 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -25,13 +25,14 @@ from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
+from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.manifest import soc_named
-from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])
@@ -47,6 +48,10 @@ class Product:
     warnings: Sequence[str] = ()
     wrong: Sequence[Finding] = ()
     """What makes the command end with exit code 1. The files are written all the same."""
+    findings: Sequence[Finding] = ()
+    """What an answer says of it (--json)."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What an answer has beside its record."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -219,6 +224,7 @@ def quantize_model(taken: LaneModel[P, L]) -> int:
 def _shown(products: Sequence[Product]) -> int:
     """The exit code, after what is wrong."""
     wrong = [each for product in products for each in product.wrong]
+    answer.add_findings(wrong)
     for each in wrong:
         show_error(CheckFailed(f"{each.subject}: {each.message}", fix=each.fix))
     return CheckFailed.exit_code if wrong else 0
@@ -248,6 +254,23 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
             if path.name in product.files:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
         sys.stdout.writelines(f"{each}\n" for each in product.words)
+        answer.add_findings(product.findings)
+    folder = Parser.user_folder() / output
+    answer.add(programs=[_answered(folder, product) for product in products])
+
+
+def _answered(folder: Path, product: Product) -> dict[str, Any]:
+    """A product's record, with its files and what is said of it."""
+    found = (_document(folder / name) for name in product.files if name.endswith(".json"))
+    record = next((each for each in found if "soc" in each), {})
+    files = [str(folder / name) for name in product.files]
+    return {
+        **record,
+        **product.facts,
+        "files": files,
+        "words": [*product.words],
+        "warnings": [*product.warnings],
+    }
 
 
 def require_own(path: Path, origin: str) -> None:
@@ -260,14 +283,19 @@ def require_own(path: Path, origin: str) -> None:
 
 
 def _record(path: Path) -> dict[str, Any]:
+    record = _document(path)
+    return record if "schema" in record else {}
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
         # The user's own file of this name, which a compile always replaced.
         return {}
-    return record if isinstance(record, dict) and "schema" in record else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:

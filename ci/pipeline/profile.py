@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric, Report
@@ -163,8 +164,8 @@ def totals(costs: Sequence[OperatorCost], of: str) -> list[tuple[str, float]]:
     return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
 
 
-def document(measured: ProgramProfile, about: Mapping[str, str]) -> str:
-    body = {
+def document(measured: ProgramProfile, about: Mapping[str, str]) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         **about,
         "runs": RUNS,
@@ -172,16 +173,15 @@ def document(measured: ProgramProfile, about: Mapping[str, str]) -> str:
         "operators": [asdict(cost) for cost in measured.costs],
         "cpu": [asdict(each) for each in measured.cpu],
     }
-    return json.dumps(body, indent=2) + "\n"
 
 
-def report_profile(stage: StageRun, reports: Path, name: str, text: str) -> None:
+def report_profile(stage: StageRun, reports: Path, name: str, body: Mapping[str, Any]) -> None:
     """Put the profile into the report, beside the earlier ones of other models."""
     profiles: dict[str, Metric] = {}
     with suppress(OSError, ValueError):
         earlier = Report.read(reports / f"{stage.stage}.json").metrics.get("profiles")
         profiles = dict(earlier) if isinstance(earlier, dict) else {}
-    stage.metrics["profiles"] = {**profiles, name: json.loads(text)}
+    stage.metrics["profiles"] = {**profiles, name: dict(body)}
     stage.finish().write(reports)
 
 

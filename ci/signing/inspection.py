@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +12,6 @@ from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, SignedBy
 from provisioning import catalogue as catalogues
 from provisioning.base.units import aligned
 from provisioning.elf import Malformed
-
-SCHEMA = 1
 
 UNSIGNED = SignedBy.UNSIGNED.value
 DAMAGED = SignedBy.DAMAGED.value
@@ -64,10 +61,6 @@ def inspect(path: Path) -> Inspection:
             str(path), UNSIGNED, parsed.format.bits, parsed.arch, segments=len(parsed.segments)
         )
         return plain if signed is None else _signed(str(path), signed)
-
-
-def as_json(inspections: list[Inspection]) -> str:
-    return json.dumps({"schema": SCHEMA, "files": [asdict(one) for one in inspections]}, indent=2) + "\n"
 
 
 def as_text(one: Inspection) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base import units
+from provisioning.base import answer, units
 from provisioning.base.command_line import DEBUG
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
@@ -40,7 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ):
         action = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         action.add_argument("files", type=Path, nargs="+", metavar="FILE")
-        action.add_argument("--json", action="store_true", help="for programs")
         # Also behind the action's name, where people type it.
         action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
     _add_verify_flags(action)
@@ -50,24 +48,22 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.stage_run import StageRun
 
     if args.action == "inspect":
-        return inspect(args.files, as_json=args.json)
+        return inspect(args.files)
     stage = StageRun("signing_verify", "", "", typed("python -m ci signing", sys.argv[2:]))
     reports = reports_path(args.reports)
     with stage.reported(reports, "signing-stopped"):
         expected = _expected(args.root, args.sw_id, args.hw_id, args.serial, args.at)
-        code = verify(args.files, expected, tuple(args.allow_unchecked), stage, as_json=args.json)
+        code = verify(args.files, expected, tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)
     return code
 
 
-def inspect(files: Sequence[Path], *, as_json: bool) -> int:
+def inspect(files: Sequence[Path]) -> int:
     from ci.signing import inspection
 
     inspections = [inspection.inspect(path) for path in files]
-    if as_json:
-        sys.stdout.write(inspection.as_json(inspections))
-    else:
-        sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
+    answer.add(files=[asdict(one) for one in inspections])
+    sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
     return 1 if any(result.kind == inspection.DAMAGED for result in inspections) else 0
 
 
@@ -76,8 +72,6 @@ def verify(
     expected: ExpectedSignature,
     allowed: tuple[str, ...],
     stage: StageRun,
-    *,
-    as_json: bool,
 ) -> int:
     from ci.signing import checks, verification
 
@@ -87,11 +81,8 @@ def verify(
         results.append((path, result))
         stage.findings += checks.findings_of(path, result, allowed=allowed)
         stage.metrics[str(path)] = result.verdict(allowed)
-    if as_json:
-        files = [_as_json(path, result, allowed) for path, result in results]
-        sys.stdout.write(json.dumps({"schema": 1, "files": files}, indent=2) + "\n")
-    else:
-        sys.stdout.write("\n".join(_as_text(path, result, allowed) for path, result in results))
+    answer.add(files=[_facts(path, result, allowed) for path, result in results])
+    sys.stdout.write("\n".join(_as_text(path, result, allowed) for path, result in results))
     return 0 if all(result.verdict(allowed) == "verified" for _, result in results) else 1
 
 
@@ -166,7 +157,7 @@ def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _as_json(path: Path, result: Verification, allowed: Sequence[str]) -> dict[str, object]:
+def _facts(path: Path, result: Verification, allowed: Sequence[str]) -> dict[str, object]:
     return {
         "file": str(path),
         "verdict": result.verdict(allowed),

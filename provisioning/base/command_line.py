@@ -14,12 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
+from provisioning.base import answer
 from provisioning.base.commands import as_here
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
-from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import (
+    INTERNAL,
+    INTERRUPTED,
+    EnvironmentLacking,
+    ToolkitError,
+    UnknownName,
+    UsageError,
+)
 from provisioning.base.foreign import visible
 from provisioning.base.secrets import RESULTS, hide, refuse_keys
 from provisioning.base.settings import user_path
@@ -32,7 +40,7 @@ class Verb:
     """The module that has it; or `module:name`, where a module has several."""
     summary: str
     environment: str = "tools"
-    """The locked environment that has its packages; qnn_ci.py chooses for those that need several."""
+    """The locked environment that has its packages; qnn_ci/command.py chooses for those that need several."""
     foreign_code: bool = True
     """Whether it may run code that is not ours, such as a model, which must find no key of the remote
     cache."""
@@ -56,6 +64,9 @@ DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed
 STARTED_IN = "QNN_CI_STARTED_IN"
 """The folder in which the user typed, set by noxfile.py and `qnn-ci`. Relative paths begin there."""
 
+
+STARTED_BY = "QNN_CI_STARTED_BY"
+"""The Python of `qnn-ci` or nox: environments are made for it, and a verb that types others uses it."""
 
 PATHS = (
     "QNN_CI_STORE",
@@ -86,6 +97,27 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.register("type", Path, self._path)
+        # `taken` has read it before, so that it may stand behind any of a verb's words.
+        self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
+
+    def error(self, message: str) -> NoReturn:
+        error = self._explained(message)
+        answer.add_error(error)
+        super().error(f"{message}\n  try: {error.fix}")
+
+    def _explained(self, message: str) -> UsageError:
+        """With the flag or the choice that was meant."""
+        import re
+
+        unknown = UsageError(message, fix=f"{self.prog} --help")
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
+            known = [each.strip(" '") for each in found[2].split(",")]
+        elif found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            known = [*self._option_string_actions]
+        else:
+            return unknown
+        meant = UnknownName(message, found[1], known)
+        return meant if meant.near else unknown
 
     def _path(self, text: str) -> Path:
         if not text:
@@ -146,16 +178,39 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
     # What imports create stays: to look for garbage in it takes a fifteenth of a short command.
     gc.set_threshold(50_000)
     name, rest = argv[0], list(argv[1:])
+    words, place = answer.taken(rest)
     if name not in verbs:
-        import difflib
 
-        near = difflib.get_close_matches(name, verbs, n=1)
-        hint = f"did you mean `{program} {near[0]}`?" if near else f"`{program} --help` lists the verbs"
-        sys.stderr.write(f"error: there is no verb {name!r}\n  try: {hint}\n")
-        return 2
+        def refuse() -> int:
+            raise UnknownName(f"there is no verb {name!r}", name, verbs)
+
+        return answering(name, words, place, refuse)
     session = quoted_session(name, *rest)
+    return answering(
+        name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=session
+    )
+
+
+def answering(
+    verb: str,
+    words: Sequence[str],
+    place: str | None,
+    work: Callable[[], int],
+    *,
+    session: str = "",
+    starts: bool = False,
+) -> int:
+    """`guarded`, and with `place` also the answer, of what went wrong too."""
+    debug = "--debug" in words
+    if place is None:
+        return guarded(work, debug=debug, session=session)
+    # The verb moves on from where the user was.
+    file = user_path(place, answer.FLAG, os.environ.get(STARTED_IN, "")).absolute() if place else None
     return guarded(
-        lambda: _run_verb(program, name, verbs[name], rest), debug="--debug" in rest, session=session
+        lambda: answer.answered(
+            verb, words, file, lambda: guarded(work, debug=debug, session=session), starts=starts
+        ),
+        debug=debug,
     )
 
 
@@ -248,6 +303,7 @@ def _drop_output() -> None:
 
 
 def show_error(error: ToolkitError) -> None:
+    answer.add_error(error)
     sys.stderr.write(visible(as_here(f"error: {error.message}\n")))
     if error.fix:
         sys.stderr.write(visible(as_here(f"  try: {error.fix}\n")))
@@ -274,7 +330,7 @@ def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--debug", action="store_true")
     known = argparse.Namespace()
     with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        parser.parse_known_args(argv, known)
+        parser.parse_known_args(answer.taken(argv)[0], known)
     return known
 
 
@@ -295,6 +351,7 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     )
     module.configure(parser)
     parser.add_argument("--debug", action="store_true", help=DEBUG)
+    answer.add_parser(parser)
     args = parser.parse_args(argv)
     if verb.foreign_code:
         refuse_keys(name, os.environ)

@@ -48,8 +48,8 @@ class UnknownName(UsageError):
         import difflib
 
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(names)}"
+        self.name, self.near = name, next(iter(difflib.get_close_matches(name, names, n=1)), "")
+        hint = f"did you mean {self.near}?" if self.near else f"use one of: {', '.join(names)}"
         super().__init__(message, fix=hint)
 
 

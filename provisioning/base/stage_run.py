@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.base import answer
 from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
@@ -66,7 +67,7 @@ class StageRun:
         )
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
-        return Report(
+        report = Report(
             stage=self.stage,
             profile=self.profile,
             target=self.target,
@@ -79,6 +80,8 @@ class StageRun:
             command=self.command,
             run=os.environ.get(RUN, ""),
         )
+        answer.add_report(report)
+        return report
 
     def close(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
+from provisioning.base import answer
 from provisioning.base.command_line import confirmed, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UnknownName
@@ -65,7 +65,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     licences.add_flag(parser)
     parser.add_argument("--offline", action="store_true", help="use only what was fetched before")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,11 +89,9 @@ def run(args: argparse.Namespace) -> int:
         from provisioning.environment import selecting_flags
 
         following = session("validate", *selecting_flags(selection, os.environ))
-        if args.json:
-            result = {"profile": profile.name, "components": [asdict(row) for row in rows], "next": following}
-            sys.stdout.write(json.dumps(result, indent=2) + "\n")
-        else:
-            sys.stdout.write(table([asdict(row) for row in rows]) + f"next: {following}\n")
+        components = [asdict(row) for row in rows]
+        answer.add(profile=profile.name, components=components, next=following)
+        sys.stdout.write(table(components) + f"next: {following}\n")
 
     return stage.close(selection.reports, show=show)
 

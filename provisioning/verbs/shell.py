@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.settings import add_selection, selection_of
 from provisioning.environment import Environment, resolve
@@ -32,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replace this process, so that signals and the exit code are the command's own."""
+    answer.refuse("shell")
     environment = resolve(selection_of(args), os.environ)
     environment.explain()
     if around := os.environ.get(MARKER):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from provisioning.base import answer
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
 from provisioning.base.progress import for_stream
@@ -46,7 +46,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", "show every tree: what it is, for what, how large, when used, where")
     add_store(listing)
-    listing.add_argument("--json", action="store_true", help="print JSON")
     verify = add("verify", "read every byte again and compare with the inventories")
     repair = add("repair", "repair what `verify` finds, from kept downloads or by fetching again")
     for verb in (verify, repair):
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "path":
         return _path(selection_of(args), args.component)
     if args.what == "list":
-        return _list(store_path(args.store), as_json=args.json)
+        return _list(store_path(args.store))
     if args.what == "verify":
         return _verify(args.store, args.names)
     if args.what == "repair":
@@ -82,15 +81,14 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _list(where: Path, *, as_json: bool) -> int:
+def _list(where: Path) -> int:
     from provisioning.store import Store
     from provisioning.verbs.provision import table
 
     store = Store(where)
     rows = [_described(store, tree) for tree in store.trees()]
-    if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    elif rows:
+    answer.add(trees=rows)
+    if rows:
         sys.stdout.write(table([_in_words(row) for row in rows]))
     else:
         sys.stdout.write(f"no trees in {store.path}\n")

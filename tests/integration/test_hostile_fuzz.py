@@ -10,6 +10,7 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def inspected(path: Path) -> None:
 
 def of_signing(path: Path) -> None:
     with contextlib.suppress(ToolkitError):
-        inspection.as_json([inspection.inspect(path)])
+        json.dumps(asdict(inspection.inspect(path)))
         verification.verify_file(path)
 
 

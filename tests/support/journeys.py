@@ -166,9 +166,11 @@ class Stage:
     def variables(self) -> dict[str, str]:
         programs, environments, store = (self.base / name for name in ("bin", "environments", "store"))
         for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
-            locked_environment(environments, lock.stem)
+            # What speaks to agents has packages that no other environment has: it is made as a user's is.
+            if lock.stem != "mcp":
+                locked_environment(environments, lock.stem)
         python = shlex.quote(sys.executable)
-        script(programs / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci.py"))} "$@"')
+        script(programs / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci" / "command.py"))} "$@"')
         script(programs / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
         script(programs / "python", f'exec {python} "$@"')
         for shared in SHARED:

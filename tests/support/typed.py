@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from provisioning.base.answer import answered, taken
 from provisioning.base.settings import ROOT
 
 FROM_ELSEWHERE = """\
@@ -63,5 +64,10 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 def run_here(verb: Any, *words: object) -> int:
     """The exit code of a verb's module, run in this process."""
-    code: int = verb.run(parsed(verb, *words))
-    return code
+    rest, place = taken([str(word) for word in words])
+
+    def work() -> int:
+        code: int = verb.run(parsed(verb, *rest))
+        return code
+
+    return work() if place is None else answered("verb", rest, Path(place) if place else None, work)

@@ -20,7 +20,7 @@ from tests.support.sources import nodes
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
-COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci")
+COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci.command")
 TABLES = (*COMMON, "ci.dev.generate", "ci.pipeline.compile_flags")
 """These name modules in a table, of which a stage starts one at most."""
 

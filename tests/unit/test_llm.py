@@ -60,7 +60,7 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
-from qnn_ci import program_of
+from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
 from tests.support.typed import run_here
 

@@ -8,7 +8,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from provisioning.base.command_line import main
-from qnn_ci import program_of
+from qnn_ci.command import program_of
 from tests.support.onnx_models import conv_model, write
 
 

@@ -19,7 +19,7 @@ from ci.__main__ import VERBS as COMMANDS
 from ci.gate_table import CiJob, gate_table
 from ci.github import digests, place, plan, verdict
 from provisioning.base.settings import ROOT
-from qnn_ci import VERBS
+from qnn_ci.command import VERBS
 from tests.support.examples import example as filled_example
 from tests.support.typed import parsed
 from tests.support.workflows.expression import Scope, Value, condition

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,14 +9,15 @@ from pathlib import Path
 from ci.artifacts.against_sdk import parts_of
 from ci.inspect.package import checks, genie
 from ci.inspect.package.contents import Package, PackagedModel, opened
-from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base import answer
+from provisioning.base.findings import Finding, Metric, Outcome, outcome_of
 from provisioning.base.foreign import in_line
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.manifest import Soc, soc_named
 
 
-def run(paths: Sequence[Path], selection: Selection, *, as_json: bool) -> int:
+def run(paths: Sequence[Path], selection: Selection) -> int:
     """One report for all of them."""
     stage = StageRun.as_typed("inspect", selection.profile, "aarch64-android")
     socs = {name: soc_named(name) for name in selection.named_socs}
@@ -27,13 +27,11 @@ def run(paths: Sequence[Path], selection: Selection, *, as_json: bool) -> int:
             facts, findings = inspected(path, socs)
             stage.findings += findings
             packages[str(path)] = facts
-            if not as_json:
-                sys.stdout.writelines(f"{in_line(line)}\n" for line in _lines(path, facts))
-                sys.stdout.flush()
+            sys.stdout.writelines(f"{in_line(line)}\n" for line in _lines(path, facts))
+            sys.stdout.flush()
     stage.metrics["packages"] = packages
-    return stage.close(
-        selection.reports, show=(lambda report: _document(packages, report.findings)) if as_json else None
-    )
+    answer.add(kind="package", good=outcome_of(stage.findings) is Outcome.PASS, packages=packages)
+    return stage.close(selection.reports)
 
 
 def inspected(path: Path, socs: Mapping[str, Soc]) -> tuple[dict[str, Metric], list[Finding]]:
@@ -81,19 +79,3 @@ def _lines(path: Path, facts: Mapping[str, Metric]) -> list[str]:
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         lines.append(f"  {name}: {shown or 'none'}")
     return lines
-
-
-def _document(packages: Mapping[str, Metric], findings: Sequence[Finding]) -> None:
-    rows = [
-        {
-            "rule": finding.rule,
-            "severity": finding.severity.value,
-            "subject": finding.subject,
-            "message": finding.message,
-            "fix": finding.fix,
-        }
-        for finding in findings
-    ]
-    good = all(finding.severity is not Severity.ERROR for finding in findings)
-    document = {"schema": 1, "kind": "package", "good": good, "packages": packages, "findings": rows}
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")

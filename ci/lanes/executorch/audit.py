@@ -64,7 +64,7 @@ def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
         "cpu": [
             {
                 **each,
-                "suggestion": suggestion_for(each["operator"], each["code"])
+                "suggestion": suggestion_for(each["operator"], each["code"], each["source"])
                 or (taken_at(each["operator"], scheme, soc) if each["reason"].startswith(REFUSES) else ""),
             }
             for each in facts["left"]

@@ -65,7 +65,8 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
             Severity.ERROR if over else Severity.NOTE,
             program.name,
             f"{_on_cpu(each)} ({allowed})",
-            suggestion_for(each["operator"], each["code"]) or SUITES.repeat(program, "test_lowering"),
+            suggestion_for(each["operator"], each["code"], each["source"])
+            or SUITES.repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:
         yield Finding(
@@ -94,9 +95,13 @@ def kept_on_cpu(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterato
 
 def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
+    return left_on_cpu({"left": [each for each in facts["left"] if not each["kernel"]]})
+
+
+def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Operators on the CPU, each with what to write instead."""
     for each in facts["left"]:
-        if not each["kernel"]:
-            yield _on_cpu(each), suggestion_for(each["operator"], each["code"])
+        yield _on_cpu(each), suggestion_for(each["operator"], each["code"], each["source"])
 
 
 def _on_cpu(each: Mapping[str, Any]) -> str:

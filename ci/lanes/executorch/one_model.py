@@ -19,7 +19,7 @@ from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, losses_of, measure, ran
-from ci.lanes.executorch.judge import artifact, costs_of, delegation, missing_kernels
+from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -126,7 +126,10 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             self.command("quantize", program.soc, "--where"),
             losses_of(program, facts),
         )
-        return Product(_files(path, stem, record), words, warnings, wrong)
+        found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
+        return Product(
+            _files(path, stem, record), words, warnings, wrong, findings=[*_left(stem, facts), *found]
+        )
 
     def _stem(self, program: ExecutorchProgram) -> str:
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
@@ -270,6 +273,12 @@ def _line(
     return line
 
 
+def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Each operator on the CPU, for an answer."""
+    for message, fix in dict(left_on_cpu(facts)).items():
+        yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, fix)
+
+
 def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
     """What is there and why, and the traffic that it costs."""
     alike = Counter(
@@ -280,7 +289,7 @@ def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
         times = f"{count} times " if count > 1 else ""
         where = f" at {source} `{code}`" if source else ""
         yield f"  on the CPU: {times}{name}{where}: {reason}"
-        if suggestion := suggestion_for(name, code):
+        if suggestion := suggestion_for(name, code, source):
             yield f"    → {suggestion}"
     if kept := facts.get("kept_on_cpu"):
         yield f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}"

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import Parser
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UnknownName, UsageError
 from provisioning.base.settings import user_path
 from provisioning.manifest import soc_named
 
@@ -77,7 +78,11 @@ def samples_folder(model: OneModel) -> Path | None:
         return None
     folder = user_path(model.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
     if not folder.is_dir():
-        raise UsageError(f"--calibrate {model.calibrate} is not a folder", fix="name a folder of samples")
+        message = f"--calibrate {model.calibrate} is not a folder"
+        folders = [each.name for each in folder.parent.glob("*/")]
+        if get_close_matches(folder.name, folders, n=1):
+            raise UnknownName(message, folder.name, folders)
+        raise UsageError(message, fix="name a folder of samples")
     return folder
 
 

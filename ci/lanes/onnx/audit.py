@@ -45,7 +45,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     assert folder is not None
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
-        {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"])}
+        {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"], each["source"])}
         for each in facts["cpu"]
     ]
     row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}

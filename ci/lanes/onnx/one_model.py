@@ -246,7 +246,13 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             self.command("quantize", program.soc, "--where"),
         )
         wrong = accuracy_of_one_model(self.model.typed, near, context["slices"], *commands)
-        return Product({path.name: path for path in files}, words, warnings, wrong)
+        return Product(
+            {path.name: path for path in files},
+            words,
+            warnings,
+            wrong,
+            facts={"accuracy": near, "delegates": 1, "on_cpu": []},
+        )
 
     def _drawn(self, program: OnnxProgram) -> Iterator[str]:
         if precision_named(program.run.kind).quantized and not program.case.samples:

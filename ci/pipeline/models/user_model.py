@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
 
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UnknownName, UsageError
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
 
@@ -17,6 +18,7 @@ EXPORTED = "range_constraints"
 
 SAMPLE_FILES = (".npy", ".npz", ".pt")
 
+FUNCTION = re.compile(r"^def ([A-Za-z]\w*)", re.MULTILINE)
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 QUANTIZING = b"quantized_decomposed."
 WORD = re.compile(r"[^a-z0-9_.-]+")
@@ -85,7 +87,8 @@ def user_model(text: str, folder: Path) -> UserModel:
             )
         code = path.read_text(encoding="utf-8", errors="replace")
         if not re.search(rf"\b{function}\b|import \*", code):
-            raise UsageError(f"{text}: nothing in {head} is called {function}", fix="name a function of it")
+            functions = FUNCTION.findall(code)
+            raise UnknownName(f"{text}: nothing in {head} is called {function}", function, functions)
         return UserModel(_word(function), f"{path.stem}:{function}", path.parent, path)
     if DOTTED.fullmatch(text) and not (folder / text).exists():
         return UserModel(_word(function), text, folder.absolute())
@@ -98,12 +101,17 @@ def user_model(text: str, folder: Path) -> UserModel:
     fix = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
     if path.suffix == ".py":
         fix = f"say which function gives the model and its inputs: {text}:FUNCTION"
+        if path.is_file() and len(functions := FUNCTION.findall(path.read_text("utf-8", "replace"))) == 1:
+            raise UnknownName(f"{text}: expected {MODEL_HELP}", text, [f"{text}:{functions[0]}"])
     raise UsageError(f"{text}: expected {MODEL_HELP}", fix=fix)
 
 
 def _file(path: Path, text: str) -> Path:
     if not path.is_file():
         problem = "it is a directory" if path.is_dir() else "there is no such file"
+        there = [each.name for each in path.parent.glob(f"*{path.suffix}")]
+        if not path.is_dir() and get_close_matches(path.name, there, n=1):
+            raise UnknownName(f"{text}: {problem}", path.name, there)
         raise UsageError(f"{text}: {problem}", fix="name a model that is there")
     return path.absolute()
 

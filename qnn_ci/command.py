@@ -1,7 +1,8 @@
 """`qnn-ci VERB`: each verb of `ci` and `provisioning`, in the locked environment that it needs.
 
-In the wheel this file is the package `qnn_ci`, and our packages and manifests lie beside it, in that folder.
-So a package of the user's that is called `ci` or `provisioning` is never in our way, nor ours in theirs.
+In the wheel our packages and manifests lie beside this file, in the package `qnn_ci`. So a package of the
+user's that is called `ci` or `provisioning` is never in our way, nor ours in theirs: nothing but the command
+imports this module.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE if (HERE / "ci").is_dir() else HERE.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.pipeline.compile_flags import LANES, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
-from provisioning.base import command_line  # noqa: E402
+from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402
 from provisioning.base.secrets import handed_on, hide  # noqa: E402
 from provisioning.base.settings import CLONE  # noqa: E402
@@ -56,7 +58,9 @@ def main() -> int:
     helps = argv[-1:] in (["-h"], ["--help"]) and (len(argv) == 2 or argv[0] != "shell")
     if helps or not argv or argv[0] not in verbs:
         return command_line.main("qnn-ci", "CI and provisioning for Qualcomm's NPUs.", verbs, argv)
-    return command_line.guarded(lambda: _start(argv[0], argv[1:]), debug="--debug" in argv)
+    # The verb itself writes its answer: what is written here is why it did not start.
+    words, place = answer.taken(argv[1:])
+    return command_line.answering(argv[0], words, place, lambda: _start(argv[0], argv[1:]), starts=True)
 
 
 def _start(verb: str, arguments: Sequence[str]) -> int:
@@ -73,6 +77,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     python = PythonEnvironments(environments_folder(), _log).interpreter(environment)
     here = str(Path.cwd())
     os.environ[command_line.STARTED_IN] = here
+    os.environ[command_line.STARTED_BY] = sys.executable
     if uv := os.environ.get("QNN_CI_UV") or uv_program():
         os.environ["QNN_CI_UV"] = uv
     os.environ["QNN_CI_REPORTS"] = os.environ.get("QNN_CI_REPORTS") or str(Path(here, "reports"))

@@ -1,0 +1,1 @@
+"""What agents get: `qnn-ci mcp`, and SKILL.md, both from one table (tools.py)."""

@@ -1,0 +1,155 @@
+"""The table of tools: what an agent may call, and the command that each is. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import DEFAULT_SOC
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    about: str
+    flag: str = ""
+    """Empty for a word of its own."""
+    required: bool = False
+    many: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        text = {"type": "string"}
+        return {"description": self.about, **({"type": "array", "items": text} if self.many else text)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    verb: str
+    when: str
+    """What an agent asks it."""
+    evidence: str
+    """The fields of its answer, besides those that all answers have."""
+    parameters: tuple[Parameter, ...]
+    example: str
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {each.name: each.schema for each in self.parameters},
+            "required": [each.name for each in self.parameters if each.required],
+            "additionalProperties": False,
+        }
+
+    def words(self, arguments: Mapping[str, Any]) -> Iterator[str]:
+        """Its command's words. A value can be no flag."""
+        known = {each.name for each in self.parameters}
+        if unknown := sorted(set(arguments) - known):
+            raise UsageError(f"{self.name} has no {', '.join(unknown)}", fix=f"it has {', '.join(known)}")
+        words: list[str] = []
+        for each in self.parameters:
+            values = _values(self, each, arguments.get(each.name))
+            if each.required and not values:
+                raise UsageError(f"{self.name} needs {each.name}", fix=f"{each.name}: {each.about}")
+            if each.flag:
+                yield from (f"{each.flag}={value}" for value in values)
+            else:
+                words += values
+        if words:
+            yield from ("--", *words)
+
+
+def _values(tool: Tool, parameter: Parameter, given: Any) -> Sequence[str]:
+    values = [] if given is None else given if parameter.many and isinstance(given, list) else [given]
+    if not all(isinstance(value, str) and value for value in values):
+        raise UsageError(
+            f"{tool.name}: expected text for {parameter.name}, found {given!r}", fix=parameter.about
+        )
+    return values
+
+
+MODEL = Parameter("model", "a .pt2, file.py:function, module:function or model.onnx", required=True)
+PRECISION = Parameter("precision", "fp16, 8a8w, 16a8w, 16a4w … [fp16]", "--precision")
+SOC = Parameter("soc", f"the chip, as {DEFAULT_SOC}, SM8750", "--soc")
+CALIBRATE = Parameter("calibrate", "a folder of samples, a file each: .npy, .npz, .pt [drawn]", "--calibrate")
+
+TOOLS = (
+    Tool(
+        "compile",
+        "compile",
+        "Compile one model for a chip, run it on the HTP emulator and compare it with float.",
+        "programs: accuracy (sqnr_db), delegates, on_cpu, costs, files",
+        (
+            MODEL,
+            PRECISION,
+            SOC,
+            CALIBRATE,
+            Parameter("python", "a Python with the model's packages, which exports it", "--python"),
+            Parameter("output", "the folder for the program and its record", "--output", required=True),
+        ),
+        "qnn-ci compile net.py:make --precision 8a8w --soc SM8750 --output out",
+    ),
+    Tool(
+        "audit",
+        "audit",
+        "Say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost.",
+        "precisions: delegated, cpu (operator, source, code, reason, suggestion), delegates, ddr",
+        (
+            MODEL,
+            Parameter("precisions", "which [fp16, 8a8w, 16a8w, 16a4w]", "--precision", many=True),
+            SOC,
+            CALIBRATE,
+        ),
+        "qnn-ci audit net.py:make --precision 8a8w --precision 16a8w",
+    ),
+    Tool(
+        "divergence",
+        "divergence",
+        "Find the operator at which the HTP emulator first differs from the quantized model.",
+        "sqnr_db, first (operator, module, source, code, operands), cuts",
+        (MODEL, PRECISION, SOC, CALIBRATE),
+        "qnn-ci divergence net.py:make --precision 16a8w",
+    ),
+    Tool(
+        "diagnose",
+        "diagnose",
+        "Explain a log, an error code or the rule of a finding.",
+        "inputs: explanations (id, cause, fix, line), codes, data_types",
+        (Parameter("inputs", "logs, folders of logs, codes, rules of findings", required=True, many=True),),
+        "qnn-ci diagnose reports/logs/ 14001 emulator-accuracy",
+    ),
+    Tool(
+        "operators",
+        "diagnose",
+        "Say what was measured of operators in a scheme, before a model is written with them.",
+        "inputs: operators (what was measured of each)",
+        (
+            Parameter(
+                "operators", "each as OPERATOR@SCHEME: log@16a4w, conv2d@8a8w", required=True, many=True
+            ),
+        ),
+        "qnn-ci diagnose log@16a4w conv2d@8a8w",
+    ),
+    Tool(
+        "parity",
+        "buck_parity",
+        "Check that ExecuTorch's Buck and CMake files build the same.",
+        "findings alone",
+        (Parameter("executorch", "the checkout of ExecuTorch", "--executorch", required=True),),
+        "qnn-ci buck_parity --executorch ~/executorch",
+    ),
+)
+BY_NAME = {tool.name: tool for tool in TOOLS}
+
+READING = (
+    ("outcome", "pass, fail (what was checked is bad), usage, lacking, upstream, internal, interrupted"),
+    ("findings", "rule, severity, subject, message, fix; errors come first, notes ask for nothing"),
+    ("findings[].edit", "a change of one line: in `file` at `line`, write `new` for `old`"),
+    ("findings[].fix", "what to type or write next, in words, where there is no `edit`"),
+    ("next", "the command to type now, after the edit if there is one; empty where nothing is left to do"),
+)
+"""The fields of an answer that an agent follows."""

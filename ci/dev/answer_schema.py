@@ -1,0 +1,60 @@
+"""manifests/schema/answer.json: what all answers have, and the facts of each verb."""
+
+from __future__ import annotations
+
+import json
+
+from provisioning.base.answer import Answer
+
+FACTS = {
+    "against": ("object", "inspect --against: whether that SDK's libraries load it, and why not"),
+    "components": ("array", "provision: each with version, source and place"),
+    "cpu": ("array", "profile: operators on the CPU"),
+    "cuts": ("object", "divergence: SQNR by the node at which a program was cut"),
+    "delegates": ("array", "inspect of a program: its context binaries"),
+    "failed": ("object", "divergence: why a program that was cut gave no figure, by node"),
+    "file": ("string", "inspect: what was read"),
+    "files": ("array", "signing: each with its signature, or what was verified"),
+    "first": (("object", "null"), "divergence: the operator that differs, with line and operands"),
+    "fix": ("string", "forecast: what to do where forecasts are withheld"),
+    "forecasts": ("array", "forecast: of each phone"),
+    "good": ("boolean", "inspect of packages: whether nothing in them is wrong"),
+    "inputs": ("array", "diagnose: what is known of each; inspect of an ONNX model: its inputs"),
+    "kind": ("string", "inspect: what the file is"),
+    "known_faults": ("array", "inspect: faults of the QNN build that made it"),
+    "least": ("number", "divergence: a lower SQNR is a difference, dB"),
+    "model": ("string", "audit, profile: as typed"),
+    "models": ("array", "phones: each with what its devices took"),
+    "names": ("object", "diagnose --codes-of: names by code"),
+    "operators": ("array", "profile: each with its share, line and module"),
+    "packages": ("object", "inspect of packages: what is in each"),
+    "printed": ("array", "diagnose --messages: which library prints each message"),
+    "precisions": (
+        "object",
+        "audit: by precision what HTP takes, what stays on the CPU, why and at what cost",
+    ),
+    "profile": ("string", "provision: the profile"),
+    "program": ("string", "divergence: its name"),
+    "programs": ("array", "compile, quantize: the record of each, with its files, words and warnings"),
+    "reference": ("string", "divergence: what the program is compared with"),
+    "soc": ("string", "audit, profile: the chip"),
+    "sqnr_db": (("number", "string"), "divergence: of the whole program"),
+    "wheel": ("string", "phones: the version of the package that has the measurements"),
+    "withheld": ("string", "forecast: why there is none"),
+    "trees": ("array", "store list: each with its size and place"),
+}
+"""By name: JSON type and meaning."""
+
+
+def text() -> str:
+    from pydantic import TypeAdapter
+
+    from ci.dev.generate import DIALECT
+
+    document = TypeAdapter(Answer).json_schema(mode="serialization")
+    document["properties"] |= {
+        name: {"description": about, "type": [*kind] if isinstance(kind, tuple) else kind}
+        for name, (kind, about) in FACTS.items()
+    }
+    title = "What --json writes: the same of every verb, and the verb's own facts"
+    return json.dumps({"$schema": DIALECT, **document, "title": title}, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,349 @@
+"""`--json [FILE]` of every verb: the command's answer as one document, for programs and agents.
+
+Without FILE the document is all that standard output gets. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from provisioning.base.errors import ToolkitError, UnknownName, UsageError
+from provisioning.base.foreign import visible
+
+if TYPE_CHECKING:
+    import argparse
+
+    from provisioning.base.findings import Finding, Report
+
+FLAG = "--json"
+HELP = "the answer as one JSON document: to FILE, which ends in .json [standard output, in place of text]"
+OUTCOMES: dict[int, Any] = {
+    0: "pass",
+    1: "fail",
+    2: "usage",
+    3: "lacking",
+    4: "upstream",
+    70: "internal",
+    130: "interrupted",
+}
+"""By exit code."""
+
+COMMAND = re.compile(r"(?:qnn-ci|nox -s|python -m (?:ci|provisioning)) [^`;]+")
+FLAGS = re.compile(r"(--[a-z][\w-]*)(?: ([^\s,;]+))?")
+LEFT_OUT = re.compile(r"\bleave (?:out (--[a-z][\w-]*)|(--[a-z][\w-]*) out)")
+PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b|…")
+"""What the reader would have to fill in."""
+EDIT = re.compile(r"in (?P<file>[^`:]+):(?P<line>\d+) write `(?P<new>[^`]+)` for `(?P<old>[^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of one line that the fix of a finding names."""
+
+    file: str
+    line: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"in {self.file}:{self.line} write `{self.new}` for `{self.old}`"
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredFinding:
+    rule: str
+    severity: Literal["error", "warning", "note"]
+    subject: str
+    message: str
+    fix: str
+    """What to type or write next, in words."""
+    next: str
+    """The command to type next: the fix's, or this one as the fix changes it. Empty where there is none."""
+    edit: Edit | None
+    """The change of a file that the fix names; `next` is then to be typed after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    schema: Literal[1]
+    verb: str
+    command: str
+    """As typed, without --json."""
+    python: str
+    """The interpreter that did the work."""
+    exit_code: int
+    outcome: Literal["pass", "fail", "usage", "lacking", "upstream", "internal", "interrupted"]
+    findings: list[AnsweredFinding]
+    next: str
+    """That of the first finding that has one: errors come first, then warnings."""
+    output: list[str]
+    """The lines that the command prints without --json."""
+
+
+@dataclass
+class _Open:
+    """What is collected of the command that runs."""
+
+    verb: str
+    words: Sequence[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+    reports: dict[str, Sequence[Finding]] = field(default_factory=dict)
+    others: list[Finding] = field(default_factory=list)
+    corrected: dict[str, Sequence[str]] = field(default_factory=dict)
+    """By a finding's message: this command with the name that was meant."""
+    parser: argparse.ArgumentParser | None = None
+
+    @property
+    def findings(self) -> Iterator[Finding]:
+        for found in self.reports.values():
+            yield from found
+        yield from self.others
+
+
+_open: _Open | None = None
+
+
+def add(**facts: Any) -> None:
+    """The evidence of the command that runs: fields of its answer."""
+    if _open:
+        _open.facts |= facts
+
+
+def refuse(verb: str) -> None:
+    """For a verb whose process becomes another program, or speaks a protocol."""
+    if _open:
+        raise UsageError(f"{verb} answers to what it talks with, not by {FLAG}", fix=f"leave {FLAG} out")
+
+
+def add_findings(findings: Iterable[Finding]) -> None:
+    if _open:
+        _open.others += findings
+
+
+def add_report(report: Report) -> None:
+    """A stage's findings, as it first ends: later it may be put together with what earlier commands said."""
+    if _open:
+        _open.reports.setdefault(report.stage, report.findings)
+
+
+def add_error(error: ToolkitError) -> None:
+    """What ended the command. A report may have it already."""
+    from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError
+    from provisioning.base.findings import Finding, Severity
+
+    if _open is None or any(
+        error.message in each.message or each.message in error.message for each in _open.findings
+    ):
+        return
+    rule = "command-error"
+    if isinstance(error, CheckFailed):
+        rule = "command-check"
+    elif isinstance(error, UsageError):
+        rule = "command-usage"
+    elif isinstance(error, EnvironmentLacking):
+        rule = "command-environment"
+    elif isinstance(error, UpstreamError):
+        rule = "command-network"
+    if isinstance(error, UnknownName) and error.near:
+        whole = re.compile(rf"(?<![^:=/]){re.escape(error.name)}(?![^:=/])")
+        words = [_open.verb, *_open.words]
+        _open.corrected[error.message] = [whole.sub(lambda _: error.near, word, count=1) for word in words]
+    _open.others.append(Finding(rule, Severity.ERROR, _open.verb, error.message, error.fix))
+
+
+def add_parser(parser: argparse.ArgumentParser) -> None:
+    """The command line that runs: which of its flags take a value."""
+    if _open:
+        _open.parser = parser
+
+
+def taken(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words without `--json [FILE]`, and its FILE, empty for standard output; None without the flag.
+
+    The next word is FILE if it ends in .json: in `diagnose --json build.log` the log is no FILE."""
+    rest, place = list(words), None
+    end = rest.index("--") if "--" in rest else len(rest)
+    for index in reversed(range(end)):
+        if rest[index] == FLAG:
+            named = index + 1 < end and rest[index + 1].endswith(".json")
+            place = rest[index + 1] if named else ""
+            del rest[index : index + 1 + named]
+        elif rest[index].startswith(f"{FLAG}="):
+            place = rest.pop(index).partition("=")[2]
+    return rest, place
+
+
+def answered(
+    verb: str, words: Sequence[str], place: Path | None, work: Callable[[], int], *, starts: bool = False
+) -> int:
+    """The exit code of `work`, with its answer written to `place`, or to standard output.
+
+    With `starts`, the work becomes the verb's process, which answers itself and needs our streams."""
+    global _open
+    outer, _open = _open, _Open(verb, words)
+    try:
+        with nullcontext(str) if starts else _printed(live=place is not None) as output:
+            try:
+                code = work()
+            except SystemExit as stop:
+                # argparse has said what is wrong with the command line, or printed its help.
+                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        text = _document(_open, code, output())
+    finally:
+        _open = outer
+    if place is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return code
+    from provisioning.base.files import write_named
+
+    write_named(place, text)
+    return code
+
+
+@contextmanager
+def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
+    """What is printed meanwhile, and shown only if `live`, as far as this process prints it; else what its
+    children print is kept too."""
+    sys.stdout.flush()
+    if live:
+        tee = _Tee(sys.stdout)
+        with redirect_stdout(tee):
+            yield tee.kept.getvalue
+        return
+    import tempfile
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", buffering=1) as file:
+        before = os.dup(1)
+        os.dup2(file.fileno(), 1)
+
+        def read() -> str:
+            file.seek(0)
+            return file.read()
+
+        try:
+            with redirect_stdout(file):
+                yield lambda: kept
+        finally:
+            file.flush()
+            kept = read()
+            os.dup2(before, 1)
+            os.close(before)
+
+
+class _Tee:
+    """Standard output that also keeps what is written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.kept = stream, io.StringIO()
+
+    def write(self, text: str) -> int:
+        self.kept.write(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _document(said: _Open, code: int, output: str) -> str:
+    import json
+
+    findings = [_as_answered(said, each) for each in said.findings]
+    # What failed comes first, then what may.
+    ranked = [each for level in ("error", "warning") for each in findings if each.severity == level]
+    answer = Answer(
+        schema=1,
+        verb=said.verb,
+        command=_typed(said.verb, *said.words),
+        python=sys.executable,
+        exit_code=code,
+        outcome=OUTCOMES.get(code, "fail"),
+        findings=findings,
+        next=next((each.next for each in ranked if each.next), said.facts.get("next", "")),
+        output=output.splitlines(),
+    )
+    return json.dumps(_clean({**said.facts, **asdict(answer)}), indent=2) + "\n"
+
+
+def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
+    edit = EDIT.search(finding.fix)
+    return AnsweredFinding(
+        finding.rule,
+        finding.severity.value,
+        finding.subject,
+        finding.message,
+        finding.fix,
+        _next(said, finding),
+        Edit(edit["file"], int(edit["line"]), edit["old"], edit["new"]) if edit else None,
+    )
+
+
+def _next(said: _Open, finding: Finding) -> str:
+    """The command that the fix names, or this command as the fix changes it; empty where there is none."""
+    if words := said.corrected.get(finding.message):
+        return _typed(*words)
+    if EDIT.search(finding.fix):
+        return _typed(said.verb, *said.words)
+    if (found := COMMAND.search(finding.fix)) and not PLACEHOLDER.search(found[0]):
+        return found[0].strip().rstrip(".,)")
+    flags = _flags(said.parser) if said.parser else {}
+    if (out := LEFT_OUT.search(finding.fix)) and (flag := out[1] or out[2]) in flags:
+        return _typed(said.verb, *_without(said.words, flag, takes=flags[flag]))
+    if (flagged := FLAGS.match(finding.fix)) and flagged[1] in flags:
+        flag, value = flagged[1], flagged[2]
+        if flags[flag] and (not value or PLACEHOLDER.search(value)):
+            return ""
+        more = [flag, value] if flags[flag] else [flag]
+        # In front: behind the words there may be a `--`.
+        return _typed(said.verb, *more, *_without(said.words, flag, takes=flags[flag]))
+    return ""
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    """By flag: whether it takes a value."""
+    return {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
+
+
+def _without(words: Sequence[str], flag: str, *, takes: bool) -> list[str]:
+    rest: list[str] = []
+    skipped = False
+    for word in words:
+        if skipped or word.startswith(f"{flag}="):
+            skipped = False
+        elif word == flag:
+            skipped = takes
+        else:
+            rest.append(word)
+    return rest
+
+
+def _typed(*words: str) -> str:
+    return shlex.join(["qnn-ci", *words])
+
+
+def _clean(value: Any) -> Any:
+    """The same with all text as it may be shown: much of it is of models, logs and files."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {visible(str(name)): _clean(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no infinity.
+        return str(value)
+    return value

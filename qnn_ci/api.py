@@ -1,0 +1,309 @@
+"""`compile`, `audit` and `run` as functions: each starts the command of its name and reads its answer.
+
+This process imports the standard library alone, and torch where a model is handed over that is no file: it
+has torch then. The command runs in qnn-ci's locked environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+COMMAND = Path(__file__).with_name("command.py")
+
+
+class Failed(Exception):
+    """The command failed. `answer` is all that it says."""
+
+    def __init__(self, message: str, fix: str, answer: Mapping[str, Any]) -> None:
+        super().__init__(f"{message}\n  try: {fix}" if fix else message)
+        self.message, self.fix, self.answer = message, fix, answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answered."""
+
+    answer: Mapping[str, Any]
+    """Its document: manifests/schema/answer.json."""
+    folder: Path
+    """Where its files lie: one that we made until this process ends, longer only if the command failed."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter that did the work."""
+        return str(self.answer["python"])
+
+    @property
+    def findings(self) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = self.answer["findings"]
+        return found
+
+
+@dataclass(frozen=True)
+class Compiled(Answer):
+    """A program for one chip."""
+
+    record: Mapping[str, Any]
+    """As it lies beside the program."""
+
+    @property
+    def program(self) -> Path:
+        """The .pte, or the compiled .onnx."""
+        return next(Path(each) for each in self.record["files"] if each.endswith((".pte", ".onnx")))
+
+    @property
+    def accuracy(self) -> Mapping[str, float]:
+        """Figures against the float model; those named `reference_…` are against the quantized one."""
+        figures: Mapping[str, float] = self.record.get("accuracy") or {}
+        return figures
+
+    @property
+    def sqnr_db(self) -> float:
+        """Of the HTP emulator's outputs against the float model's."""
+        return float(self.accuracy["sqnr_db"])
+
+    @property
+    def delegates(self) -> int:
+        return int(self.record["delegates"])
+
+    @property
+    def on_cpu(self) -> Sequence[Mapping[str, str]]:
+        """The operators that stay there, with line and reason."""
+        left: Sequence[Mapping[str, str]] = self.record.get("on_cpu") or ()
+        return left
+
+
+@dataclass(frozen=True)
+class Audited(Answer):
+    @property
+    def precisions(self) -> Mapping[str, Mapping[str, Any]]:
+        """By precision: what HTP takes of the model, what stays on the CPU, why and at what cost."""
+        rows: Mapping[str, Mapping[str, Any]] = self.answer["precisions"]
+        return rows
+
+    def on_cpu(self, precision: str) -> Sequence[Mapping[str, Any]]:
+        left: Sequence[Mapping[str, Any]] = self.precisions[precision]["cpu"]
+        return left
+
+
+@dataclass(frozen=True)
+class Ran(Answer):
+    @property
+    def outputs(self) -> Sequence[Path]:
+        """A .npy for each output, in order."""
+        record = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        return [self.folder / each["file"] for each in record["outputs"]]
+
+
+def compile(
+    model: Any,
+    inputs: Any = None,
+    *,
+    precision: str | None = None,
+    soc: str | None = None,
+    calibrate: str | os.PathLike[str] | Sequence[Any] | None = None,
+    python: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
+) -> Compiled:
+    """Compile a model, run it on the HTP emulator and compare it with float. Raises Failed.
+
+    `model` is a torch module with its `inputs`, what torch.export gave, or what the command takes: a .pt2, an
+    .onnx, "file.py:function". `calibrate` is a folder of samples, or samples as inputs are. `python` exports
+    a "file.py:function" in place of the locked environment. `options` are more flags of `qnn-ci compile`."""
+    __tracebackhide__ = True
+    with _request("compile", model, inputs, soc, calibrate, python, output) as request:
+        request.words += ["--precision", precision] if precision else []
+        request.words += ["-o", str(request.folder), *options]
+        answer = request.answered()
+    return Compiled(answer, request.folder, answer["programs"][0])
+
+
+def audit(
+    model: Any,
+    inputs: Any = None,
+    *,
+    precisions: Sequence[str] = (),
+    soc: str | None = None,
+    calibrate: str | os.PathLike[str] | Sequence[Any] | None = None,
+    options: Sequence[str] = (),
+) -> Audited:
+    """What of a model HTP takes at each precision, and what stays on the CPU. Raises Failed where it cannot
+    be known; a precision that does not compile is a row with `error`."""
+    __tracebackhide__ = True
+    with _request("audit", model, inputs, soc, calibrate) as request:
+        request.words += [word for each in precisions for word in ("--precision", each)]
+        request.words += options
+        answer = request.answered(needs="precisions")
+    return Audited(answer, request.folder)
+
+
+def run(
+    program: str | os.PathLike[str],
+    *inputs: Any,
+    output: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
+) -> Ran:
+    """Run a program on the HTP emulator. An input is a .npy file, an array of numpy or a tensor. Raises
+    Failed."""
+    __tracebackhide__ = True
+    with _request("run", os.fspath(program), output=output) as request:
+        for number, each in enumerate(inputs):
+            request.words += ["--input", str(_input(each, request.scratch / f"{number}.npy"))]
+        request.words += ["-o", str(request.folder), *options]
+        answer = request.answered()
+    return Ran(answer, request.folder)
+
+
+@dataclass
+class _Request:
+    """A command that is to be started."""
+
+    verb: str
+    folder: Path
+    """For what it writes."""
+    scratch: Path
+    variables: dict[str, str] = field(default_factory=lambda: {**os.environ})
+    words: list[str] = field(default_factory=list)
+
+    def answered(self, needs: str = "") -> Mapping[str, Any]:
+        """Its answer, if it passed, or has this field."""
+        __tracebackhide__ = True
+        file = self.scratch / "answer.json"
+        command = [sys.executable, str(COMMAND), self.verb, "--json", str(file), *self.words]
+        with _alone(self.words):
+            done = subprocess.run(
+                command,
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        sys.stderr.write(done.stderr + done.stdout)
+        if not file.is_file():
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise Failed(f"{self.verb} ended without an answer: {last}", "", {})
+        answer: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if done.returncode and not (needs and needs in answer):
+            errors = [each for each in answer["findings"] if each["severity"] == "error"]
+            message = "; ".join(each["message"] for each in errors) or f"exit code {done.returncode}"
+            raise Failed(message, next((each["fix"] for each in errors), ""), answer)
+        return answer
+
+
+@contextmanager
+def _request(
+    verb: str,
+    model: Any,
+    inputs: Any = None,
+    soc: str | None = None,
+    calibrate: Any = None,
+    python: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> Iterator[_Request]:
+    __tracebackhide__ = True
+    folder = Path(output or tempfile.mkdtemp(prefix="qnn-ci-"))
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-") as scratch:
+        request = _Request(verb, folder, Path(scratch))
+        if output is None:
+            # The user's folder gets no logs of a test run.
+            request.variables.setdefault("QNN_CI_REPORTS", str(folder / "reports"))
+        if isinstance(model, (str, os.PathLike)):
+            named = os.fspath(model)
+            if inputs is not None:
+                raise TypeError(f"{named} has its own inputs: expected none beside it")
+        else:
+            if python:
+                raise TypeError("this Python exports a module: python= is for file.py:function")
+            named = str(_exported(model, inputs, request.scratch))
+        request.words.append(named)
+        if python:
+            request.words += ["--python", os.fspath(python)]
+        if soc:
+            request.words += ["--soc", soc]
+        if calibrate is not None:
+            request.words += ["--calibrate", str(_samples(calibrate, request.scratch / "samples"))]
+        yield request
+    if output is None:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _exported(model: Any, inputs: Any, folder: Path) -> Path:
+    """The .pt2 of a module, which the user's own torch writes. Equal modules give equal bytes, so the
+    command's cache knows them again."""
+    import torch
+
+    program = model
+    if isinstance(model, torch.nn.Module):
+        if inputs is None:
+            raise TypeError("a torch module needs example inputs: compile(net, inputs)")
+        args, keywords = ((), dict(inputs)) if isinstance(inputs, Mapping) else (_tuple(inputs), {})
+        modes = {module: module.training for module in model.modules()}
+        try:
+            with torch.no_grad():
+                program = torch.export.export(model.eval(), args, keywords)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+    # A file's own name would be in its bytes.
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    path = folder / f"{type(model).__name__.lower()}.pt2"
+    path.write_bytes(content.getvalue())
+    return path
+
+
+def _samples(given: Any, folder: Path) -> Path:
+    if isinstance(given, (str, os.PathLike)):
+        return Path(given)
+    import torch
+
+    folder.mkdir()
+    for number, each in enumerate(given):
+        torch.save(_tuple(each), folder / f"{number:05}.pt")
+    return folder
+
+
+def _input(given: Any, path: Path) -> Path:
+    if isinstance(given, (str, os.PathLike)):
+        return Path(given)
+    import numpy
+
+    numpy.save(path, numpy.asarray(given))
+    return path
+
+
+def _tuple(inputs: Any) -> tuple[Any, ...]:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+@contextmanager
+def _alone(words: Sequence[str]) -> Iterator[None]:
+    """Requests for one model follow each other, also those of other processes (xdist): the second finds the
+    first one's work in the cache."""
+    model = Path(words[0])
+    content = model.read_bytes() if model.is_file() else words[0].encode()
+    name = f"qnn-ci-{os.getuid()}-{hashlib.sha256(content).hexdigest()[:2]}.lock"
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(Path(tempfile.gettempdir(), name), flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

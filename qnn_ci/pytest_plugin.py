@@ -1,0 +1,116 @@
+"""The fixture `qnn`, by which a user's own tests compile their nets: docs/pytest.md.
+
+It imports the standard library and pytest alone; each compile is a command in qnn-ci's locked environment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from qnn_ci import api
+
+MARKER = "qnn(precision, soc, python): what `qnn` compiles for; lists make a test for each combination"
+FIELDS = ("precision", "soc", "python")
+PYTHON = "qnn_python"
+"""The property of a test, and of its JUnit case, that names the interpreter of the work."""
+
+
+@dataclass(frozen=True)
+class Qnn:
+    """The functions of `qnn_ci` with the marker's precision and chip, where a call names none."""
+
+    item: pytest.Item
+    precision: str | None = None
+    soc: str | None = None
+    python: str | None = None
+
+    def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
+        """As qnn_ci.compile. Its accuracy is in the JUnit case, too."""
+        __tracebackhide__ = True
+        exported = isinstance(model, str) and ".py:" in model
+        chosen = {"precision": self.precision, "soc": self.soc, "python": self.python if exported else None}
+        done = api.compile(model, inputs, **{**chosen, **more})
+        figures = {name: done.accuracy[name] for name in ("sqnr_db",) if name in done.accuracy}
+        self._record(done, figures)
+        return done
+
+    def audit(self, model: Any, inputs: Any = None, **more: Any) -> api.Audited:
+        """As qnn_ci.audit, at the marker's precision."""
+        __tracebackhide__ = True
+        precisions = (self.precision,) if self.precision else ()
+        done = api.audit(model, inputs, **{"precisions": precisions, "soc": self.soc, **more})
+        self._record(done, {})
+        return done
+
+    def run(self, program: Any, *inputs: Any, **more: Any) -> api.Ran:
+        """As qnn_ci.run."""
+        __tracebackhide__ = True
+        done = api.run(program, *inputs, **more)
+        self._record(done, {})
+        return done
+
+    def _record(self, done: api.Answer, figures: Mapping[str, float]) -> None:
+        known = [name for name, _ in self.item.user_properties]
+        if PYTHON not in known:
+            self.item.user_properties.append((PYTHON, done.python))
+        self.item.user_properties += [(f"qnn_{name}", f"{value:g}") for name, value in figures.items()]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("qnn", "programs for Qualcomm's NPUs (qnn-ci)")
+    group.addoption(
+        "--qnn-python", metavar="PATH", help="the Python that exports a model of file.py:function"
+    )
+    group.addoption("--qnn-soc", metavar="CHIP", help="the chip of tests that name none")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "qnn" not in metafunc.fixturenames:
+        return
+    asked = _asked(metafunc.definition)
+    lists = {name: value for name, value in asked.items() if isinstance(value, (list, tuple))}
+    if lists:
+        rows = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+        metafunc.parametrize(
+            "qnn", rows, indirect=True, ids=["-".join(map(str, row.values())) for row in rows]
+        )
+
+
+def _asked(item: Any) -> dict[str, Any]:
+    """What the nearest marker says."""
+    marker = item.get_closest_marker("qnn")
+    return {} if marker is None else dict(marker.kwargs)
+
+
+@pytest.fixture
+def qnn(request: pytest.FixtureRequest) -> Qnn:
+    """Compiles, audits and runs nets on the HTP emulator, at the precision and for the chip of the marker."""
+    asked = {**_asked(request.node), **getattr(request, "param", {})}
+    if unknown := sorted(set(asked) - set(FIELDS)):
+        pytest.fail(f"{', '.join(unknown)}: expected @pytest.mark.{MARKER}", pytrace=False)
+    asked.setdefault("soc", request.config.getoption("--qnn-soc"))
+    asked.setdefault("python", request.config.getoption("--qnn-python"))
+    return Qnn(request.node, **asked)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Which Python did the work: the tests' own only imports and exports."""
+    pythons = dict.fromkeys(_pythons(terminalreporter.stats.values()))
+    for python in pythons:
+        terminalreporter.write_line(f"qnn: exported by {sys.executable}, compiled and run by {python}")
+
+
+def _pythons(stats: Any) -> Iterator[str]:
+    reports: Sequence[Any] = [each for group in stats for each in group]
+    for report in reports:
+        yield from (value for name, value in getattr(report, "user_properties", ()) if name == PYTHON)

@@ -1,0 +1,131 @@
+"""The fixture `qnn` in a user's own tests, as the wheel's entry point gives it: docs/pytest.md."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from provisioning.base import toml
+from provisioning.base.settings import ROOT
+from tests.integration.test_installed import package
+from tests.support.journeys import Stage, journeys
+from tests.support.runner import runner_reports
+from tests.support.typed import typed
+
+__all__ = ["package", "runner_reports"]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
+
+TESTS = """\
+import pytest
+import torch
+from qnn_ci import Failed, Qnn, compile
+
+
+def net(width=8):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.ReLU()), torch.randn(4, 8)
+
+
+@pytest.mark.qnn(precision=["8a8w"], soc="SM8650")
+def test_net(qnn: Qnn):
+    model, x = net()
+    done = qnn.compile(model, x)
+    assert done.sqnr_db >= 20 and done.delegates == 1 and not done.on_cpu
+    assert done.program.is_file() and model.training, "the net is left as it was"
+
+
+@pytest.mark.qnn(precision="8a8w", soc="SM8650")
+def test_equal_net(qnn: Qnn, capfd):
+    assert qnn.compile(*net()).sqnr_db >= 20
+    assert "runs on the emulator: 1 cached" in capfd.readouterr().err
+
+
+def test_not_so_good(qnn: Qnn):
+    assert qnn.compile(*net(), precision="8a8w", soc="SM8650").sqnr_db >= 200
+
+
+def test_function():
+    with pytest.raises(Failed, match="did you mean 8a8w"):
+        compile(*net(), precision="8a8")
+
+
+@pytest.mark.qnn(chip="SM8650")
+def test_wrong_marker(qnn: Qnn):
+    pass
+"""
+
+ALONE = """\
+import sys, pytest
+path, before = list(sys.path), set(sys.modules)
+import qnn_ci.api, qnn_ci.pytest_plugin
+from qnn_ci import Compiled, Qnn, audit, compile, run
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(new - set(sys.stdlib_module_names)), sys.path == path, "ci" in sys.modules)
+"""
+
+
+@pytest.fixture
+def site(package: Path) -> Path:
+    """The folder of the wheel's files, with what an installer writes of its entry points."""
+    project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = package.parent / f"qnn_ci-{project['version']}.dist-info"
+    about.mkdir(exist_ok=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: qnn-ci\nVersion: {project['version']}\n")
+    points = project["entry-points"]["pytest11"].items()
+    lines = [f"{name} = {module}" for name, module in points]
+    (about / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines, ""]))
+    return package.parent
+
+
+def _variables(site: Path, more: dict[str, str] | None = None) -> dict[str, str]:
+    return {**(more or os.environ), "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_it_imports_the_standard_library_and_pytest_alone(site: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        cwd=tmp_path,
+        env=_variables(site),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split("\n")[0] == "['qnn_ci'] True False"
+    assert (site / "qnn_ci" / "py.typed").is_file()
+
+
+@pytest.mark.journey
+def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
+    site: Path, runner_reports: Path, tmp_path: Path
+) -> None:
+    assert typed("provision", "--reports", tmp_path / "reports", package="provisioning").returncode == 0
+    variables = _variables(site, Stage(tmp_path / "stage", journeys()).variables)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "test_net.py").write_text(TESTS, encoding="utf-8")
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", *words]
+        done = subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=900
+        )
+        return done.stdout + done.stderr
+
+    first = run("-n2", "-k", "8a8w or function", "--junitxml=junit.xml")
+    assert "2 passed" in first, first
+    # The interpreter of the work is said, and is not the tests' own word alone.
+    assert "compiled and run by" in first
+    (case,) = (
+        each for each in ET.parse(folder / "junit.xml").iter("testcase") if "8a8w" in each.get("name", "")
+    )
+    properties = {each.get("name"): each.get("value", "") for each in case.iter("property")}
+    assert float(properties["qnn_sqnr_db"]) > 20 and properties["qnn_python"]
+    second = run("-k", "equal or not_so_good or marker")
+    assert "1 failed, 1 passed" in second and "1 error" in second, second
+    assert "200" in second and "expected @pytest.mark.qnn(precision, soc, python)" in second
+    assert sorted(each.name for each in folder.iterdir()) == ["junit.xml", "test_net.py"]
