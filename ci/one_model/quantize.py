@@ -45,5 +45,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(as_text(*lane_model(model).losses(choice_of(args)))))
         return 0
     if not model.typed or args.output is None:
-        raise UsageError("a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where")
+        raise UsageError(
+            "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
+        )
     return quantize_model(lane_model(model, Compiling(args.output)))

@@ -25,6 +25,7 @@ from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
+
 def errors_of(subject: str, again: str) -> Callable[..., Finding]:
     """Makes errors about a program: rule, message and fix, with the command that runs it again."""
 

@@ -28,9 +28,9 @@ from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.manifest import soc_named
-from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])

@@ -291,7 +291,7 @@ def test_what_is_in_quarantine_has_neither_passed_nor_failed_on_the_page(stage: 
     assert "badge quarantined" in badges and "badge fail" not in badges
 
 
-def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required_even_if_it_was_accepted() -> None:
+def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required() -> None:
     def bars(**figures: float) -> dict[str, Bar]:
         thresholds = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}
         return {each.name: each for each in accuracy_of({"figures": figures, "thresholds": thresholds})}
@@ -301,7 +301,9 @@ def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required
         bars(sqnr_db=0.0, slice_sqnr_db=0.0, variation_sqnr_db=-9.0),
     )
     assert {each.kind for each in good.values()} == {"good"}
-    assert [each.kind for each in bad.values()][:1] == ["bad"] and bad["SQNR of the worst slice"].kind == "bad"
+    assert [each.kind for each in bad.values()][:1] == ["bad"] and bad[
+        "SQNR of the worst slice"
+    ].kind == "bad"
     assert bad["SQNR against float"].length < 1 < 50 < good["SQNR against float"].length
     assert "-9.0 dB" in bad["SQNR of what depends on the input"].text
 

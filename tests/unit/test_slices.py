@@ -53,7 +53,9 @@ def test_a_score_that_keeps_its_mean_and_nothing_else_is_lost() -> None:
     found = [each.copy() for each in wanted]
     for each in found:
         each[..., 4:] = 0.5
-    figures, slices = compared(Pair(f"{n}", *both, 0) for n, both in enumerate(zip(wanted, found, strict=True)))
+    figures, slices = compared(
+        Pair(f"{n}", *both, 0) for n, both in enumerate(zip(wanted, found, strict=True))
+    )
     assert below_floor(figures) == ["slice_sqnr_db"] and "1 distinct value" in slices[0]
 
 
@@ -70,8 +72,10 @@ def channels(spread: float) -> Any:
         # Logits, of which each class has two values.
         lambda: RANDOM.standard_normal((1, 100)),
         # Probabilities, of which most classes are rare.
-        lambda: numpy.exp(each := 6 * RANDOM.standard_normal((1, 21, 32, 32)))
-        / numpy.exp(each).sum(1, keepdims=True),
+        lambda: (
+            numpy.exp(each := 6 * RANDOM.standard_normal((1, 21, 32, 32)))
+            / numpy.exp(each).sum(1, keepdims=True)
+        ),
         # Nothing to detect.
         lambda: detector(scores=RANDOM.uniform(0, 1e-4, (1, 144, 80))),
         # A mask that is all but decided.

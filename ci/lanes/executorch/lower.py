@@ -493,7 +493,7 @@ def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
 def _refuse_computed_weights(model: Any) -> None:
     """Refuse weights that are computed in each run: the compiler wants those of a convolution constant."""
     computed = {
-        name: [each for each in getattr(module, "parametrizations", ())]
+        name: list(getattr(module, "parametrizations", ()))
         for name, module in model.named_modules()
         if parametrize.is_parametrized(module)
     }
@@ -597,7 +597,9 @@ def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> 
             f" modules = [{', '.join(rows)}]"
         ]
     if lacking:
-        fixes += [f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"]
+        fixes += [
+            f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
+        ]
     else:
         fixes += [f"--keep-going leaves it on the CPU (in a suite's run cpu_nodes = [{nodes}]): {tried}"]
     return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes))

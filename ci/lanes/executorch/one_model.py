@@ -185,7 +185,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         from ci.lanes.executorch.divergence import chosen_program
 
         model = self.model
-        program = self.program(model.selection.soc) if model.typed else chosen_program(choice, model.selection)
+        program = (
+            self.program(model.selection.soc) if model.typed else chosen_program(choice, model.selection)
+        )
         if not program.run.quantizes:
             raise UsageError(f"{program.run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w …")
         plan = plan_of_model(model, "quantize", [program], quantize_only=True)

@@ -158,7 +158,9 @@ def losses(
     every: list[tuple[float, dict[str, Any]]] = []
     for node in floats.operators():
         name, maker = node.output[0], rounded.maker.get(node.output[0])
-        before = min((reached.get(each.output[0], MOST_DB) for each in floats.operands_of(node)), default=MOST_DB)
+        before = min(
+            (reached.get(each.output[0], MOST_DB) for each in floats.operands_of(node)), default=MOST_DB
+        )
         values = found.get(rounded.end_of(maker)) if maker is not None else None
         if values is None or name not in wanted or values.shape != wanted[name].shape:
             # The quantizer fused it with the next.

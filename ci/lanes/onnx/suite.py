@@ -117,9 +117,7 @@ class OnnxCase(AnyCase):
         return self
 
 
-def command_for_one(
-    verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str
-) -> str:
+def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
     """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
     suite makes an .onnx."""
     if not case.model:
