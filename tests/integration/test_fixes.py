@@ -146,6 +146,7 @@ def test_fp16_for_a_chip_without_it_is_refused_before_anything_is_compiled(folde
     assert "SM8350 has no fp16" in done.stderr and not (folder / "out").exists()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # Of torch's own exporter.
 def test_the_fix_of_recurrent_layers_holds_onnx_runtime_takes_them_whole_and_draws_its_samples(
     folder: Path,
 ) -> None:
