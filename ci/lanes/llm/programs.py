@@ -91,7 +91,7 @@ class RunnerLayout(nn.Module):
 
 def _register_ropes(module: nn.Module, decoder: Decoder) -> list[str]:
     """Tables of cosines and sines in a module, by name."""
-    tables = {}
+    tables: dict[str, Array] = {}
     for rope in decoder.shape.ropes:
         rotation = decoder.shape.rotation(np.arange(decoder.context), rope)
         tables |= dict(zip((f"{rope}cos", f"{rope}sin"), rotation, strict=True))
