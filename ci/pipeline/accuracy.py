@@ -106,7 +106,8 @@ def compared(
         figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
     lost, lines = _parts(floats)
     if "sqnr_db" in figures:
-        figures["slice_sqnr_db"] = min([figures["sqnr_db"], *lost])
+        # Below 0 dB nothing is left, and no threshold is lower.
+        figures["slice_sqnr_db"] = min([figures["sqnr_db"], *(max(0.0, each) for each in lost)])
     return figures, lines
 
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 
 def test_an_operator_in_place_behind_the_end_of_a_program_does_not_change_it(tmp_path: Path) -> None:
-    """All operators differ by some rounding; what is asked for is that the programs of those before it are right."""
+    """All operators differ by some rounding; the programs that end before it are right."""
     case = {
         "factory": "lowering_models:in_place",
         "scheme": "16a8w",

@@ -36,7 +36,8 @@ def figures(expected: Any, output: Any) -> dict[str, float]:
 class TestFigures:
     def test_the_same_is_exact(self) -> None:
         assert figures(VALUES, VALUES) == {
-            "cosine": 1, "sqnr_db": EXACT_DB, "slice_sqnr_db": EXACT_DB, "max_abs": 0, "max_rel": 0, "top1": 1,
+            "cosine": 1, "sqnr_db": EXACT_DB, "slice_sqnr_db": EXACT_DB,
+            "max_abs": 0, "max_rel": 0, "top1": 1,
         }  # fmt: skip
 
     def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:

@@ -59,9 +59,7 @@ def test_one_culprit_among_many_takes_a_program_for_each_halving() -> None:
 
 def test_an_operator_whose_error_the_next_ones_hide_is_named_all_the_same() -> None:
     operands = chain(40)
-    values = (
-        {name: 60.0 for name in operands} | {f"n{place}": 25.0 for place in range(21, 40)} | {"n20": -5.0}
-    )
+    values = dict.fromkeys(operands, 60.0) | {f"n{place}": 25.0 for place in range(21, 40)} | {"n20": -5.0}
     assert searched(operands, values)[0] == "n20"
 
 

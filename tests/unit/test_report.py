@@ -291,12 +291,11 @@ def test_what_is_in_quarantine_has_neither_passed_nor_failed_on_the_page(stage: 
     assert "badge quarantined" in badges and "badge fail" not in badges
 
 
-def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required_even_if_it_was_accepted() -> (
-    None
-):
+def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required() -> None:
     def bars(**figures: float) -> dict[str, Bar]:
-        thresholds = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}
-        return {each.name: each for each in accuracy_of({"figures": figures, "thresholds": thresholds})}
+        thresholds: dict[str, Metric] = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}
+        row: dict[str, Metric] = {"figures": {**figures}, "thresholds": thresholds}
+        return {each.name: each for each in accuracy_of(row)}
 
     good, bad = (
         bars(sqnr_db=77.0, slice_sqnr_db=77.0),
@@ -312,6 +311,7 @@ def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required
 
 @pytest.mark.parametrize("stage", ["test_emulator", "test_onnx"])
 def test_the_page_shows_which_part_of_an_output_is_lost(stage: str) -> None:
-    row = {"verdict": "fail", "figures": {"sqnr_db": 40.0}, "slices": ["slices 4 to 83 of 84: -2.0 dB SQNR"]}
+    lines: list[Metric] = ["slices 4 to 83 of 84: -2.0 dB SQNR"]
+    row: dict[str, Metric] = {"verdict": "fail", "figures": {"sqnr_db": 40.0}, "slices": lines}
     report = replace(_report(stage), metrics={"programs": {"net/8a8w/SM8650": row}})
     assert "slices 4 to 83 of 84" in text_of(read_page(html([report])))

@@ -493,7 +493,7 @@ def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
 def _refuse_computed_weights(model: Any) -> None:
     """Refuse weights that are computed in each run: the compiler wants those of a convolution constant."""
     computed = {
-        name: [each for each in getattr(module, "parametrizations", ())]
+        name: list(getattr(module, "parametrizations", ()))
         for name, module in model.named_modules()
         if parametrize.is_parametrized(module)
     }

@@ -35,8 +35,8 @@ OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/pipeline/models/shipped/"
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 AS_PT2 = (
-    "export it with these inputs, which takes them apart: torch.export.save(torch.export.export(model, inputs),"
-    ' "net.pt2"); then compile net.pt2'
+    "export it with these inputs, which takes them apart:"
+    ' torch.export.save(torch.export.export(model, inputs), "net.pt2"); then compile net.pt2'
 )
 PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)

@@ -1,0 +1,164 @@
+"""Verdicts and fixes as a user meets them: what is lost is red in every lane, and each printed fix works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from provisioning.base.settings import ROOT
+from tests.support import faulty_models
+from tests.support.lowering_suites import environment, run
+from tests.support.typed import typed
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+RUN = """
+[case.{name}]
+factory = "faulty_models:{factory}"
+arguments = {{ {arguments} }}
+[[case.{name}.run]]
+lane = "{lane}"
+precision = "{precision}"
+socs = ["SM8650"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copyfile(ROOT / "tests/support/faulty_models.py", tmp_path / "faulty_models.py")
+    return tmp_path
+
+
+def suite_of(folder: Path, *rows: tuple[str, str, str, str], lane: str = "executorch") -> Path:
+    """`rows` are a name, a function, its arguments and the precision."""
+    path = folder / f"{lane}.toml"
+    fields = ("name", "factory", "arguments", "precision")
+    path.write_text(
+        "schema = 2\n" + "".join(RUN.format(lane=lane, **dict(zip(fields, row, strict=True))) for row in rows)
+    )
+    return path
+
+
+def ci(folder: Path, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = typed(*words, env=environment(QNN_CI_STARTED_IN=str(folder)))
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+DETECTORS = (("lost", "detector", "", "8a8w"), ("apart", "detector", "apart = true", "8a8w"))
+
+
+@pytest.mark.parametrize(("stage", "lane"), [("test_emulator", "executorch"), ("test_onnx", "onnx")])
+def test_a_detector_that_detects_nothing_fails_and_with_scores_of_their_own_it_passes(
+    folder: Path, stage: str, lane: str
+) -> None:
+    done = run(stage, folder, "--suite", suite_of(folder, *DETECTORS, lane=lane))
+    assert done.code == 1
+    assert [each for each in done.rules("lost") if each.endswith("-accuracy")]
+    assert not [each for each in done.rules("apart") if each.endswith("-accuracy")]
+    rows: Any = done.report.metrics["programs"]
+    lost, apart = (
+        next(row for name, row in rows.items() if name.startswith(each)) for each in ("lost", "apart")
+    )
+    assert lost["figures"]["sqnr_db"] > 30 and lost["figures"]["slice_sqnr_db"] == 0
+    assert "slices 4 to 83 of 84" in lost["slices"][0] and not apart["slices"]
+
+
+def test_compile_of_such_a_detector_ends_with_1_and_its_fix_helps(folder: Path) -> None:
+    words = ("compile", "faulty_models.py:detector")
+    done = ci(folder, *words, "--precision", "8a8w", "-o", folder / "out", code=1)
+    assert "output of its own" in done.stderr and "16 bits" in done.stderr
+    assert (folder / "out" / "faulty_models-detector-SM8650-8a8w.pte").is_file()
+    ci(folder, *words, "--precision", "16a8w", "-o", folder / "out")
+
+
+def test_where_quantizing_loses_the_fix_lists_what_each_operator_loses(folder: Path) -> None:
+    typed_words = ("faulty_models.py:dwarfed", "--precision", "8a8w")
+    for verb in ("compile", "quantize"):
+        done = ci(folder, verb, *typed_words, "-o", folder / "out", code=1)
+        assert "--where" in done.stderr and "divergence" not in done.stderr
+    listed = ci(folder, "quantize", *typed_words, "--where").stdout.splitlines()
+    assert "aten.linear.default" in listed[2] and "faulty_models.py" in listed[2]
+    path = suite_of(folder, ("net", "dwarfed", "", "8a8w"))
+    chosen = ci(folder, "quantize", "--suite", path, "-k", "net/8a8w/SM8650", "--where").stdout.splitlines()
+    assert chosen[2:] == listed[2:]
+
+
+BROKEN = (
+    ("normed", "normed", "", "fp16", "remove_parametrizations"),
+    ("bag", "bag", "", "fp16", ".sum(1)"),
+    ("volume", "volume", "", "16a4w", "--precision 16a8w"),
+    ("recurrent", "recurrent", "", "8a8w", "first state as an input"),
+    ("biased", "biased", "", "8a8w", "register_buffer"),
+    ("named", "named", "", "fp16", "torch.export.save"),
+    ("lacking", "lacking", "", "fp16", "--python"),
+)
+FIXED = (
+    ("normed", "normed", "removed = true", "fp16"),
+    ("bag", "bag", "summed = true", "fp16"),
+    ("volume", "volume", "", "16a8w"),
+    ("recurrent", "recurrent", "state = true", "8a8w"),
+    ("biased", "biased", "kept = true", "8a8w"),
+)
+
+
+def test_each_model_that_does_not_compile_names_its_fix_and_with_it_compiles(folder: Path) -> None:
+    done = run("test_emulator", folder, "--suite", suite_of(folder, *(each[:4] for each in BROKEN)))
+    assert done.code == 1
+    for name, *_, fix in BROKEN:
+        fixes = [each.fix for each in done.report.findings if each.subject.startswith(f"{name}/")]
+        assert any(fix in each for each in fixes), (name, fixes)
+    fixed = run("test_emulator", folder, "--suite", suite_of(folder, *FIXED))
+    assert fixed.code == 0, fixed.out
+
+
+def test_a_bag_that_no_runtime_loads_is_not_written(folder: Path) -> None:
+    words = ("compile", "faulty_models.py:bag", "--verify", "none", "-o", folder / "out")
+    assert ".sum(1)" in ci(folder, *words, code=1).stderr
+    assert not list((folder / "out").glob("*.pte"))
+
+
+def test_inputs_with_names_compile_from_a_pt2_and_a_missing_package_from_a_python_that_has_it(
+    folder: Path,
+) -> None:
+    model, inputs = faulty_models.named()
+    torch.export.save(torch.export.export(model, inputs), folder / "net.pt2")
+    ci(folder, "compile", "net.pt2", "-o", folder / "out")
+    site = folder / "site"
+    site.mkdir()
+    (site / "of_another_environment.py").write_text("import torch\nmodel = lambda: torch.nn.Linear(16, 4)\n")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    ci(folder, "compile", "faulty_models.py:lacking", "--python", python, "-o", folder / "out")
+
+
+def test_fp16_for_a_chip_without_it_is_refused_before_anything_is_compiled(folder: Path) -> None:
+    done = ci(folder, "compile", "faulty_models.py:bag", "--soc", "SM8350", "-o", folder / "out", code=2)
+    assert "SM8350 has no fp16" in done.stderr and not (folder / "out").exists()
+
+
+def test_the_fix_of_recurrent_layers_holds_onnx_runtime_takes_them_whole_and_draws_its_samples(
+    folder: Path,
+) -> None:
+    model, inputs = faulty_models.recurrent()
+    sample = inputs(torch.Generator().manual_seed(0))
+    torch.onnx.export(model, sample, str(folder / "net.onnx"), dynamo=True, external_data=False)
+    done = ci(folder, "compile", "net.onnx", "--precision", "8a8w", "-o", folder / "out")
+    assert "none on the CPU" in done.stdout and "drawn" in done.stderr
+    listed = ci(folder, "quantize", "net.onnx", "--precision", "8a8w", "--where").stdout
+    assert "GRU" in listed and not (folder / "exposed.onnx").exists()
+
+
+def test_audit_speaks_of_operators_and_shapes_that_the_model_has(folder: Path) -> None:
+    answer = folder / "audit.json"
+    done = ci(folder, "audit", "faulty_models.py:detector", "--precision", "8a8w", "--json", answer)
+    assert not json.loads(answer.read_text())["precisions"]["8a8w"]["inexact"], done.stdout

@@ -1,0 +1,147 @@
+"""Factories of models that do not compile, or lose what they are for, and of each with its fix in it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+
+class Detector(nn.Module):
+    """Boxes in pixels and the scores of 80 classes, of 144 places."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
+        self.head = nn.Conv2d(32, 84, 1)
+        self.apart = apart
+
+    def forward(self, x: Tensor) -> Any:
+        found = self.head(self.body(x)).flatten(2)
+        boxes, scores = found[:, :4].sigmoid() * 640, found[:, 4:].sigmoid()
+        return (boxes, scores) if self.apart else torch.cat([boxes, scores], 1)
+
+
+def _image(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randn(1, 3, 48, 48, generator=generator),)
+
+
+def detector(apart: bool = False) -> Any:
+    return Detector(apart=apart).eval(), _image
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = weight_norm(nn.Conv1d(8, 8, 3, padding=1)), nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(torch.relu(self.first(x)))
+
+
+def normed(removed: bool = False) -> Any:
+    model = Normed().eval()
+    if removed:
+        parametrize.remove_parametrizations(model.first, "weight")
+    return model, _drawn(1, 8, 32)
+
+
+class Bag(nn.Module):
+    def __init__(self, *, summed: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16) if summed else nn.EmbeddingBag(50, 16, mode="sum")
+        self.last, self.summed = nn.Linear(16, 4), summed
+
+    def forward(self, words: Tensor) -> Any:
+        bag = self.table(words)
+        return self.last(bag.sum(1) if self.summed else bag)
+
+
+def bag(summed: bool = False) -> Any:
+    return Bag(summed=summed).eval(), lambda generator: (torch.randint(0, 50, (2, 7), generator=generator),)
+
+
+def volume() -> Any:
+    body = nn.Sequential(nn.Conv3d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 4, 3, padding=1))
+    return body.eval(), _drawn(1, 3, 4, 8, 8)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.last = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, *state: Tensor) -> Any:
+        return self.last(self.rnn(x, *state)[0])
+
+
+def recurrent(state: bool = False) -> Any:
+    return Recurrent().eval(), _drawn(1, 6, 8) if not state else _several((1, 6, 8), (1, 1, 16))
+
+
+def bucket(count: int) -> Tensor:
+    """T5's table of relative positions."""
+    off = torch.arange(count)[None] - torch.arange(count)[:, None]
+    side, off = (off > 0).long() * 16, off.abs()
+    far = 8 + (torch.log(off.float() / 8) / math.log(128 / 8) * 8).long()
+    return side + torch.where(off < 8, off, torch.min(far, torch.full_like(far, 15)))
+
+
+class Biased(nn.Module):
+    def __init__(self, *, kept: bool) -> None:
+        super().__init__()
+        self.table, self.query, self.kept = nn.Embedding(32, 4), nn.Linear(16, 16), kept
+        self.register_buffer("bucket", bucket(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Any:
+        bias = self.table(self.bucket if self.kept else bucket(x.shape[1])).permute(2, 0, 1)
+        heads = self.query(x).view(1, x.shape[1], 4, 4).transpose(1, 2)
+        return torch.softmax(heads @ heads.transpose(-1, -2) + bias, -1)
+
+
+def biased(kept: bool = False) -> Any:
+    return Biased(kept=kept).eval(), _drawn(1, 8, 16)
+
+
+class Named(nn.Module):
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": torch.relu(inputs["a"]) + inputs["b"]}
+
+
+def named() -> Any:
+    return Named().eval(), ({"a": torch.randn(2, 4), "b": torch.randn(2, 4)},)
+
+
+def lacking() -> Any:
+    return importlib.import_module("of_another_environment").model().eval(), _drawn(1, 8, 16)
+
+
+class Dwarfed(nn.Module):
+    """The second layer is about channels that the first one's largest dwarfs: quantizing loses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.first.weight.data[0] *= 3e4
+        self.second.weight.data[:, 0] = 0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(torch.relu(self.first(x)))
+
+
+def dwarfed() -> Any:
+    return Dwarfed().eval(), _drawn(8, 16)
+
+
+def _drawn(*size: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+    return _several(size)
+
+
+def _several(*sizes: tuple[int, ...]) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+    return lambda generator: tuple(torch.randn(*size, generator=generator) for size in sizes)
