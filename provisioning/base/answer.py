@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from provisioning.base.commands import as_installed
 from provisioning.base.errors import ToolkitError, UnknownName, UsageError
 from provisioning.base.foreign import visible
 
@@ -38,7 +39,12 @@ OUTCOMES: dict[int, Any] = {
 }
 """By exit code."""
 
-COMMAND = re.compile(r"(?:qnn-ci|nox -s|python -m (?:ci|provisioning)) [^`;]+")
+OURS = r"(?:qnn-ci|nox -s|python -m (?:ci|provisioning)) "
+COMMAND = re.compile(rf"`({OURS}[^`]+)`|({OURS}[^`;,]+)")
+PROSE = re.compile(
+    r" (?:names|shows|says|lists|writes|explains|installs|gives|has|takes|that|which|and|or|again)\b.*"
+)
+"""What a sentence says behind a command that is not quoted."""
 FLAGS = re.compile(r"(--[a-z][\w-]*)(?: ([^\s,;]+))?")
 LEFT_OUT = re.compile(r"\bleave (?:out (--[a-z][\w-]*)|(--[a-z][\w-]*) out)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b|…")
@@ -298,8 +304,9 @@ def _next(said: _Open, finding: Finding) -> str:
         return _typed(*words)
     if EDIT.search(finding.fix):
         return _typed(said.verb, *said.words)
-    if (found := COMMAND.search(finding.fix)) and not PLACEHOLDER.search(found[0]):
-        return found[0].strip().rstrip(".,)")
+    if found := COMMAND.search(finding.fix):
+        command = found[1] or PROSE.sub("", found[2])
+        return "" if PLACEHOLDER.search(command) else as_installed(command.strip().rstrip(".)"))
     flags = _flags(said.parser) if said.parser else {}
     if (out := LEFT_OUT.search(finding.fix)) and (flag := out[1] or out[2]) in flags:
         return _typed(said.verb, *_without(said.words, flag, takes=flags[flag]))

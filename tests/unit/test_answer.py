@@ -101,6 +101,8 @@ def test_findings_of_a_report_are_the_answers_and_errors_say_what_is_next(said: 
         (["read the page"], ""),
         (["qnn-ci provision --soc SM8650"], "qnn-ci provision --soc SM8650"),
         (["try `qnn-ci audit MODEL`"], ""),
+        (["nox -s quantize -- a.py:f --where names what loses"], "qnn-ci quantize a.py:f --where"),
+        (["`nox -s store -- list`, or another"], "qnn-ci store list"),
     ],
 )
 def test_a_fix_becomes_the_next_command_where_it_names_one(
