@@ -10,6 +10,7 @@ from typing import Any
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
+from provisioning.base.chips import chip_named
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
@@ -213,7 +214,7 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
         profile_run=args.profile_run,
-        and_socs=tuple(args.and_soc),
+        and_socs=tuple(map(chip_named, args.and_soc)),
         language=language_of(args),
     )
 

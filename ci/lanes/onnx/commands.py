@@ -18,6 +18,7 @@ from ci.lanes.onnx.orders import logs_folder, require_file, say, step
 from ci.lanes.onnx.samples import read_inputs
 from ci.pipeline.precision import PRECISIONS
 from ci.pipeline.steps import asking
+from provisioning.base.chips import chip_named
 from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 
@@ -65,7 +66,7 @@ def _run(options: RunModel) -> Mapping[str, Any]:
     require_installed()
     require_file(options.model)
     context = read_context(options.model)
-    soc_name = options.soc or soc_of(context)
+    soc_name = chip_named(options.soc) if options.soc else soc_of(context)
     soc = soc_named(soc_name)
     settings = settings_of(parse_assignments(options.options), soc=soc, embed=not context.beside)
     inputs = read_inputs(options.inputs, context.signature)
