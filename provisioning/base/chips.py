@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -34,8 +34,9 @@ class Named:
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    return toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8"))
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8"))
+    return table
 
 
 def names_of(chip: str) -> list[Named]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare, decibels, in_files, least_sqnr_db, missed
+from ci.pipeline.accuracy import Pair, Unusable, compare, decibels, in_files, in_words, least_sqnr_db, missed
 from ci.pipeline.findings import (
     accuracy_fix,
     accuracy_message,
@@ -23,7 +23,9 @@ from ci.pipeline.findings import (
     placeholder,
 )
 from ci.pipeline.suite import Thresholds
+from ci.report.values import in_unit
 from provisioning.base.findings import Severity
+from provisioning.base.units import EXACT_DB
 from tests.support.lowering import SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
@@ -39,6 +41,10 @@ class TestFigures:
             "cosine": 1, "sqnr_db": EXACT_DB, "slice_sqnr_db": EXACT_DB,
             "max_abs": 0, "max_rel": 0, "top1": 1,
         }  # fmt: skip
+
+    def test_outputs_without_any_error_are_called_bit_equal(self) -> None:
+        assert in_words(figures(VALUES, VALUES)) == in_unit("sqnr_db", EXACT_DB) == "bit-equal"
+        assert in_words(figures(VALUES, VALUES * 1.1)) == "20.0 dB SQNR"
 
     def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:
         assert figures(VALUES, VALUES * 1.1)["sqnr_db"] == pytest.approx(20, abs=0.01)
