@@ -27,6 +27,7 @@ from ci.pipeline.profile import PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.progress import at_work
 from provisioning.base.settings import user_path
 
 CYCLES = " (cycles)"
@@ -90,7 +91,8 @@ def measure(
     profiles, calls, whole = [], list[list[float]](), list[float]()
     for number in range(PROCESSES):
         trace = folder / f"{number}.etdp"
-        _traced(runner, program, listed, trace, environment, timeout)
+        with at_work(f"profiling {program.name}, process {number + 1} of {PROCESSES}"):
+            _traced(runner, program, listed, trace, environment, timeout)
         cycles, native, total = _costs_in(trace)
         profiles.append(costs_of(cycles))
         calls.append([least for _, least in native])

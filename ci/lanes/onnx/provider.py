@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
-from ci.engine.workers.child import quiet, size_of, text_since, threads
+from ci.engine.workers.child import doing, quiet, size_of, text_since, threads
 from ci.lanes.onnx.arrays import Sample
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import make_plain, simplify_gathers
@@ -127,6 +127,7 @@ def quantized(
 
 def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
     """The outputs of the model as written: a quantized one computes in float between roundings."""
+    doing("run on CPU")
     options = _options(ERRORS_ONLY)
     # Optimizing would compute quantized operators in integers, which round differently.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -161,6 +162,7 @@ def compiled(
     traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
     there are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP
     refuses."""
+    doing("compile")
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
@@ -243,6 +245,7 @@ def reloaded(
 
     A profile needs RUNS runs, because a single one varies too much. With `cpu`, nodes beside the contexts run
     on the CPU; their times are in the profile's .json."""
+    doing("run")
     provider = _provider_options(None, soc, settings, profile)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}

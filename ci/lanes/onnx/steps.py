@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
-from ci.engine.workers.child import blame
+from ci.engine.workers.child import blame, doing
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.arrays import Array, Sample, save, saved
 from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, require_fit
@@ -138,6 +138,7 @@ def write_context(
     session, audit, ddr = provider.compiled(
         model, precision, soc, settings, path, embed=embed, log=log, traced=traced, why=why
     )
+    doing("run")
     outputs = [provider.run(session, sample, settings) for sample in samples]
     # The reload below must be a session by itself.
     del session
