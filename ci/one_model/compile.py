@@ -23,8 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.model_report import reported
     from ci.pipeline.one_model import compile_model, lane_model
 
-    return compile_model(
-        lane_model(one_model_of(args), compiling_of(args)), args.suite and args.suite.absolute()
-    )
+    model, suite = one_model_of(args), args.suite and args.suite.absolute()
+    taken = lane_model(model, compiling_of(args))
+    return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))

@@ -19,6 +19,7 @@ from ci.pipeline.compile_flags import LANES
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
+from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
@@ -178,7 +179,7 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
     return taken.of(model, how)
 
 
-def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
+def compile_model(taken: LaneModel[P, L], suite: Path | None, report: ModelReport) -> int:
     """Write a program for each chip; with `suite`, write the model to that suite too."""
     if suite:
         require_place(suite, measured=taken.measured)
@@ -195,13 +196,13 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
         plan = exported.plan(programs)
         results = exported.do(plan)
         products = [exported.product(plan, each, mine_of(each, results)) for each in plan.programs]
-        _write(products, output, new, publish, origin)
+        _write(products, output, new, publish, origin, report)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
             extension.write([each for each in figures if each is not None], more)
             update(exported.lane, plan, results)
-    return _shown(products)
+    return _shown(products, report)
 
 
 def require_fp16(program: AnyProgram[Any, Any]) -> None:
@@ -213,27 +214,36 @@ def require_fp16(program: AnyProgram[Any, Any]) -> None:
         )
 
 
-def quantize_model(taken: LaneModel[P, L]) -> int:
+def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         products = taken.exported(new, publish).quantized()
-        _write(products, output, new, publish, taken.origin)
-    return _shown(products)
+        _write(products, output, new, publish, taken.origin, report)
+    return _shown(products, report)
 
 
-def _shown(products: Sequence[Product]) -> int:
+def _shown(products: Sequence[Product], report: ModelReport) -> int:
     """The exit code, after what is wrong."""
     wrong = [each for product in products for each in product.wrong]
     answer.add_findings(wrong)
     for each in wrong:
-        show_error(CheckFailed(f"{each.subject}: {each.message}", fix=each.fix))
+        error = CheckFailed(f"{each.subject}: {each.message}", fix=each.fix)
+        report.fail(error.message, error.fix)
+        show_error(error)
     return CheckFailed.exit_code if wrong else 0
 
 
 ELSEWHERE = "name another folder with -o"
 
 
-def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Publish, origin: str) -> None:
+def _write(
+    products: Sequence[Product],
+    output: Path,
+    scratch: Path,
+    publish: Publish,
+    origin: str,
+    report: ModelReport,
+) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's record is overwritten."""
     for product in products:
@@ -246,7 +256,9 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
                 require_own(output / name, origin)
                 (scratch / name).write_text(json.dumps({**record, "origin": origin}, indent=2) + "\n")
     written = publish([scratch / name for product in products for name in product.files])
+    report.wrote(path for path in written if path.suffix != ".json")
     for product in products:
+        report.warn(product.warnings)
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
         sys.stderr.writelines(f"warning: {each}\n" for each in product.warnings)

@@ -96,6 +96,11 @@ class OneModel:
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What else than model and chips tells one piece of work from another."""
+        return tuple(filter(None, (self.precision, self.backend)))
+
 
 @dataclass(frozen=True, slots=True)
 class Language:
