@@ -22,7 +22,6 @@ from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
-from provisioning.base.progress import at_work
 from provisioning.base.screen import display_for, new_bar
 
 LOG = "build.log"
@@ -208,10 +207,6 @@ class Ticker:
         self._tenth = -1
         self._total = 0
 
-    @property
-    def drawn(self) -> bool:
-        return self._display is not None
-
     def step(self, done: int, total: int) -> None:
         """Set the progress. A smaller total belongs to a project that is built inside this one, and is
         ignored."""
@@ -250,8 +245,7 @@ def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, job
         start = out.tell()
         ended = "interrupted"
         try:
-            with contextlib.nullcontext() if ticker.drawn else at_work(command.title):
-                code = _stream(command, out, environ, ticker)
+            code = _stream(command, out, environ, ticker)
             ended = "done" if code == 0 else "failed"
         finally:
             ticker.end(f"{command.title}: {ended} in {units.seconds(time.monotonic() - begun)}")

@@ -94,7 +94,7 @@ class JobProgress(Generic[R]):
                 text = f"{self._place()} {'running':<9}{now - running[name]:7.1f} s  {name}"
                 text += f": {doing}" if (doing := self._doing(name)) else ""
                 text += f", and {more} more" if more else ""
-                self._print(f"{text}  ({self.time_left()})")
+                self._print(text + f"  ({self.time_left()})" * bool(self._done))
 
     def ended(self, job: Job, result: R, taken: float) -> None:
         with self._lock:
