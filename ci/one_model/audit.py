@@ -49,4 +49,4 @@ def run(args: argparse.Namespace) -> int:
             report.fail(f"gives no program that runs at {', '.join(failed)}")
         return int(bool(failed))
 
-    return reported("audit", model, precisions, work)
+    return reported("audit", model, [*precisions, *model.named], work)

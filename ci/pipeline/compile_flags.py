@@ -120,6 +120,18 @@ def plain_model_of(args: argparse.Namespace) -> OneModel:
     return OneModel(selection_of(args), args.model, lane, WorkOptions(args.timeout), args.scheme)
 
 
+def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
+    """A program that is compiled already: the command's own, or the one that it is compared with."""
+    lane = lane_of(typed, Parser.user_folder())
+    return OneModel(
+        selection_of(args),
+        typed,
+        lane,
+        WorkOptions(args.timeout),
+        options=tuple(args.option) * (lane == ONNX),
+    )
+
+
 def require_one_chip(selection: Selection) -> None:
     """For commands that look at a program for one chip."""
     if len(selection.socs) > 1:

@@ -47,7 +47,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     `about` names what was asked for: the same of the same model replaces what was said before. An error of
     usage is no work, and is not in the report."""
     selection = model.selection
-    name = " ".join([*filter(None, [model.typed]), *about, *selection.socs])
+    name = " ".join(filter(None, [model.typed, *about]))
     report = ModelReport(name, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
     printed = io.StringIO()
     try:

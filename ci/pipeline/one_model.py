@@ -23,6 +23,7 @@ from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
@@ -158,6 +159,11 @@ class LaneModel(ABC, Generic[P, L]):
             withheld=f"{self.model.typed}: only ONNX models have forecasts, no other lane is fitted",
             fix="export it with torch.onnx.export, and name the .onnx",
         )
+
+    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
+        """What a compiled program gives for these inputs."""
+        require_program(Parser.user_folder() / self.model.typed, self.model.typed)
+        raise self.not_taken(self.model)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         """The program's name, and what the search for its operator that differs gave."""

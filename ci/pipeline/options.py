@@ -99,7 +99,7 @@ class OneModel:
     @property
     def named(self) -> tuple[str, ...]:
         """What else than model and chips tells one piece of work from another."""
-        return tuple(filter(None, (self.precision, self.backend)))
+        return tuple(filter(None, (self.precision, self.backend, *self.selection.socs)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.ran import Ran
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -206,6 +207,11 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         from ci.lanes.executorch.profile import profiled
 
         return profiled(self.model, inputs)
+
+    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
+        from ci.lanes.executorch.run import ran
+
+        return ran(self.model, inputs, repeat)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.executorch.divergence import searched

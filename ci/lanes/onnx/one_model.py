@@ -35,6 +35,7 @@ from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.ran import Ran
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
@@ -316,6 +317,11 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
 
     def forecasted(self, measured: str | None) -> Forecasted:
         return forecasted(self.model, measured)
+
+    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
+        from ci.lanes.onnx.commands import ran
+
+        return ran(self.model, inputs, repeat)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.onnx.divergence import searched
